@@ -1,0 +1,56 @@
+"""Batch and Loss: the two contracts between rooms. Data makes Batches, networks read them, objectives return Losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+IGNORED = -100
+"""The target of a position that does not count."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's worth of examples. Shifts and masks are made once, by whoever collates; masks are bool, True = real."""
+
+    inputs: Tensor | None = None
+    """(B, T) ids that the network reads; in an encoder-decoder, the target shifted right."""
+    mask: Tensor | None = None
+    """(B, T) which inputs are real; None = all."""
+    targets: Tensor | None = None
+    """(B, T) ids or tags to predict, IGNORED where nothing counts; (B,) classes."""
+    source: Tensor | None = None
+    """(B, S) ids of the source side of an encoder-decoder."""
+    source_mask: Tensor | None = None
+    """(B, S) which source tokens are real; None = all."""
+    segments: Tensor | None = None
+    """(B, T) segment numbers (BERT)."""
+    images: Tensor | None = None
+    """(B, channels, height, width)."""
+
+    @property
+    def count(self) -> int:
+        """How many targets count: what a loss is divided by."""
+        return 0 if self.targets is None else int((self.targets != IGNORED).sum())
+
+    def rows(self, index: slice | Tensor) -> Batch:
+        """Some examples of the batch."""
+        return Batch(**{f.name: v if (v := getattr(self, f.name)) is None else v[index] for f in fields(self)})
+
+    def to(self, device: torch.device | str) -> Batch:
+        return Batch(**{f.name: v if (v := getattr(self, f.name)) is None else v.to(device) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A sum and how many targets it is over. The loop divides once, by the count of the whole step, so accumulated
+    micro-batches, several workers and one big batch give the same gradient."""
+
+    sum: Tensor
+    count: int
+
+    @property
+    def mean(self) -> Tensor:
+        return self.sum / max(self.count, 1)

@@ -1,0 +1,1 @@
+"""Bridges to and from other formats: strict tables, checked files."""

@@ -1,0 +1,26 @@
+"""The allocator: keep freed memory, because the next step asks for the same sizes again."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # names and numbers of glibc's malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc never to give freed memory back to the system; True when it agreed, False (and no harm) elsewhere.
+
+    A training step or a forward pass frees tensors of megabytes and asks for them again at once. By default glibc maps
+    each anew, and the system zeroes every page at its first touch: about 40 % of the time of a small model's step was
+    spent there, and a step without it is 1.2 to 1.5 times as fast, for 13 to 29 % more memory. It changes the whole
+    process, so training and the engine call it at their entrance and importing this file does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library, such as musl
+        return False
+    wanted = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 * 2**20}
+    return all(mallopt(name, value) == 1 for name, value in wanted.items())

@@ -1,0 +1,1 @@
+"""Assembly only: each family is a few lines that put parts together."""

@@ -1,0 +1,223 @@
+"""From a ModelConfig to a network: the only place that branches on the family.
+
+Read `build` first; it is the whole assembly. The small functions below fill one slot each.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from qkv.config import ModelConfig
+from qkv.models.decoder import Decoder
+from qkv.models.encoder import Encoder
+from qkv.models.encoder_decoder import EncoderDecoder
+from qkv.parts.attention import Attention
+from qkv.parts.block import Block, ParallelBlock, Residual
+from qkv.parts.embed import PatchEmbed, TokenEmbed
+from qkv.parts.feedforward import GATED, FeedForward
+from qkv.parts.heads import Classes, First, MaskedWord, Nothing, Pooler, Replaced, Tags, Vocabulary
+from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Softmax, Window
+from qkv.parts.norm import LayerNorm, RMSNorm
+from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
+from qkv.parts.recurrent import RecurrentStack
+from qkv.parts.scores import make_score
+from qkv.parts.stack import Stack
+
+Network = Encoder | Decoder | EncoderDecoder
+
+
+def build(c: ModelConfig) -> Network:
+    """The network that `c` describes, with fresh weights."""
+    if c.family == "encoder-decoder":
+        source, target = embedding(c, c.vocab_size), target_embedding(c)
+        if c.tie in ("embeddings", "all"):
+            target.tokens = source.tokens
+        encoder, decoder = stack(c, c.n_layers), stack(c, c.decoder_layers, causal=True, cross=True)
+        network: Network = EncoderDecoder(source, encoder, target, decoder, head(c, target), n_patches(c))
+    elif c.family == "encoder":
+        embed = embedding(c, c.vocab_size)
+        network = Encoder(embed, stack(c, c.n_layers), head(c, embed), n_patches(c))
+    else:
+        embed = embedding(c, c.vocab_size)
+        network = Decoder(embed, stack(c, c.n_layers, causal=True), head(c, embed))
+    initialise(network, c)
+    return network
+
+
+def skeleton(c: ModelConfig) -> Network:
+    """The same network without memory behind its weights: to count, to list, to fill from a file."""
+    with torch.device("meta"):
+        return build(c)
+
+
+# --- stacks
+
+
+def stack(c: ModelConfig, n_layers: int, causal: bool = False, cross: bool = False) -> nn.Module:
+    if c.recurrent is not None:
+        return recurrent_stack(c, n_layers, causal, cross)
+    first = [block(c, i, causal, cross) for i in range(1 if c.share_layers else n_layers)]
+    blocks = first * n_layers if c.share_layers else first
+    return Stack(blocks, norm(c) if c.has_final_norm else None, stack_positions(c, n_layers, causal))
+
+
+def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) -> nn.Module:
+    reading = not causal
+    return RecurrentStack(
+        c.recurrent or "", c.d_model, n_layers, dropout=c.dropout,
+        bidirectional=reading and c.bidirectional, reverse=reading and c.reverse_source,
+        score=c.decoder_attention if cross else None, score_rank=c.score_rank, input_feeding=cross and c.input_feeding,
+        starts_from_memory=cross,
+    )  # fmt: skip
+
+
+def block(c: ModelConfig, index: int, causal: bool, cross: bool) -> nn.Module:
+    feedforward = FeedForward(c.d_model, c.d_ff, c.feedforward, c.ffn_bias, c.ffn_dropout)
+    own = attention(c, self_mixer(c, index))
+    if c.norm_order == "parallel":
+        return ParallelBlock(norm(c), own, feedforward, c.dropout)
+    other = attention(c, softmax(c), cross=True) if cross else None
+    return Block(residual(c, own), residual(c, feedforward), None if other is None else residual(c, other))
+
+
+def residual(c: ModelConfig, layer: nn.Module) -> Residual:
+    pre = c.norm_order == "pre"
+    return Residual(layer, norm(c) if pre else None, None if pre else norm(c), c.dropout)
+
+
+def attention(c: ModelConfig, mixer: nn.Module, cross: bool = False) -> Attention:
+    return Attention(c.d_model, c.n_heads, c.kv_heads, c.head_width, mixer, c.attention_bias, cross)
+
+
+def softmax(c: ModelConfig) -> Softmax:
+    return Softmax(make_score(c.score, c.n_heads, c.head_width, c.score_rank), c.attention_dropout)
+
+
+def self_mixer(c: ModelConfig, index: int) -> nn.Module:
+    """The mixer of layer `index`: the configured kinds are dealt in turn."""
+    kind = c.mixer[index % len(c.mixer)]
+    scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
+    if kind == "window":
+        return Window(scale, c.window, c.n_global)
+    if kind == "linformer":
+        return Linformer(scale, c.max_length, c.mixer_rank)
+    if kind == "performer":
+        return Performer(scale, c.head_width, c.mixer_rank)
+    if kind == "linear":
+        return Linear()
+    if kind == "compressed":
+        return Compressed(scale, c.kv_heads, c.head_width, c.compression)
+    return softmax(c)
+
+
+def norm(c: ModelConfig, width: int | None = None) -> nn.Module:
+    width = width or c.d_model
+    return RMSNorm(width, c.norm_eps) if c.norm == "rms" else LayerNorm(width, c.norm_eps, c.norm == "layer")
+
+
+# --- positions
+
+
+def absolute_position(c: ModelConfig, width: int) -> nn.Module | None:
+    """Sinusoidal or learned vectors, None for the schemes that act inside the stack."""
+    if c.position == "sinusoidal":
+        return Sinusoidal(width, c.position_base, c.position_layout)
+    if c.position == "learned":
+        return Learned(c.max_length, width, c.position_offset)
+    return None
+
+
+def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Module]:
+    """The schemes of a stack: none, one for all layers, or (Shaw) one per layer."""
+    if c.position_use == "every-layer":
+        return [p] if (p := absolute_position(c, c.d_model)) else []
+    if c.position.startswith("rotary"):
+        return [Rotary(c.head_width, c.position_base, c.position == "rotary-interleaved", c.rotary_scaling)]
+    if c.position == "t5":
+        return [T5Bias(c.n_heads, c.relative_buckets, c.relative_distance, causal)]
+    if c.position == "alibi":
+        return [Alibi(c.n_heads)]
+    if c.position == "relative":
+        scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
+        return [Relative(c.head_width, c.relative_distance, scale) for _ in range(1 if c.share_layers else n_layers)]
+    return []
+
+
+# --- embeddings and heads
+
+
+def embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed | PatchEmbed:
+    if c.image_size is not None:
+        position = absolute_position(c, c.d_model) if c.position_use == "add" else None
+        return PatchEmbed(c.patch_size or 1, c.n_channels, c.d_model, position, norm(c) if c.embed_norm else None, c.dropout)
+    return token_embedding(c, vocab_size)
+
+
+def target_embedding(c: ModelConfig) -> TokenEmbed:
+    return token_embedding(c, c.target_size)
+
+
+def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
+    width = c.d_embed or c.d_model
+    concat = c.position_use == "concat"
+    full = c.d_model if concat else width  # width after words and positions are joined
+    return TokenEmbed(
+        nn.Embedding(vocab_size, width),
+        c.d_model,
+        position=None if c.position_use == "every-layer" else absolute_position(c, c.d_model - width if concat else width),
+        concat=concat,
+        n_segments=c.n_segments,
+        scale=c.embed_scale,
+        norm=norm(c, full) if c.embed_norm else None,
+        project=nn.Linear(full, c.d_model) if full != c.d_model else None,
+        dropout=c.dropout,
+    )
+
+
+def n_patches(c: ModelConfig) -> int:
+    return 0 if c.image_size is None else (c.image_size // (c.patch_size or 1)) ** 2
+
+
+def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
+    activation = GATED.get(c.feedforward, c.feedforward)
+    if c.head == "vocabulary":
+        return vocabulary(c, embed, c.d_model)
+    if c.head == "masked":
+        width = c.d_embed or c.d_model
+        return MaskedWord(vocabulary(c, embed, width), c.d_model, width, activation, norm(c, width))
+    if c.head == "classes":
+        return Classes(c.d_model, c.n_classes, Pooler(c.d_model) if c.pooler else First(), c.dropout)
+    if c.head == "tags":
+        return Tags(c.d_model, c.n_classes, c.dropout)
+    if c.head == "replaced":
+        return Replaced(c.d_model, activation)
+    return Pooler(c.d_model) if c.head == "pooled" else Nothing()
+
+
+def vocabulary(c: ModelConfig, embed: nn.Module, d_in: int) -> Vocabulary:
+    """Words on top of vectors of width `d_in`, with the embedding's own matrix when tied."""
+    tied = embed.tokens.weight if c.tie in ("output", "all") else None  # type: ignore[union-attr]
+    width = (c.d_embed or c.d_model) if tied is not None else d_in
+    scale = c.d_model**-0.5 if c.output_scale else 1.0
+    return Vocabulary(c.target_size, width, d_in, tied, c.output_bias, scale)  # type: ignore[arg-type]
+
+
+# --- fresh weights
+
+
+def initialise(network: nn.Module, c: ModelConfig) -> None:
+    """Linear layers: Xavier, or normal with init_std; biases 0. Word vectors: normal, so that they enter the stream
+    at about unit size when the embedding is scaled, and small otherwise."""
+    for module in network.modules():
+        if isinstance(module, nn.Linear):
+            if c.init_std is None:
+                nn.init.xavier_uniform_(module.weight)
+            else:
+                nn.init.normal_(module.weight, std=c.init_std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=c.init_std or module.embedding_dim**-0.5)

@@ -1,0 +1,41 @@
+"""The writing half alone: GPT, LLaMA, and with a recurrent stack the RNN language model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from qkv.batch import Batch
+from qkv.models.output import Output
+from qkv.parts.masks import Mask
+from qkv.parts.state import State
+
+
+class Decoder(nn.Module):
+    """Each position predicts the next word from those up to it."""
+
+    def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module):
+        super().__init__()
+        self.embed = embed
+        self.stack = stack
+        self.head = head
+
+    def forward(self, batch: Batch) -> Output:
+        """Training: all positions at once."""
+        assert batch.inputs is not None
+        hidden, _ = self.read(batch.inputs, batch.mask, None)
+        return Output(hidden, self.head, batch.mask)
+
+    def start(self, batch: Batch) -> State:
+        """The state before the first token."""
+        return State()
+
+    def step(self, ids: Tensor, state: State, mask: Tensor | None = None) -> tuple[Tensor, State]:
+        """T more tokens (B, T) -> hidden vectors (B, T, C) and the new state; `head` turns them into logits."""
+        hidden, new = self.read(ids, mask, state)
+        assert new is not None
+        return hidden, new
+
+    def read(self, ids: Tensor, mask: Tensor | None, state: State | None) -> tuple[Tensor, State | None]:
+        past = State() if state is None else state
+        seen = Mask(ids.size(1), past.seen(ids.size(1), mask), past.length + ids.size(1), causal=True)
+        return self.stack(self.embed(ids, seen), seen, None, state)

@@ -1,0 +1,27 @@
+"""The reading half alone: BERT and its kin, and with patches the Vision Transformer."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from qkv.batch import Batch
+from qkv.models.output import Output
+from qkv.parts.masks import Mask
+
+
+class Encoder(nn.Module):
+    """Each position sees all others; the head decides what is asked of them."""
+
+    def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module, n_patches: int = 0):
+        super().__init__()
+        self.embed = embed
+        self.stack = stack
+        self.head = head
+        self.n_patches = n_patches
+
+    def forward(self, batch: Batch) -> Output:
+        x = batch.images if batch.inputs is None else batch.inputs
+        assert x is not None
+        mask = Mask(1 + self.n_patches if batch.inputs is None else x.size(1), batch.mask)
+        hidden, _ = self.stack(self.embed(x, mask, batch.segments), mask)
+        return Output(hidden, self.head, batch.mask)

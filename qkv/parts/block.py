@@ -1,0 +1,71 @@
+"""Blocks: residual slots around attention, cross-attention and feed-forward."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from qkv.parts.attention import Attention
+from qkv.parts.feedforward import FeedForward
+from qkv.parts.masks import Mask
+from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.state import Layer
+from qkv.parts.tap import Tap
+
+
+class Residual(nn.Module):
+    """after(x + dropout(layer(before(x)))). Pre-norm fills `before`, post-norm fills `after`; the other is Identity."""
+
+    def __init__(self, layer: nn.Module, before: nn.Module | None = None, after: nn.Module | None = None,
+                 dropout: float = 0.0):  # fmt: skip
+        super().__init__()
+        self.before = before or nn.Identity()
+        self.layer = layer
+        self.dropout = nn.Dropout(dropout)
+        self.after = after or nn.Identity()
+        self.tap_out = Tap()  # what this sublayer adds to the stream
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.after(x + self.dropout(self.tap_out(y)))
+
+
+class Block(nn.Module):
+    """One layer of a stack, x -> attention -> (cross-attention) -> feed-forward; x is (B, T, C) all along."""
+
+    def __init__(self, attention: Residual, feedforward: Residual, cross: Residual | None = None):
+        super().__init__()
+        self.attention = attention
+        self.cross = cross
+        self.feedforward = feedforward
+
+    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+                memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
+        y, kept = self.attention.layer(self.attention.before(x), mask, place, None, state)
+        x = self.attention.add(x, y)
+        if self.cross is not None:
+            y, source = self.cross.layer(self.cross.before(x), memory_mask, NOWHERE, memory, source_part(state))
+            x, kept = self.cross.add(x, y), {**kept, **source}
+        y = self.feedforward.layer(self.feedforward.before(x))
+        return self.feedforward.add(x, y), kept
+
+
+class ParallelBlock(nn.Module):
+    """x + attention(norm(x)) + feedforward(norm(x)): one norm, both sublayers side by side (PaLM, GPT-J)."""
+
+    def __init__(self, norm: nn.Module, attention: Attention, feedforward: FeedForward, dropout: float = 0.0):
+        super().__init__()
+        self.norm = norm
+        self.attention = attention
+        self.feedforward = feedforward
+        self.dropout = nn.Dropout(dropout)
+        self.tap_out = Tap()
+
+    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+                memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
+        normed = self.norm(x)
+        y, kept = self.attention(normed, mask, place, None, state)
+        return x + self.dropout(self.tap_out(y + self.feedforward(normed))), kept
+
+
+def source_part(state: Layer | None) -> Layer | None:
+    """The part of a layer's state that belongs to cross-attention."""
+    return None if state is None else {name: state[name] for name in ("memory_key", "memory_value") if name in state}

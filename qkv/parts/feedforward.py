@@ -1,0 +1,44 @@
+"""Feed-forward layers: the part of a block that is not an average (claim C6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.parts.tap import Tap
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "bilinear": lambda x: x,
+}
+
+GATED = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu": "silu", "bilinear": "bilinear"}
+"""Gated kinds and the activation of their gate (Shazeer 2020)."""
+
+
+class FeedForward(nn.Module):
+    """down(f(up(x))), or down(f(gate(x)) * up(x)) when gated; x is (B, T, C), the inside (B, T, d_ff)."""
+
+    def __init__(self, d_model: int, d_ff: int, kind: str, bias: bool = True, dropout: float = 0.0):
+        super().__init__()
+        self.up = nn.Linear(d_model, d_ff, bias)
+        self.gate = nn.Linear(d_model, d_ff, bias) if kind in GATED else None
+        self.down = nn.Linear(d_ff, d_model, bias)
+        self.activation = ACTIVATIONS[GATED.get(kind, kind)]
+        self.dropout = nn.Dropout(dropout)
+        self.tap_inner = Tap()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.gate is None:
+            inner = self.activation(self.up(x))  # (B, T, d_ff)
+        else:
+            inner = self.activation(self.gate(x)) * self.up(x)  # (B, T, d_ff)
+        return self.down(self.dropout(self.tap_inner(inner)))

@@ -1,0 +1,123 @@
+"""Heads: what turns the last vectors (B, T, C) into answers. `keys` (B, T) tells real tokens from padding, None = all real."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.parts.feedforward import ACTIVATIONS
+
+
+class Vocabulary(nn.Module):
+    """One score per word: x W^T + b. Tied, W is the embedding matrix itself (Press and Wolf 2017)."""
+
+    def __init__(self, vocab_size: int, width: int, d_model: int, tied: nn.Parameter | None = None, bias: bool = False,
+                 scale: float = 1.0):  # fmt: skip
+        super().__init__()
+        # words narrower than the stream (ALBERT) are reached through a projection
+        self.project = nn.Linear(d_model, width, bias=False) if width != d_model else None
+        self.weight = nn.Parameter(torch.randn(vocab_size, width) * width**-0.5) if tied is None else tied
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+        self.scale = scale
+
+    def features(self, x: Tensor) -> Tensor:
+        """(..., C) -> (..., width): all that comes before the word matrix; the loss reads it without forming logits."""
+        x = x if self.project is None else self.project(x)
+        return x if self.scale == 1.0 else x * self.scale
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return F.linear(self.features(x), self.weight, self.bias)  # (..., V)
+
+
+class MaskedWord(nn.Module):
+    """BERT's masked-word head: words(norm(gelu(dense(x))))."""
+
+    def __init__(self, words: Vocabulary, d_model: int, width: int, activation: str, norm: nn.Module):
+        super().__init__()
+        self.dense = nn.Linear(d_model, width)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = norm
+        self.words = words
+
+    @property
+    def weight(self) -> Tensor:
+        return self.words.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.words.bias
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.words.features(self.norm(self.activation(self.dense(x))))
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return F.linear(self.features(x), self.weight, self.bias)  # (B, T, V)
+
+
+class Pooler(nn.Module):
+    """tanh(dense(first vector)): (B, T, C) -> (B, C)."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return torch.tanh(self.dense(first(x, keys)))
+
+
+class First(nn.Module):
+    """The first vector as it is: (B, T, C) -> (B, C)."""
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return first(x, keys)
+
+
+def first(x: Tensor, keys: Tensor | None) -> Tensor:
+    """The vector of the first real token, wherever the padding stands: (B, T, C) -> (B, C)."""
+    return x[:, 0] if keys is None else x[torch.arange(x.size(0), device=x.device), keys.int().argmax(1)]
+
+
+class Classes(nn.Module):
+    """One score per class for the whole sequence: (B, T, C) -> (B, n)."""
+
+    def __init__(self, d_model: int, n_classes: int, pooler: nn.Module, dropout: float = 0.0):
+        super().__init__()
+        self.pooler = pooler
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(d_model, n_classes)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return self.output(self.dropout(self.pooler(x, keys)))
+
+
+class Tags(nn.Module):
+    """One score per tag for each token: (B, T, C) -> (B, T, n)."""
+
+    def __init__(self, d_model: int, n_tags: int, dropout: float = 0.0):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.output = nn.Linear(d_model, n_tags)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return self.output(self.dropout(x))
+
+
+class Replaced(nn.Module):
+    """ELECTRA's question to each token: is it the original word? (B, T, C) -> (B, T)."""
+
+    def __init__(self, d_model: int, activation: str):
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+        self.activation = ACTIVATIONS[activation]
+        self.output = nn.Linear(d_model, 1)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return self.output(self.activation(self.dense(x))).squeeze(-1)
+
+
+class Nothing(nn.Module):
+    """The vectors themselves are the answer."""
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return x

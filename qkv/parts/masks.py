@@ -1,0 +1,90 @@
+"""Masks: bool, True = may attend. One Mask describes a whole forward pass; every layer shares it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
+    """(T, S): row t sees keys up to its own; the queries are the last T of the S keys (lecture 004's mask table)."""
+    rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1)
+    return torch.arange(keys, device=device)[None, :] <= rows  # (T, S)
+
+
+def window(queries: int, keys: int, size: int, device: torch.device | None = None) -> Tensor:
+    """(T, S): row t sees keys at most `size` places away, on either side."""
+    rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1)
+    return (torch.arange(keys, device=device)[None, :] - rows).abs() <= size  # (T, S)
+
+
+def padded_right(keys: Tensor) -> bool:
+    """Whether every row of (B, S) is real tokens first, padding after."""
+    return bool((keys[:, 1:] <= keys[:, :-1]).all())
+
+
+class Mask:
+    """Who may look at whom in one pass: T queries, which are the last T of S keys in self-attention.
+
+    `keys` (B, S) tells real tokens from padding, None = all real. It is kept apart from the causal rule because the
+    fast kernel, the window and the linear mixers need only these two facts and never the (T, S) table.
+    """
+
+    def __init__(self, queries: int, keys: Tensor | None = None, length: int | None = None, causal: bool = False):
+        self.queries = queries
+        self.length = queries if length is None else length  # S
+        self.keys = keys
+        self.causal = causal
+
+    @classmethod
+    def for_memory(cls, queries: int, memory_mask: Tensor | None, length: int) -> Mask:
+        """Cross-attention: every query sees every real key. A source of padding alone is seen whole: no 0 / 0."""
+        if memory_mask is not None:
+            memory_mask = memory_mask | ~memory_mask.any(-1, keepdim=True)
+        return cls(queries, memory_mask, length)
+
+    @cached_property
+    def key_positions(self) -> Tensor:
+        """(1 or B, S): the place of each key among the real ones, so padding on either side moves nothing."""
+        device = None if self.keys is None else self.keys.device
+        if self.keys is None or padded_right(self.keys):
+            return torch.arange(self.length, device=device)[None]
+        return (self.keys.long().cumsum(-1) - 1).clamp(min=0)
+
+    @property
+    def positions(self) -> Tensor:
+        """(1 or B, T): the places of the queries."""
+        return self.key_positions[:, self.length - self.queries :]
+
+    @cached_property
+    def harmless(self) -> bool:
+        """Padding that a causal model cannot see anyway: all of it stands after the real tokens."""
+        return self.keys is None or (self.causal and self.queries == self.length and padded_right(self.keys))
+
+    @property
+    def kernel_causal(self) -> bool:
+        """Whether the kernel's own causal flag says it all; it aligns corners only for T = S."""
+        return self.causal and self.harmless and self.queries == self.length and self.queries > 1
+
+    @cached_property
+    def allowed(self) -> Tensor | None:
+        """(1 or B, 1, 1 or T, S) for the fast kernel, None where the causal flag or nothing is enough."""
+        if self.harmless and (not self.causal or self.queries == self.length or self.queries == 1):
+            return None
+        return self.dense
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """(1 or B, 1, 1 or T, S): the whole table, for the readable path."""
+        device = None if self.keys is None else self.keys.device
+        if not self.causal:
+            everything = torch.ones(1, self.length, dtype=torch.bool, device=device)
+            return (everything if self.keys is None else self.keys)[:, None, None, :]  # (B, 1, 1, S)
+        table = causal(self.queries, self.length, device)[None, None]  # (1, 1, T, S)
+        if self.keys is None:
+            return table
+        # a padded query may see itself: a row without any key would be 0 / 0
+        itself = torch.eye(self.queries, self.length, dtype=torch.bool, device=device).roll(self.length - self.queries, 1)
+        return table & self.keys[:, None, None, :] | itself  # (B, 1, T, S)

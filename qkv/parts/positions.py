@@ -1,0 +1,240 @@
+"""Positions: how order is told. Each scheme acts in one place: on embeddings, on queries and keys, or on scores.
+
+A scheme is asked once per forward pass, `position(mask)`, and answers with a Place that every layer uses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.parts.masks import Mask
+
+
+class Place:
+    """What a scheme does during one pass; this one does nothing. Schemes override the line they need."""
+
+    weighs_values = False
+    """Whether `of_values` adds something, for which the attention weights must be formed."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """On the vectors (B, T, C) that enter a block."""
+        return x
+
+    def turn(self, x: Tensor) -> Tensor:
+        """On queries or new keys (B, H, T, D)."""
+        return x
+
+    def bias(self, query: Tensor) -> Tensor | None:
+        """What is added to the scores: (B or 1, H, T, S)."""
+        return None
+
+    def of_values(self, weights: Tensor) -> Tensor:
+        """What is added to the mixed values (B, H, T, D), given the attention weights (B, H, T, S)."""
+        raise NotImplementedError
+
+
+NOWHERE = Place()
+
+
+def sinusoids(positions: Tensor, width: int, base: float = 10_000.0, layout: str = "interleaved") -> Tensor:
+    """P(t, 2i) = sin(t / base^(2i/width)), P(t, 2i+1) = cos(the same) (Vaswani et al. 2017); (..., T) -> (..., T, width).
+
+    An odd width drops the last cosine, which is lecture 004's table for width 5. The base is a setting: lecture 003
+    uses 100,000, the paper 10,000.
+    """
+    half = (width + 1) // 2
+    rates = base ** (-torch.arange(half, dtype=torch.float64, device=positions.device) * 2 / width)
+    angles = positions[..., None].double() * rates  # (..., T, half)
+    if layout == "halves":
+        return torch.cat([angles.sin(), angles.cos()], -1)[..., :width].float()
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].float()
+
+
+class Sinusoidal(nn.Module):
+    """A fixed wave per channel. P(t + c) is a rotation of P(t) that depends on c alone (claim C9)."""
+
+    def __init__(self, width: int, base: float = 10_000.0, layout: str = "interleaved"):
+        super().__init__()
+        self.width, self.base, self.layout = width, base, layout
+        self.register_buffer("table", sinusoids(torch.arange(512), width, base, layout), persistent=False)
+
+    def vectors(self, positions: Tensor) -> Tensor:
+        """(B or 1, T) -> (B or 1, T, width)."""
+        table: Tensor = self.table  # type: ignore[assignment]
+        if int(positions.max()) >= table.size(0):
+            return sinusoids(positions, self.width, self.base, self.layout).to(table.dtype)
+        return table[positions]
+
+    def forward(self, mask: Mask) -> Place:
+        return AtEveryLayer(self.vectors(mask.positions))
+
+
+class Learned(nn.Module):
+    """One learned vector per position; `offset` rows at the start are never used (BART, RoBERTa)."""
+
+    def __init__(self, length: int, width: int, offset: int = 0):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(length + offset, width) * 0.02)
+        self.offset = offset
+
+    def vectors(self, positions: Tensor) -> Tensor:
+        """(B or 1, T) -> (B or 1, T, width)."""
+        longest = self.table.size(0) - self.offset
+        if positions.size(-1) and int(positions.max()) >= longest:
+            raise ValueError(f"a sequence of {int(positions.max()) + 1} tokens, but learned positions end at {longest}")
+        return F.embedding(positions + self.offset, self.table)
+
+    def forward(self, mask: Mask) -> Place:
+        return AtEveryLayer(self.vectors(mask.positions))
+
+
+class AtEveryLayer(Place):
+    """Absolute positions added again at the entrance of every block."""
+
+    def __init__(self, vectors: Tensor):
+        self.vectors = vectors  # (B or 1, T, C)
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x + self.vectors
+
+
+class Rotary(nn.Module):
+    """Turn each pair of channels by an angle that grows with the position (Su et al. 2021, RoFormer).
+
+    q at m and k at n then meet at an angle that depends on m - n alone (claim C10). Pairs are neighbours
+    ("interleaved": the paper, llama2.c) or half a head apart ("halves": Hugging Face).
+    """
+
+    def __init__(self, width: int, base: float = 10_000.0, interleaved: bool = False, scaling: object | None = None):
+        super().__init__()
+        self.interleaved = interleaved
+        rates = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)  # (D/2,)
+        if scaling is not None:
+            rates = stretch(rates, scaling)
+        self.register_buffer("rates", rates.float(), persistent=False)
+
+    def forward(self, mask: Mask) -> Place:
+        angles = mask.positions[:, None, :, None].to(self.rates.device) * self.rates  # (B or 1, 1, T, D/2)
+        return Turned(angles.cos(), angles.sin(), self.interleaved)
+
+
+def stretch(rates: Tensor, scaling: object) -> Tensor:
+    """Llama 3: divide the slow rates by `factor`, leave the fast ones, and ramp between the two wavelengths."""
+    factor, low, high = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor  # type: ignore[attr-defined]
+    turns = scaling.original_length * rates / (2 * math.pi)  # type: ignore[attr-defined]  # turns within the old context
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # 0 = stretched in full, 1 = as it was
+    return rates * (kept + (1 - kept) / factor)
+
+
+class Turned(Place):
+    """The cosines and sines (B or 1, 1, T, D/2) of one pass."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, interleaved: bool):
+        self.cos, self.sin, self.interleaved = cos, sin, interleaved
+
+    def turn(self, x: Tensor) -> Tensor:
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        if self.interleaved:
+            a, b = x[..., 0::2], x[..., 1::2]  # (B, H, T, D/2) each
+            return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+        a, b = x.chunk(2, -1)  # (B, H, T, D/2) each
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+class Added(Place):
+    """A bias on the scores (B or 1, H, T, S)."""
+
+    def __init__(self, scores: Tensor):
+        self.scores = scores
+
+    def bias(self, query: Tensor) -> Tensor:
+        return self.scores
+
+
+def distances(mask: Mask) -> Tensor:
+    """(B or 1, T, S): key position minus query position."""
+    return mask.key_positions[:, None, :] - mask.positions[:, :, None]
+
+
+class T5Bias(nn.Module):
+    """A learned number per head and distance bucket: near distances exact, far ones in logarithmic steps (Raffel et al. 2020)."""
+
+    def __init__(self, n_heads: int, n_buckets: int, max_distance: int, causal: bool):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(n_buckets, n_heads) * 0.02)
+        self.max_distance, self.causal = max_distance, causal
+
+    def buckets(self, distance: Tensor) -> Tensor:
+        """Bucket number of each distance; half of the buckets look forward when the stack is not causal."""
+        n = self.table.size(0) if self.causal else self.table.size(0) // 2
+        ahead = torch.zeros_like(distance) if self.causal else (distance > 0) * n
+        back = (-distance).clamp(min=0) if self.causal else distance.abs()
+        exact = n // 2
+        steps = torch.log(back.clamp(min=1).float() / exact) / math.log(self.max_distance / exact) * (n - exact)
+        far = (exact + steps.long()).clamp(max=n - 1)
+        return ahead + torch.where(back < exact, back, far)
+
+    def forward(self, mask: Mask) -> Place:
+        buckets = self.buckets(distances(mask).to(self.table.device))
+        return Added(F.embedding(buckets, self.table).permute(0, 3, 1, 2))  # (B or 1, H, T, S)
+
+
+class Alibi(nn.Module):
+    """A penalty per step of distance, steeper for some heads: -slope_h |i - j| (Press et al. 2022)."""
+
+    def __init__(self, n_heads: int):
+        super().__init__()
+        self.register_buffer("slopes", alibi_slopes(n_heads), persistent=False)
+
+    def forward(self, mask: Mask) -> Place:
+        slopes: Tensor = self.slopes  # type: ignore[assignment]
+        return Added(-distances(mask).abs()[:, None].to(slopes.device) * slopes[:, None, None])  # (B or 1, H, T, S)
+
+
+def alibi_slopes(n_heads: int) -> Tensor:
+    """2^(-8/n), 2^(-16/n), ... for n a power of two; other counts take every second slope of the next power."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    between = [2 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
+    return torch.tensor(slopes + between)
+
+
+class Relative(nn.Module):
+    """A learned vector per clipped distance, for keys and for values (Shaw et al. 2018); one scheme per layer.
+
+    score(i, j) = q_i . (k_j + a_(j-i)) * scale; output_i = sum_j w_ij (v_j + b_(j-i)).
+    """
+
+    def __init__(self, width: int, max_distance: int, scale: float):
+        super().__init__()
+        self.max_distance, self.scale = max_distance, scale
+        self.keys = nn.Parameter(torch.randn(2 * max_distance + 1, width) * 0.02)  # a
+        self.values = nn.Parameter(torch.randn(2 * max_distance + 1, width) * 0.02)  # b
+
+    def forward(self, mask: Mask) -> Place:
+        clipped = distances(mask).clamp(-self.max_distance, self.max_distance) + self.max_distance  # (B or 1, T, S)
+        return Related(clipped.to(self.keys.device), self.keys, self.values, self.scale)
+
+
+class Related(Place):
+    """The clipped distances of one pass with the vectors they select."""
+
+    weighs_values = True
+
+    def __init__(self, clipped: Tensor, keys: Tensor, values: Tensor, scale: float):
+        self.clipped, self.keys, self.values, self.scale = clipped, keys, values, scale
+
+    def bias(self, query: Tensor) -> Tensor:
+        per_distance = query @ self.keys.T * self.scale  # (B, H, T, 2k+1)
+        return per_distance.gather(-1, self._index(per_distance))  # (B, H, T, S)
+
+    def of_values(self, weights: Tensor) -> Tensor:
+        per_distance = weights.new_zeros(*weights.shape[:-1], self.values.size(0))  # (B, H, T, 2k+1)
+        return per_distance.scatter_add(-1, self._index(weights), weights) @ self.values  # (B, H, T, D)
+
+    def _index(self, like: Tensor) -> Tensor:
+        return self.clipped[:, None].expand(like.size(0), like.size(1), -1, -1)

@@ -1,0 +1,254 @@
+"""Recurrent layers, one token after the other: Elman, GRU, LSTM, reading either way, with or without attention.
+
+Read `elman`, `gru` and `lstm` first: they are the equations. RecurrentStack runs them over a sequence, by torch's fused
+kernels where nothing happens between the steps, and step by step where a decoder looks at its source at each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from qkv.parts.masks import Mask
+from qkv.parts.scores import make_score
+from qkv.parts.state import Layer, Memory, State
+from qkv.parts.tap import Tap
+
+# --- the equations: i = W x + b and h = U hidden + c, one slice of width C per gate, and what is remembered -> the next
+
+
+def elman(i: Tensor, h: Tensor, last: Layer) -> Layer:
+    """hidden' = tanh(W x + U hidden) (Elman 1990)."""
+    return {"hidden": torch.tanh(i + h)}
+
+
+def gru(i: Tensor, h: Tensor, last: Layer) -> Layer:
+    """hidden' = (1 - z) n + z hidden: the gate z keeps the old, r lets it into the new n (Cho et al. 2014)."""
+    (i_r, i_z, i_n), (h_r, h_z, h_n) = i.chunk(3, -1), h.chunk(3, -1)  # (B, C) each
+    r, z = torch.sigmoid(i_r + h_r), torch.sigmoid(i_z + h_z)
+    n = torch.tanh(i_n + r * h_n)
+    return {"hidden": (1 - z) * n + z * last["hidden"]}
+
+
+def lstm(i: Tensor, h: Tensor, last: Layer) -> Layer:
+    """cell' = forget cell + enter tanh(...), hidden' = leave tanh(cell'): along the cell gradients need not vanish
+    (Hochreiter and Schmidhuber 1997)."""
+    enter, forget, new, leave = (i + h).chunk(4, -1)  # (B, C) each
+    cell = torch.sigmoid(forget) * last["cell"] + torch.sigmoid(enter) * torch.tanh(new)
+    return {"hidden": torch.sigmoid(leave) * torch.tanh(cell), "cell": cell}
+
+
+EQUATIONS: dict[str, Callable[[Tensor, Tensor, Layer], Layer]] = {"elman": elman, "gru": gru, "lstm": lstm}
+FUSED: dict[str, type[nn.RNNBase]] = {"elman": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+def keep(real: Tensor | None, new: Layer, old: Layer) -> Layer:
+    """A padded token changes nothing: rows where `real` (B,) is False stay as they were."""
+    return new if real is None else {name: torch.where(real[:, None], new[name], old[name]) for name in new}
+
+
+# --- attention, one query at a time
+
+
+class StepAttention(nn.Module):
+    """weights = softmax(score(W hidden, U memory)), context = weights . memory: one head, one query, no value projection.
+
+    `tap_step` is where one step's weights (B, 1, 1, S) can be read and edited; `tap_weights` shows those of all T steps
+    together once the pass is over, (B, 1, T, S): the alignment picture.
+    """
+
+    def __init__(self, d_model: int, score: str, rank: int | None = None):
+        super().__init__()
+        self.query = nn.Linear(d_model, d_model, bias=False)
+        self.key = nn.Linear(d_model, d_model, bias=False)
+        self.score = make_score(score, 1, d_model, rank)
+        self.tap_step, self.tap_weights = Tap(), Tap()
+
+    def forward(self, hidden: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """hidden (B, C), key (B, 1, S, C), value (B, S, C) -> context (B, C), weights (B, 1, 1, S)."""
+        scores = self.score(self.query(hidden)[:, None, None], key)  # (B, 1, 1, S)
+        weights = self.tap_step(scores.masked_fill(~allowed, float("-inf")).softmax(-1))
+        return (weights[:, 0] @ value)[:, 0], weights
+
+
+# --- the stack
+
+
+class RecurrentStack(nn.Module):
+    """Recurrent layers one above the other, with Stack's signature: (B, T, C) -> (B, T, C), and always a State.
+
+    A layer remembers {"hidden": (B, C)}, an LSTM's also {"cell": (B, C)}. A `bidirectional` layer has two directions of
+    width C/2 side by side; `reverse` reads from the last token to the first (Sutskever et al. 2014), each output
+    staying at its token. Padded tokens change nothing, wherever they stand; their outputs are 0.
+
+    With a `score` each step attends to the memory. Bahdanau et al. 2015: the last top hidden vector asks, the context
+    enters beside x. Luong et al. 2015 (`input_feeding`): the new one asks, fed = tanh(W [context; hidden]) is the
+    output and enters the next step beside x. The top layer then also remembers "memory_key" (and "fed").
+
+    With `starts_from_memory` layer i starts from the last state of the encoder's layer i (or its top one), as it is
+    (Sutskever), or with `bridge` through tanh(W state), for encoders of another make (Bahdanau).
+    """
+
+    def __init__(self, kind: str, d_model: int, n_layers: int, *, dropout: float, bidirectional: bool = False,
+                 reverse: bool = False, score: str | None = None, score_rank: int | None = None,
+                 input_feeding: bool = False, starts_from_memory: bool = False, bridge: bool = False):  # fmt: skip
+        super().__init__()
+        directions = 2 if bidirectional else 1
+        self.d_model, self.reverse, self.starts_from_memory = d_model, reverse, starts_from_memory
+        self.equation = EQUATIONS[kind]
+        self.names = ("hidden", "cell") if kind == "lstm" else ("hidden",)
+        self.cells = FUSED[kind](
+            d_model if score is None else 2 * d_model, d_model // directions, n_layers, batch_first=True,
+            bidirectional=bidirectional, dropout=dropout if n_layers > 1 else 0.0,
+        )  # fmt: skip
+        self.attention = None if score is None else StepAttention(d_model, score, score_rank)
+        self.feed = nn.Linear(2 * d_model, d_model, bias=False) if input_feeding else None
+        width = len(self.names) * d_model
+        self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers)) if bridge else None
+        self.dropout = nn.Dropout(dropout)
+        self.fast = True
+        """False: always the readable path."""
+
+    def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
+                ) -> tuple[Tensor, State]:  # fmt: skip
+        """(B, T, C) -> (B, T, C) and the state after the last token; `state` is the one before the first."""
+        past = () if state is None else state.layers
+        assert not (past and (self.reverse or self.cells.bidirectional)), "only the forward direction can go on"
+        keys = None if mask.keys is None else mask.keys[:, mask.length - mask.queries :]  # (B, T)
+        keys = None if keys is None or bool(keys.all()) else keys
+        layers = list(past) or self.first(x, memory)
+        if self.attention is not None:
+            y, layers = self.write(x, keys, layers, memory)
+        else:
+            y, layers = self.read(x, keys, layers)
+        y = y if keys is None else y.masked_fill(~keys[..., None], 0.0)
+        return self.dropout(y), State(tuple(layers), mask.length, mask.keys, memory)
+
+    def first(self, x: Tensor, memory: Memory | None) -> list[Layer]:
+        """What each layer remembers before the first token: nothing (zeros), or what the encoder remembers last."""
+        nothing = x.new_zeros(x.size(0), self.d_model)
+        layers: list[Layer] = [dict.fromkeys(self.names, nothing) for _ in range(self.cells.num_layers)]
+        if self.starts_from_memory and memory is not None and memory.state is not None:
+            read = memory.state.layers
+            layers = [dict(read[min(index, len(read) - 1)]) for index in range(len(layers))]
+            if self.bridge is not None:
+                layers = [self.cross(bridge, layer) for bridge, layer in zip(self.bridge, layers, strict=True)]
+        if self.feed is not None:
+            layers[-1]["fed"] = nothing
+        return layers
+
+    def cross(self, bridge: nn.Module, layer: Layer) -> Layer:
+        """tanh(W [hidden; cell])."""
+        whole = torch.tanh(bridge(torch.cat([layer[name] for name in self.names], -1)))  # (B, 1 or 2 times C)
+        return dict(zip(self.names, whole.chunk(len(self.names), -1), strict=True))
+
+    # --- without attention
+
+    def read(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
+        """All layers over all tokens, by the kernel or step by step."""
+        run = self.kernel if self.fast else self.readable
+        if not self.reverse:
+            return run(x, keys, layers)
+        y, layers = run(x.flip(1), None if keys is None else keys.flip(1), layers)
+        return y.flip(1), layers
+
+    def readable(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
+        """Layer after layer, direction after direction, token after token."""
+        directions = ("", "_reverse") if self.cells.bidirectional else ("",)
+        kept = []
+        for index, layer in enumerate(layers):
+            x = self.dropout(x) if index else x
+            ways = [
+                self.scan(x, keys, f"l{index}{way}", {name: layer[name].chunk(len(directions), -1)[n] for name in layer})
+                for n, way in enumerate(directions)
+            ]
+            x = torch.cat([y for y, _ in ways], -1)  # (B, T, C)
+            kept.append({name: torch.cat([last[name] for _, last in ways], -1) for name in layer})  # (B, C)
+        return x, kept
+
+    def scan(self, x: Tensor, keys: Tensor | None, cell: str, last: Layer) -> tuple[Tensor, Layer]:
+        """One direction of one layer over all tokens: (B, T, C) -> (B, T, C or C/2)."""
+        outputs = {}
+        for t in reversed(range(x.size(1))) if cell.endswith("_reverse") else range(x.size(1)):
+            last = keep(None if keys is None else keys[:, t], self.step(cell, x[:, t], last), last)
+            outputs[t] = last["hidden"]
+        return torch.stack([outputs[t] for t in range(x.size(1))], 1), last
+
+    def step(self, cell: str, x: Tensor, last: Layer) -> Layer:
+        """One token through one cell, named as in torch ("l0", "l1_reverse"): x (B, C) -> what it remembers now."""
+        names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
+        w, b, u, c = (getattr(self.cells, f"{name}_{cell}") for name in names)
+        return self.equation(F.linear(x, w, b), F.linear(last["hidden"], u, c), last)
+
+    def kernel(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
+        """The same by torch's kernel, for which the real tokens of each row are moved to its front and back again."""
+        if keys is None:
+            y, last = self.cells(x, self.to_torch(layers))
+            return y, self.from_torch(last)
+        order = (~keys).byte().argsort(stable=True, dim=1)[..., None].expand_as(x)  # (B, T, C)
+        lengths = keys.sum(1).clamp(min=1).cpu()  # a row of padding alone runs too, and is forgotten below
+        packed = pack_padded_sequence(x.gather(1, order), lengths, batch_first=True, enforce_sorted=False)
+        y, last = self.cells(packed, self.to_torch(layers))
+        y, _ = pad_packed_sequence(y, batch_first=True, total_length=x.size(1))
+        y = torch.zeros_like(y).scatter(1, order, y)  # (B, T, C)
+        return y, [keep(keys.any(1), new, old) for new, old in zip(self.from_torch(last), layers, strict=True)]
+
+    def to_torch(self, layers: list[Layer]) -> Tensor | tuple[Tensor, ...]:
+        """What the layers remember, as torch's modules take it: (layers * directions, B, width)."""
+        width = self.cells.hidden_size
+        whole = [torch.stack([layer[name] for layer in layers]) for name in self.names]  # (layers, B, C)
+        parts = [x.unflatten(-1, (-1, width)).transpose(1, 2).flatten(0, 1).contiguous() for x in whole]
+        return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def from_torch(self, last: Tensor | tuple[Tensor, ...]) -> list[Layer]:
+        """The way back: (layers * directions, B, width) -> a (B, C) for each layer and name."""
+        parts = (last,) if isinstance(last, Tensor) else last
+        n = self.cells.num_layers
+        whole = [x.unflatten(0, (n, -1)).transpose(1, 2).flatten(2).unbind(0) for x in parts]  # n of (B, C)
+        return [dict(zip(self.names, layer, strict=True)) for layer in zip(*whole, strict=True)]
+
+    # --- with attention
+
+    def write(self, x: Tensor, keys: Tensor | None, layers: list[Layer], memory: Memory | None
+              ) -> tuple[Tensor, list[Layer]]:  # fmt: skip
+        """Step by step, looking at the memory each time. Its keys are computed once and kept in the top layer."""
+        assert self.attention is not None and memory is not None, "a decoder with attention needs a memory"
+        key = layers[-1]["memory_key"] if "memory_key" in layers[-1] else self.attention.key(memory.vectors)[:, None]
+        allowed = Mask.for_memory(1, memory.mask, memory.vectors.size(1)).dense.to(x.device)  # (B, 1, 1, S)
+        look = partial(self.attention, key=key, value=memory.vectors, allowed=allowed)
+        outputs, weights = [], []
+        for t in range(x.size(1)):
+            y, new, looked = self.attend(x[:, t], layers, look)
+            real = None if keys is None else keys[:, t]
+            layers = [keep(real, *pair) for pair in zip(new, layers, strict=True)]
+            outputs.append(y)
+            weights.append(looked)
+        self.attention.tap_weights(torch.cat(weights, 2))  # (B, 1, T, S)
+        layers[-1]["memory_key"] = key
+        return torch.stack(outputs, 1), layers  # (B, T, C)
+
+    def attend(self, x: Tensor, layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
+               ) -> tuple[Tensor, list[Layer], Tensor]:  # fmt: skip
+        """One step of all layers, x (B, C) -> output (B, C), what they remember, the weights (B, 1, 1, S)."""
+        if self.feed is None:  # Bahdanau: look, then move
+            context, weights = look(layers[-1]["hidden"])
+            layers = self.climb(torch.cat([x, context], -1), layers)
+            return layers[-1]["hidden"], layers, weights
+        layers = self.climb(torch.cat([x, layers[-1]["fed"]], -1), layers)  # Luong: move, then look
+        hidden = layers[-1]["hidden"]
+        context, weights = look(hidden)
+        fed = torch.tanh(self.feed(torch.cat([context, hidden], -1)))
+        layers[-1]["fed"] = fed
+        return fed, layers, weights
+
+    def climb(self, x: Tensor, layers: list[Layer]) -> list[Layer]:
+        """One token up through all layers: x (B, 2C) -> what each remembers now."""
+        kept: list[Layer] = []
+        for index, layer in enumerate(layers):
+            kept.append(self.step(f"l{index}", self.dropout(kept[-1]["hidden"]) if index else x, layer))
+        return kept

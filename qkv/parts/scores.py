@@ -1,0 +1,78 @@
+"""Scores: how a query is compared with a key. Lecture 000's five; q and k are (B, H, T, D) and (B, H, S, D).
+
+The multiplicative ones are a dot product after the query has been changed ("folded"), q M k = (q M) . k, so the fast
+kernel serves them all. The additive one is not, and takes the readable path.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Dot(nn.Module):
+    """score(q, k) = q . k * scale. It grows with the width (lecture 000: 8, 12, 20), hence scale = 1/sqrt(D)."""
+
+    folds = True
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        self.scale = scale
+
+    def fold(self, query: Tensor) -> Tensor:
+        """The query q' for which score(q, k) = q' . k * scale."""
+        return query
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.fold(query) @ key.transpose(-1, -2) * self.scale  # (B, H, T, S)
+
+
+class Bilinear(Dot):
+    """score(q, k) = q W k with one W (D, D) per head (Luong et al. 2015, "general")."""
+
+    def __init__(self, n_heads: int, width: int):
+        super().__init__(1.0)
+        self.weight = nn.Parameter(torch.eye(width).repeat(n_heads, 1, 1) / math.sqrt(width))
+
+    def fold(self, query: Tensor) -> Tensor:
+        return query @ self.weight  # (B, H, T, D) @ (H, D, D)
+
+
+class LowRankBilinear(Dot):
+    """score(q, k) = (U q) . (V k) = q U^T V k: W of rank r, r (D + D) weights in place of D^2."""
+
+    def __init__(self, n_heads: int, width: int, rank: int):
+        super().__init__(1.0)
+        self.left = nn.Parameter(torch.randn(n_heads, width, rank) * (width * rank) ** -0.25)
+        self.right = nn.Parameter(torch.randn(n_heads, rank, width) * (width * rank) ** -0.25)
+
+    def fold(self, query: Tensor) -> Tensor:
+        return query @ self.left @ self.right  # (B, H, T, D) @ (H, D, r) @ (H, r, D)
+
+
+class Additive(nn.Module):
+    """score(q, k) = v . tanh(q + k), where q and k are already projected (Bahdanau et al. 2015)."""
+
+    folds = False
+
+    def __init__(self, n_heads: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_heads, width) / math.sqrt(width))  # v
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        inside = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, H, T, S, D)
+        return (inside * self.weight[:, None, None]).sum(-1)  # (B, H, T, S)
+
+
+def make_score(kind: str, n_heads: int, width: int, rank: int | None = None) -> Dot | Additive:
+    """The score of that name for H heads of width D."""
+    if kind == "additive":
+        return Additive(n_heads, width)
+    if kind == "bilinear":
+        return Bilinear(n_heads, width)
+    if kind == "low-rank":
+        assert rank is not None
+        return LowRankBilinear(n_heads, width, rank)
+    return Dot(1 / math.sqrt(width) if kind == "scaled-dot" else 1.0)

@@ -1,0 +1,36 @@
+"""Stack: blocks one after another. RecurrentStack in recurrent.py has the same signature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from qkv.parts.masks import Mask
+from qkv.parts.positions import NOWHERE
+from qkv.parts.state import Memory, State
+
+
+class Stack(nn.Module):
+    """norm(block_n(... block_1(x))); `positions` holds none, one scheme for all blocks, or one per block."""
+
+    def __init__(self, blocks: Sequence[nn.Module], norm: nn.Module | None = None, positions: Sequence[nn.Module] = ()):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = norm or nn.Identity()
+        self.positions = nn.ModuleList(positions)
+
+    def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
+                ) -> tuple[Tensor, State | None]:  # fmt: skip
+        """(B, T, C) -> (B, T, C). With a state, T more tokens are added to those it holds; without one, none is kept."""
+        places = [position(mask) for position in self.positions] or [NOWHERE]
+        vectors = None if memory is None else memory.vectors
+        memory_mask = None if memory is None else Mask.for_memory(x.size(1), memory.mask, memory.vectors.size(1))
+        layers = []
+        for index, block in enumerate(self.blocks):
+            place = places[index % len(places)]
+            kept = None if state is None else state.layer(index)
+            x, kept = block(place.enter(x), mask, place, vectors, memory_mask, kept)
+            layers.append(kept)
+        x = self.norm(x)
+        return x, None if state is None else State(tuple(layers), mask.length, mask.keys, memory)

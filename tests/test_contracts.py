@@ -1,0 +1,199 @@
+"""The contracts of docs/design.md on every preset (tiny), and proof that each one fails when its code is broken."""
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import qkv.check
+from qkv.batch import Batch, Loss
+from qkv.check import CONTRACTS, check, example
+from qkv.config import ModelConfig
+from qkv.models.build import build
+from qkv.objectives import objective
+from qkv.parts.attention import Attention
+from qkv.parts.masks import Mask
+from qkv.parts.mixers import Softmax
+from qkv.presets import PRESETS, tiny
+from qkv.train.step import gradients
+
+
+def randomised(c: ModelConfig, seed: int = 0) -> torch.nn.Module:
+    """A network in which no weight is 0 or 1: fresh biases and norms would hide what they should show."""
+    torch.manual_seed(seed)
+    network = build(c)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return network
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_keeps_every_contract(name: str) -> None:
+    c = tiny(name)
+    results = check(randomised(c), c)
+    assert {r.contract for r in results} == set(CONTRACTS)
+    broken = [f"{r.contract}: {r.measured} > {r.tolerance}" for r in results if not r.passed]
+    assert not broken, f"{name}: {broken}"
+
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "bilinear": {"score": "bilinear"},
+    "low-rank": {"score": "low-rank", "score_rank": 3},
+    "additive": {"score": "additive"},
+    "shaw": {"position": "relative", "relative_distance": 3},
+    "t5 bias": {"position": "t5", "relative_buckets": 8},
+    "rotary, grouped": {"position": "rotary", "n_kv_heads": 2},
+    "concatenated": {"position_use": "concat", "d_embed": 24},
+    "every layer": {"position_use": "every-layer"},
+    "attention dropout": {"attention_dropout": 0.2, "ffn_dropout": 0.1},
+    "window": {"mixer": "window", "window": 2, "n_global": 1},
+    "performer": {"mixer": "performer", "mixer_rank": 32},
+    "linear": {"mixer": "linear"},
+    "compressed": {"mixer": ["window", "compressed"], "window": 2},
+}
+
+
+@pytest.mark.parametrize("family", ["encoder", "decoder", "encoder-decoder"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_part_keeps_every_contract_in_every_family(family: str, variant: str) -> None:
+    head = "masked" if family == "encoder" else "vocabulary"
+    c = ModelConfig(family=family, head=head, vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **VARIANTS[variant])
+    broken = [r for r in check(randomised(c), c) if not r.passed]
+    assert not broken
+
+
+# --- several workers
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _worker(rank: int, port: int, c: ModelConfig, network: torch.nn.Module, batch: Batch, out: mp.SimpleQueue) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    shard = batch.rows(slice(0, 1)) if rank == 0 else batch.rows(slice(1, 4))
+    loss = gradients(network, [shard], objective(c))
+    if rank == 1:
+        out.put([loss.mean.item(), [p.grad.tolist() for p in network.parameters()]])
+    dist.destroy_process_group()
+
+
+def test_two_workers_give_the_gradient_of_one() -> None:
+    c = ModelConfig(family="encoder-decoder", vocab_size=20, d_model=16, n_layers=1, n_heads=2, d_ff=16, tie="all")
+    network, batch = randomised(c).eval(), example(c, rows=4)
+    context = mp.get_context("spawn")
+    out = context.SimpleQueue()
+    mp.start_processes(_worker, (_free_port(), c, network, batch, out), nprocs=2, start_method="spawn")
+    mean, together = out.get()
+    loss = gradients(network, [batch], objective(c))
+    assert loss.mean.item() == pytest.approx(mean, rel=1e-6)
+    for parameter, gradient in zip(network.parameters(), together, strict=True):
+        torch.testing.assert_close(parameter.grad, torch.tensor(gradient), atol=1e-6, rtol=1e-5)
+
+
+# --- each contract fails when its code is broken on purpose
+
+Patch = pytest.MonkeyPatch
+DECODER = ModelConfig(family="decoder", vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, position="learned",
+                      norm_order="pre", feedforward="gelu-tanh", tie="output")  # fmt: skip
+
+
+def lets_the_future_in(patch: Patch) -> None:
+    patch.setattr(Mask, "kernel_causal", False)
+
+
+def attends_to_padding(patch: Patch) -> None:
+    original = Mask.__init__
+    patch.setattr(Mask, "__init__", lambda self, q, keys=None, length=None, causal=False: original(self, q, None, length, causal))
+
+
+def counts_positions_from_the_left_edge(patch: Patch) -> None:
+    patch.setattr(Mask, "key_positions", property(lambda self: torch.arange(self.length)[None]))
+
+
+def normalises_over_the_batch(patch: Patch) -> None:
+    patch.setattr("qkv.parts.norm.LayerNorm.forward", lambda self, x: (x - x.mean()) / x.std() * self.weight + self.bias)
+
+
+def forgets_the_first_key(patch: Patch) -> None:
+    original = Attention.extend
+
+    def extend(self: Attention, x: torch.Tensor, place: object, state: dict | None) -> tuple:
+        key, value, kept = original(self, x, place, state)
+        return key, value, {n: torch.cat([t[:, :, 1:2], t[:, :, 1:]], 2) if t.size(2) > 1 else t for n, t in kept.items()}
+
+    patch.setattr(Attention, "extend", extend)
+
+
+def scales_the_kernel_otherwise(patch: Patch) -> None:
+    original = Softmax.kernel
+    patch.setattr(Softmax, "kernel", lambda self, q, k, v, m, p: original(self, q * 1.01, k, v, m, p))
+
+
+def divides_each_micro_batch_by_its_own_count(patch: Patch) -> None:
+    def own_mean(c: ModelConfig) -> Callable[..., Loss]:
+        def measure(output: object, batch: Batch) -> Loss:
+            loss = objective(c)(output, batch)
+            return Loss(loss.mean, 1)
+
+        return measure
+
+    patch.setattr(qkv.check, "objective", own_mean)
+
+
+def forgets_the_random_numbers(patch: Patch) -> None:
+    patch.setattr(torch, "set_rng_state", lambda state: None)
+
+
+def forgets_the_optimiser(patch: Patch) -> None:
+    patch.setattr(torch.optim.AdamW, "load_state_dict", lambda self, state: None)
+
+
+def rounds_on_import(patch: Patch) -> None:
+    original = qkv.check.huggingface.from_foreign
+    patch.setattr(qkv.check.huggingface, "from_foreign",
+                  lambda *a: {n: t.bfloat16().float() for n, t in original(*a).items()})  # fmt: skip
+
+
+def saves_half_precision(patch: Patch) -> None:
+    import qkv.convert.folder as folder
+
+    original = folder.save
+    patch.setattr(folder, "save", lambda where, c, network, *a: original(where, c, network.half().float(), *a))
+
+
+BREAKS = {
+    lets_the_future_in: "causal",
+    attends_to_padding: "padding",
+    counts_positions_from_the_left_edge: "padding",
+    normalises_over_the_batch: "batch",
+    forgets_the_first_key: "cache",
+    scales_the_kernel_otherwise: "kernel",
+    divides_each_micro_batch_by_its_own_count: "accumulate",
+    forgets_the_random_numbers: "resume",
+    forgets_the_optimiser: "resume",
+    rounds_on_import: "round trip",
+    saves_half_precision: "export",
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda f: f.__name__)
+def test_each_contract_sees_the_break_it_is_there_for(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    network = randomised(DECODER)
+    whole = {r.contract: r.passed for r in check(network, DECODER)}
+    assert all(whole.values())
+    broken(monkeypatch)
+    result = check(network, DECODER, only=BREAKS[broken])
+    assert [r.passed for r in result] == [False], result
+
+
+def test_every_contract_has_a_break() -> None:
+    assert set(BREAKS.values()) == set(CONTRACTS)
