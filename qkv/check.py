@@ -24,8 +24,9 @@ from qkv.errors import ConfigError
 from qkv.generate.search import greedy
 from qkv.models.build import Network, build
 from qkv.models.encoder import Encoder
+from qkv.models.weights import weights
 from qkv.objectives import objective
-from qkv.train.checkpoint import load_training, save_training, weights
+from qkv.train.checkpoint import load_training, save_training
 from qkv.train.step import gradients, step
 
 
@@ -119,6 +120,7 @@ def targets(c: ModelConfig, rows: int, length: int) -> Tensor | None:
 def difference(a: Tensor, b: Tensor) -> float:
     if a.numel() == 0:
         return 0.0
+    a, b = a.detach(), b.detach()
     return float((a - b).abs().max() / a.abs().max().clamp(min=1))
 
 

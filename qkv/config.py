@@ -122,7 +122,7 @@ class ModelConfig(Strict):
     mixer: tuple[Mixer, ...] = ("softmax",)
     """How scores become an average in self-attention; several are dealt to the layers in turn."""
     window: int = Field(default=256, gt=0)
-    """Window and compressed mixers: how many tokens a query sees on each side (window), block length (compressed)."""
+    """Window mixer: how many tokens a query sees on each side."""
     n_global: int = Field(default=0, ge=0)
     """Window mixer: the first tokens, which see all and are seen by all (Longformer)."""
     mixer_rank: int = Field(default=64, gt=0)
@@ -250,12 +250,13 @@ def impossible(c: ModelConfig) -> list[str]:
          f"position_use = 'concat' needs d_embed below d_model = {c.d_model} (the rest holds the position), not {c.d_embed}"),
         (c.rotary_scaling is not None and not c.position.startswith("rotary"),
          f"rotary_scaling needs a rotary position, not {c.position!r}"),
-        (c.score == "low-rank" and c.score_rank is None, "score = 'low-rank' needs score_rank"),
+        ("low-rank" in (c.score, c.decoder_attention) and c.score_rank is None,
+         "score or decoder_attention = 'low-rank' needs score_rank"),
         (c.family != "encoder-decoder" and (c.n_decoder_layers is not None or c.target_vocab_size is not None),
          f"n_decoder_layers and target_vocab_size belong to family 'encoder-decoder', not {c.family!r}"),
         (c.family != "encoder" and c.head not in ("vocabulary",),
          f"head = {c.head!r} belongs to family 'encoder'; {c.family!r} has 'vocabulary'"),
-        (c.family == "encoder" and c.head == "vocabulary" and not image,
+        (c.family == "encoder" and c.head == "vocabulary",
          "family 'encoder' has no next word: head is one of 'masked', 'replaced', 'classes', 'tags', 'pooled', 'none'"),
         (c.tie in ("embeddings", "all") and c.family != "encoder-decoder",
          f"tie = {c.tie!r} joins two halves; family {c.family!r} can tie 'output' or 'none'"),
@@ -263,6 +264,8 @@ def impossible(c: ModelConfig) -> list[str]:
          f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
         (image and (c.patch_size is None or c.image_size % c.patch_size != 0),  # type: ignore[operator]
          f"image_size = {c.image_size} is not a multiple of patch_size = {c.patch_size}"),
+        (image and c.position == "learned" and c.max_length <= (c.image_size // (c.patch_size or 1)) ** 2,  # type: ignore[operator]
+         f"max_length = {c.max_length} is too short for the patches of image_size = {c.image_size} and the [class] vector"),
         (image and c.family == "decoder", "images are read by an encoder: family 'encoder' or 'encoder-decoder'"),
         (not image and c.vocab_size == 0, "vocab_size = 0: set it (or image_size and patch_size for images)"),
         (c.family != "encoder" and "linformer" in c.mixer,
@@ -277,12 +280,29 @@ def impossible(c: ModelConfig) -> list[str]:
         (c.recurrent is not None and c.bidirectional and c.d_model % 2 != 0,
          f"bidirectional = true gives each direction half of d_model, which is odd ({c.d_model})"),
         (c.input_feeding and c.decoder_attention is None, "input_feeding = true needs decoder_attention"),
+        (c.decoder_attention is not None and c.family != "encoder-decoder",
+         f"decoder_attention looks at a source: family 'encoder-decoder', not {c.family!r}"),
+        (c.recurrent is None and "d_ff" not in c.model_fields_set, "d_ff is missing: attention blocks have a feed-forward layer"),
+        (c.norm_order == "parallel" and c.family == "encoder-decoder" and c.recurrent is None,
+         "norm_order = 'parallel' has no slot for cross-attention: use 'pre' or 'post' in family 'encoder-decoder'"),
+        (c.position == "t5" and not 2 <= c.relative_buckets // 2 < c.relative_distance,
+         f"position = 't5' needs 4 or more relative_buckets, not {c.relative_buckets}, and a relative_distance above "
+         f"half of them, not {c.relative_distance}"),
+        (c.rotary_scaling is not None and c.rotary_scaling.low_freq_factor >= c.rotary_scaling.high_freq_factor,
+         "rotary_scaling: low_freq_factor must be below high_freq_factor"),
+        (image and c.tie in ("embeddings", "all"),
+         f"tie = {c.tie!r} joins the words of the source, and an image has none: use 'output' or 'none'"),
+        (image and c.family == "encoder" and c.head in ("vocabulary", "masked", "replaced", "tags"),
+         f"head = {c.head!r} asks about words, and an image has none: use 'classes', 'pooled' or 'none'"),
+        (image and c.position_use == "concat", "position_use = 'concat' is for words: use 'add' or 'every-layer' with images"),
     ]  # fmt: skip
     return [message for broken, message in rules if broken]
 
 
 def checked(kind: type[Strict], values: Any, where: str = "") -> Any:
     """Build `kind` from plain values; all problems at once, in words."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where!r} is a table of fields, given {values!r}")
     try:
         return kind(**values)
     except ValidationError as error:
@@ -345,6 +365,13 @@ def _toml_value(text: str) -> Any:
         return text
 
 
+def merged(base: Any, changes: Any) -> Any:
+    """Tables laid over tables, at every depth; anything else replaces what was there."""
+    if not (isinstance(base, dict) and isinstance(changes, dict)):
+        return changes
+    return base | {key: merged(base.get(key), value) for key, value in changes.items()}
+
+
 def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
     """A recipe file, its preset filled in, with `--set` overrides, checked."""
     from qkv.presets import PRESETS, preset
@@ -355,6 +382,6 @@ def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
         base = preset(name) if isinstance(name, str) else None
         if base is None:
             raise ConfigError(f"preset must be a name ({', '.join(PRESETS)}), given {name!r}")
-        values["model"] = {**base.model_dump(exclude_unset=True), **values.get("model", {})}
+        values["model"] = merged(base.model_dump(exclude_unset=True), values.get("model", {}))
     model = checked(ModelConfig, values.get("model", {}), "model")
     return checked(Recipe, {**values, "model": model})

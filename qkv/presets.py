@@ -309,6 +309,7 @@ def tiny(name: str) -> ModelConfig:
         "window": 4,
         "mixer_rank": 64,
         "relative_distance": 16,
+        "relative_buckets": 8,
         "rotary_scaling": c.rotary_scaling and c.rotary_scaling.changed(original_length=16),
         "init_std": None,  # weights large enough for an error to show
         **small_ids(c),

@@ -1,5 +1,6 @@
 """The contracts of docs/design.md on every preset (tiny), and proof that each one fails when its code is broken."""
 
+import copy
 import os
 import socket
 from collections.abc import Callable
@@ -167,7 +168,7 @@ def saves_half_precision(patch: Patch) -> None:
     import qkv.convert.folder as folder
 
     original = folder.save
-    patch.setattr(folder, "save", lambda where, c, network, *a: original(where, c, network.half().float(), *a))
+    patch.setattr(folder, "save", lambda where, c, network, *a: original(where, c, copy.deepcopy(network).half().float(), *a))
 
 
 BREAKS = {

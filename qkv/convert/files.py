@@ -229,6 +229,15 @@ def read_json(path: str | Path, max_bytes: int = MAX_JSON) -> dict[str, Any]:
     return value
 
 
+def read_bytes(path: str | Path, most: int) -> bytes:
+    """The first bytes of a file, `most` at most."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}; correct the path or fetch the file") from None
+
+
 def read_text(path: str | Path, max_bytes: int = MAX_JSON) -> str:
     """A text file of bounded length."""
     path = Path(path)
@@ -252,7 +261,12 @@ def refuse_pickle(path: Path) -> None:
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """A safetensors file, atomically."""
-    plain = {name: _own_memory(tensor) for name, tensor in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        own = _own_memory(tensor)
+        plain[name] = own.clone() if own.data_ptr() in seen else own  # one tensor under two names is written twice
+        seen.add(own.data_ptr())
     _atomically(Path(path), lambda temporary: save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})}))
 
 

@@ -70,7 +70,7 @@ def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) ->
         c.recurrent or "", c.d_model, n_layers, dropout=c.dropout,
         bidirectional=reading and c.bidirectional, reverse=reading and c.reverse_source,
         score=c.decoder_attention if cross else None, score_rank=c.score_rank, input_feeding=cross and c.input_feeding,
-        starts_from_memory=cross,
+        starts_from_memory=cross, bridge=cross and (c.bidirectional or c.n_layers != c.decoder_layers),
     )  # fmt: skip
 
 
@@ -211,6 +211,8 @@ def vocabulary(c: ModelConfig, embed: nn.Module, d_in: int) -> Vocabulary:
 def initialise(network: nn.Module, c: ModelConfig) -> None:
     """Linear layers: Xavier, or normal with init_std; biases 0. Word vectors: normal, so that they enter the stream
     at about unit size when the embedding is scaled, and small otherwise."""
+    if next(network.parameters()).is_meta:
+        return  # a skeleton has nothing to fill
     for module in network.modules():
         if isinstance(module, nn.Linear):
             if c.init_std is None:

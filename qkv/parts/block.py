@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from qkv.parts.attention import Attention
+from qkv.parts.dropout import Dropout
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.masks import Mask
 from qkv.parts.positions import NOWHERE, Place
@@ -20,7 +21,7 @@ class Residual(nn.Module):
         super().__init__()
         self.before = before or nn.Identity()
         self.layer = layer
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.after = after or nn.Identity()
         self.tap_out = Tap()  # what this sublayer adds to the stream
 
@@ -56,7 +57,7 @@ class ParallelBlock(nn.Module):
         self.norm = norm
         self.attention = attention
         self.feedforward = feedforward
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.tap_out = Tap()
 
     def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,

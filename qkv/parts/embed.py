@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from qkv.parts.dropout import Dropout
 from qkv.parts.masks import Mask
 
 
@@ -27,7 +28,7 @@ class TokenEmbed(nn.Module):
         self.scale = math.sqrt(d_model) if scale else 1.0
         self.norm = norm or nn.Identity()
         self.project = project or nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """ids (B, T), segments (B, T) or None = all 0 -> (B, T, C)."""
@@ -51,7 +52,7 @@ class PatchEmbed(nn.Module):
         self.cls = nn.Parameter(torch.zeros(d_model))
         self.position = position
         self.norm = norm or nn.Identity()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, images: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """(B, channels, height, width) -> (B, 1 + patches, C)."""

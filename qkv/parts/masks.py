@@ -25,6 +25,11 @@ def padded_right(keys: Tensor) -> bool:
     return bool((keys[:, 1:] <= keys[:, :-1]).all())
 
 
+def some_key(keys: Tensor) -> Tensor:
+    """(B, S) in which a row of padding alone is taken as real: no query is left without a key, which would be 0 / 0."""
+    return keys | ~keys.any(-1, keepdim=True)
+
+
 class Mask:
     """Who may look at whom in one pass: T queries, which are the last T of S keys in self-attention.
 
@@ -40,9 +45,7 @@ class Mask:
 
     @classmethod
     def for_memory(cls, queries: int, memory_mask: Tensor | None, length: int) -> Mask:
-        """Cross-attention: every query sees every real key. A source of padding alone is seen whole: no 0 / 0."""
-        if memory_mask is not None:
-            memory_mask = memory_mask | ~memory_mask.any(-1, keepdim=True)
+        """Cross-attention: every query sees every real key."""
         return cls(queries, memory_mask, length)
 
     @cached_property
@@ -81,7 +84,7 @@ class Mask:
         device = None if self.keys is None else self.keys.device
         if not self.causal:
             everything = torch.ones(1, self.length, dtype=torch.bool, device=device)
-            return (everything if self.keys is None else self.keys)[:, None, None, :]  # (B, 1, 1, S)
+            return (everything if self.keys is None else some_key(self.keys))[:, None, None, :]  # (B, 1, 1, S)
         table = causal(self.queries, self.length, device)[None, None]  # (1, 1, T, S)
         if self.keys is None:
             return table

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv.parts.dropout import Dropout
 from qkv.parts.masks import Mask, padded_right
 from qkv.parts.positions import Place
 from qkv.parts.scores import Additive, Dot
@@ -26,16 +27,16 @@ def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
-    """softmax over the allowed keys; a row without any gives zeros, not 0 / 0."""
-    weights = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1)
-    return weights.masked_fill(~allowed, 0.0)
+    """softmax over the allowed keys; a row without any, which is padding, sees all: no 0 / 0."""
+    allowed = allowed | ~allowed.any(-1, keepdim=True)
+    return scores.masked_fill(~allowed, float("-inf")).softmax(-1)
 
 
 def packing(mask: Mask, device: torch.device) -> Tensor | None:
     """(B, S): which key stands at each place once real tokens come first, in order; None = they already do."""
     if mask.keys is None or padded_right(mask.keys):
         return None
-    return mask.keys.int().argsort(-1, descending=True, stable=True).to(device)
+    return mask.keys.int().argsort(dim=-1, descending=True, stable=True).to(device)
 
 
 def arrange(x: Tensor, order: Tensor | None) -> Tensor:
@@ -63,7 +64,7 @@ class Softmax(nn.Module):
     def __init__(self, score: Dot | Additive, dropout: float = 0.0):
         super().__init__()
         self.score = score
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.tap_weights = Tap()
         self.fast = True
         """False: always the readable path."""
@@ -88,7 +89,9 @@ class Softmax(nn.Module):
         """Whether scaled_dot_product_attention computes this: a foldable score, nobody reading the weights, and no
         dropout on a CPU, where it would leave the flash path and be slower than the readable one."""
         dropping = self.training and self.dropout.p > 0 and not query.is_cuda
-        return self.fast and self.score.folds and not place.weighs_values and not self.tap_weights.in_use and not dropping
+        return (
+            self.fast and self.score.folds and not place.weighs_values and not self.tap_weights.in_use and not dropping
+        )
 
     def kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
         bias, allowed = place.bias(query), mask.allowed
@@ -108,8 +111,8 @@ class Softmax(nn.Module):
 class Window(nn.Module):
     """Each query sees the keys at most `size` places away (Longformer, Beltagy et al. 2020): O(n size), not O(n^2).
 
-    The first `n_global` tokens see all and are seen by all, the causal rule still holding. They share the projections of
-    the others (Longformer gives them their own).
+    The first `n_global` tokens see all and are seen by all, the causal rule still holding. They share the others'
+    projections (Longformer gives them their own).
     """
 
     def __init__(self, scale: float, size: int, n_global: int = 0):
@@ -147,32 +150,36 @@ class Window(nn.Module):
         if self.n_global:
             first = self.central(query[:, :, : self.n_global], key, value, real, mask.causal)
             mixed = torch.cat([first, mixed[:, :, self.n_global :]], 2)
-        mixed = mixed if order is None else arrange(mixed, order.argsort(-1))
+        mixed = mixed if order is None else arrange(mixed, order.argsort(dim=-1))
         return mixed[:, :, length - queries :]
 
     def local(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor, causal: bool) -> Tensor:
         """All queries on their windows and on the global keys: (B, H, S, D)."""
         length, size = query.size(2), self.size
-        n_blocks = -(-length // size)
-        extra = n_blocks * size - length  # places that fill the last block
-        rows = torch.arange(n_blocks * size, device=query.device).view(n_blocks, size, 1)
-        columns = torch.arange(-size, (n_blocks + 1) * size, device=query.device).unfold(0, 3 * size, size)[:, None]
-        near = ((rows - columns).abs() <= size) & (columns >= self.n_global) & (columns < real[..., None])
-        central = torch.arange(min(self.n_global, length), device=query.device).expand(n_blocks, 1, -1)  # (N, 1, G)
-        seen = central < real[..., None]  # (1 or B, 1, N, 1, G)
-        if causal:
-            near, seen = near & (columns <= rows), seen & (central <= rows)
-        allowed = torch.cat([near, seen.expand(*near.shape[:-1], -1)], -1)  # (1 or B, 1, N, size, 3 size + G)
-
-        blocks = F.pad(query, (0, 0, 0, extra)).unflatten(2, (n_blocks, size))  # (B, H, N, size, D)
+        extra = -length % size  # places that fill the last block
+        blocks = F.pad(query * self.scale, (0, 0, 0, extra)).unflatten(2, (-1, size))  # (B, H, N, size, D)
         around_key, around_value = (
             F.pad(x, (0, 0, size, size + extra)).unfold(2, 3 * size, size) for x in (key, value)
-        )  # (B, H, N, D, 3 size)
+        )  # (B, H, N, D, 3 size): a view, the blocks overlap
         global_key, global_value = (x[:, :, None, : self.n_global] for x in (key, value))  # (B, H, 1, G, D)
-        scores = torch.cat([blocks @ around_key, blocks @ global_key.transpose(-1, -2)], -1) * self.scale
+        scores = torch.cat([blocks @ around_key, blocks @ global_key.transpose(-1, -2)], -1)
+        allowed = self.band_table(blocks.size(2), global_key.size(3), real[..., None], causal)
         weights = masked_softmax(scores, allowed)  # (B, H, N, size, 3 size + G)
-        mixed = weights[..., : 3 * size] @ around_value.transpose(-1, -2) + weights[..., 3 * size :] @ global_value
+        of_window, of_global = weights.split([3 * size, global_key.size(3)], -1)
+        mixed = of_window @ around_value.transpose(-1, -2) + of_global @ global_value  # (B, H, N, size, D)
         return mixed.flatten(2, 3)[:, :, :length]  # (B, H, S, D)
+
+    def band_table(self, n_blocks: int, n_global: int, real: Tensor, causal: bool) -> Tensor:
+        """(1 or B, 1, N, size, 3 size + G): who sees whom in `local`; a global key counts once, among the last G."""
+        size, device = self.size, real.device
+        rows = torch.arange(n_blocks * size, device=device).view(n_blocks, size, 1)
+        around = torch.arange(-size, (n_blocks + 1) * size, device=device).unfold(0, 3 * size, size)  # (N, 3 size)
+        first = torch.arange(n_global, device=device).expand(n_blocks, n_global)  # (N, G)
+        columns = torch.cat([around, first], -1)[:, None]  # (N, 1, 3 size + G)
+        near = ((rows - columns).abs() <= size) & (columns >= n_global)  # (N, size, 3 size + G)
+        near[..., 3 * size :] = True
+        near = near & (columns <= rows) if causal else near
+        return near & (columns < real)
 
     def central(self, query: Tensor, key: Tensor, value: Tensor, real: Tensor, causal: bool) -> Tensor:
         """The global queries (B, H, G, D), the first ones, on all keys: (B, H, G, D)."""
@@ -209,7 +216,9 @@ class Linformer(nn.Module):
         if x.size(2) > self.max_length:
             longest = int(real_lengths(mask, x.device).max())
             if longest > self.max_length:
-                raise ValueError(f"a sequence of {longest} tokens, but linformer's projections end at {self.max_length}")
+                raise ValueError(
+                    f"a sequence of {longest} tokens, but linformer's projections end at {self.max_length}"
+                )
         x = pack(x, mask)[:, :, : self.max_length]
         return projection[:, : x.size(2)] @ x
 
@@ -242,9 +251,8 @@ class Linear(nn.Module):
         reads = self.query_features(query.to(wide))  # (B, H, T, F)
         features, sizes = self.key_features(repeat_heads(key, heads).to(wide))  # (B, H, S, F), (B, H, S)
         if mask.keys is not None:
-            padding = ~mask.keys.to(key.device)[:, None]  # (B, 1, S)
-            features = features.masked_fill(padding[..., None], 0.0)
-            sizes = sizes.masked_fill(padding, torch.finfo(wide).min)
+            # beside any real key padding then weighs exp(-infinity) = 0; finite, so that alone it is no 0 / 0
+            sizes = sizes.masked_fill(~mask.keys.to(key.device)[:, None], torch.finfo(wide).min)
         value = repeat_heads(value, heads).to(wide)
         value = F.pad(value, (0, 1), value=1.0)  # (B, H, S, D + 1): the last column sums the weights themselves
 
@@ -254,7 +262,8 @@ class Linear(nn.Module):
             mixed = self.prefixes(reads, features[:, :, past:], sizes[:, :, past:], value[:, :, past:], memory)
         else:
             mixed = reads @ memory.total  # (B, H, T, D + 1)
-        return (mixed[..., :-1] / mixed[..., -1:].clamp(min=torch.finfo(wide).tiny)).to(dtype)
+        least = torch.finfo(wide).tiny ** 0.75  # extreme queries and keys may round to 0; gradients divide twice
+        return (mixed[..., :-1] / mixed[..., -1:].clamp(min=least)).to(dtype)
 
     def prefixes(self, reads: Tensor, features: Tensor, sizes: Tensor, value: Tensor, memory: Sum) -> Tensor:
         """Each query on what came before these T tokens and on the tokens up to its own: (B, H, T, D + 1)."""
@@ -279,7 +288,9 @@ class Sum(NamedTuple):
     def empty(cls, features: Tensor, value: Tensor) -> Sum:
         batch, heads, _, width = features.shape
         lowest = torch.finfo(features.dtype).min
-        return cls(features.new_zeros(batch, heads, width, value.size(-1)), features.new_full((batch, heads, 1), lowest))
+        return cls(
+            features.new_zeros(batch, heads, width, value.size(-1)), features.new_full((batch, heads, 1), lowest)
+        )
 
     def add(self, features: Tensor, sizes: Tensor, value: Tensor) -> Sum:
         top = torch.cat([self.size, sizes], -1).amax(-1, keepdim=True)  # (B, H, 1)
@@ -329,12 +340,13 @@ def orthogonal_normal(rows: int, width: int) -> Tensor:
 
 
 class Compressed(nn.Module):
-    """Attention on keys and values shortened by a strided convolution, kernel = stride (Liu et al. 2018): O(n^2 / stride).
+    """Attention on keys and values shortened by a strided convolution (Liu et al. 2018): O(n^2 / stride).
 
-    Slot s holds the positions from s * stride to (s + 1) * stride - 1, each position with a (D, D) matrix of its own per
-    key head, so that a fresh slot is the average of its tokens. Without the causal rule a query sees every slot that
-    holds a token. With it, it sees the slots that are complete at its position and, as they are, the tokens up to itself
-    of the slot that is not: nothing of the past is hidden and nothing of the future seen.
+    Slot s holds the positions from s * stride to (s + 1) * stride - 1. Its vector is their sum, each through a (D, D)
+    matrix of its place and key head; with fresh matrices it is the average of the slot's tokens.
+
+    Without the causal rule a query sees every slot that holds a token. With it, one sees the slots that are complete
+    at its position and, as they are, the tokens of the next one up to itself: all of the past, nothing of the future.
     """
 
     def __init__(self, scale: float, n_kv_heads: int, d_head: int, stride: int):
@@ -347,30 +359,32 @@ class Compressed(nn.Module):
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         heads, device = query.size(1), query.device
         key, value = self.slots(pack(key, mask)), self.slots(pack(value, mask))  # (B, H_kv, N, stride, D)
-        short_key = repeat_heads(shorten(key, self.key_kernel), heads)  # (B, H, N, D)
-        short_value = repeat_heads(shorten(value, self.value_kernel), heads)
-        scores = query @ short_key.transpose(-1, -2) * self.scale  # (B, H, T, N)
+        short_key = repeat_heads(convolve(key, self.key_kernel), heads)  # (B, H, N, D)
+        short_value = repeat_heads(convolve(value, self.value_kernel), heads)
+        query = query * self.scale
+        scores = query @ short_key.transpose(-1, -2)  # (B, H, T, N)
         slots = torch.arange(key.size(2), device=device)
         if not mask.causal:
-            return masked_softmax(scores, slots * self.stride < real_lengths(mask, device)[:, None, None, None]) @ short_value
+            filled = slots * self.stride < real_lengths(mask, device)[:, None, None, None]  # (1 or B, 1, 1, N)
+            return masked_softmax(scores, filled) @ short_value
 
         positions = mask.positions.to(device)[:, None, :, None]  # (1 or B, 1, T, 1)
-        complete = (positions + 1) // self.stride  # slots that end at or before each query
-        mine = complete.clamp(max=key.size(2) - 1)[..., None]  # the slot that is not complete: (1 or B, 1, T, 1, 1)
-        own_key = repeat_heads(key.take_along_dim(mine, 2), heads)  # (B, H, T, stride, D)
-        own_value = repeat_heads(value.take_along_dim(mine, 2), heads)
-        own_scores = (own_key @ query[..., None]).squeeze(-1) * self.scale  # (B, H, T, stride)
+        complete = (positions + 1) // self.stride  # how many slots end at or before each query
+        next_slot = complete.clamp(max=key.size(2) - 1)[..., None]  # (1 or B, 1, T, 1, 1)
+        next_key = repeat_heads(key.take_along_dim(next_slot, 2), heads)  # (B, H, T, stride, D)
+        next_value = repeat_heads(value.take_along_dim(next_slot, 2), heads)
+        next_scores = (next_key * query[..., None, :]).sum(-1)  # (B, H, T, stride)
         begun = complete * self.stride + torch.arange(self.stride, device=device) <= positions  # (1 or B, 1, T, stride)
         allowed = torch.cat([slots < complete, begun], -1)
-        weights = masked_softmax(torch.cat([scores, own_scores], -1), allowed)  # (B, H, T, N + stride)
-        own_weights = weights[..., None, key.size(2) :]  # (B, H, T, 1, stride)
-        return weights[..., : key.size(2)] @ short_value + (own_weights @ own_value).squeeze(-2)
+        weights = masked_softmax(torch.cat([scores, next_scores], -1), allowed)  # (B, H, T, N + stride)
+        of_slots, of_tokens = weights.split([key.size(2), self.stride], -1)
+        return of_slots @ short_value + (of_tokens[..., None] * next_value).sum(-2)
 
     def slots(self, x: Tensor) -> Tensor:
         """(B, H_kv, S, D) -> (B, H_kv, N, stride, D), the last slot filled up with zeros."""
         return F.pad(x, (0, 0, 0, -x.size(2) % self.stride)).unflatten(2, (-1, self.stride))
 
 
-def shorten(slots: Tensor, kernel: Tensor) -> Tensor:
+def convolve(slots: Tensor, kernel: Tensor) -> Tensor:
     """The convolution: (B, H_kv, N, stride, D), (H_kv, stride, D, D) -> (B, H_kv, N, D)."""
     return torch.einsum("bhnrd,hrde->bhne", slots, kernel)

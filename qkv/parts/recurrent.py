@@ -44,7 +44,7 @@ def lstm(i: Tensor, h: Tensor, last: Layer) -> Layer:
 
 
 EQUATIONS: dict[str, Callable[[Tensor, Tensor, Layer], Layer]] = {"elman": elman, "gru": gru, "lstm": lstm}
-FUSED: dict[str, type[nn.RNNBase]] = {"elman": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+FUSED: dict[str, Callable[..., nn.RNNBase]] = {"elman": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
 def keep(real: Tensor | None, new: Layer, old: Layer) -> Layer:
@@ -90,8 +90,9 @@ class RecurrentStack(nn.Module):
     enters beside x. Luong et al. 2015 (`input_feeding`): the new one asks, fed = tanh(W [context; hidden]) is the
     output and enters the next step beside x. The top layer then also remembers "memory_key" (and "fed").
 
-    With `starts_from_memory` layer i starts from the last state of the encoder's layer i (or its top one), as it is
-    (Sutskever), or with `bridge` through tanh(W state), for encoders of another make (Bahdanau).
+    With `starts_from_memory` the top layer starts from the last state of the encoder's top layer, the one below from
+    the one below (further ones from its lowest), as it is (Sutskever) or with `bridge` through tanh(W state + b), for
+    an encoder of another make: bidirectional, or of other depth (Bahdanau).
     """
 
     def __init__(self, kind: str, d_model: int, n_layers: int, *, dropout: float, bidirectional: bool = False,
@@ -127,7 +128,8 @@ class RecurrentStack(nn.Module):
         else:
             y, layers = self.read(x, keys, layers)
         y = y if keys is None else y.masked_fill(~keys[..., None], 0.0)
-        return self.dropout(y), State(tuple(layers), mask.length, mask.keys, memory)
+        # contiguous: random numbers are drawn in the order of memory, which must not depend on the path
+        return self.dropout(y.contiguous()), State(tuple(layers), mask.length, mask.keys, memory)
 
     def first(self, x: Tensor, memory: Memory | None) -> list[Layer]:
         """What each layer remembers before the first token: nothing (zeros), or what the encoder remembers last."""
@@ -135,7 +137,7 @@ class RecurrentStack(nn.Module):
         layers: list[Layer] = [dict.fromkeys(self.names, nothing) for _ in range(self.cells.num_layers)]
         if self.starts_from_memory and memory is not None and memory.state is not None:
             read = memory.state.layers
-            layers = [dict(read[min(index, len(read) - 1)]) for index in range(len(layers))]
+            layers = [dict(read[max(index, 0)]) for index in range(len(read) - len(layers), len(read))]
             if self.bridge is not None:
                 layers = [self.cross(bridge, layer) for bridge, layer in zip(self.bridge, layers, strict=True)]
         if self.feed is not None:
@@ -162,9 +164,12 @@ class RecurrentStack(nn.Module):
         directions = ("", "_reverse") if self.cells.bidirectional else ("",)
         kept = []
         for index, layer in enumerate(layers):
-            x = self.dropout(x) if index else x
+            # drawn time first, as torch's kernel does: equal seeds then drop equal numbers
+            x = self.dropout(x.transpose(0, 1).contiguous()).transpose(0, 1) if index else x
             ways = [
-                self.scan(x, keys, f"l{index}{way}", {name: layer[name].chunk(len(directions), -1)[n] for name in layer})
+                self.scan(
+                    x, keys, f"l{index}{way}", {name: layer[name].chunk(len(directions), -1)[n] for name in layer}
+                )
                 for n, way in enumerate(directions)
             ]
             x = torch.cat([y for y, _ in ways], -1)  # (B, T, C)
@@ -173,17 +178,22 @@ class RecurrentStack(nn.Module):
 
     def scan(self, x: Tensor, keys: Tensor | None, cell: str, last: Layer) -> tuple[Tensor, Layer]:
         """One direction of one layer over all tokens: (B, T, C) -> (B, T, C or C/2)."""
-        outputs = {}
+        entered, outputs = self.enter(cell, x), {}
         for t in reversed(range(x.size(1))) if cell.endswith("_reverse") else range(x.size(1)):
-            last = keep(None if keys is None else keys[:, t], self.step(cell, x[:, t], last), last)
+            last = keep(None if keys is None else keys[:, t], self.step(cell, entered[:, t], last), last)
             outputs[t] = last["hidden"]
         return torch.stack([outputs[t] for t in range(x.size(1))], 1), last
 
-    def step(self, cell: str, x: Tensor, last: Layer) -> Layer:
-        """One token through one cell, named as in torch ("l0", "l1_reverse"): x (B, C) -> what it remembers now."""
-        names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
-        w, b, u, c = (getattr(self.cells, f"{name}_{cell}") for name in names)
-        return self.equation(F.linear(x, w, b), F.linear(last["hidden"], u, c), last)
+    def enter(self, cell: str, x: Tensor) -> Tensor:
+        """i = W x + b of one cell, named as in torch ("l0", "l1_reverse"): (..., C) -> (..., gates * C). It needs no
+        past, so all tokens enter at once. With attention W also has columns for what stands beside x: see `climb`."""
+        weight = getattr(self.cells, f"weight_ih_{cell}")
+        return F.linear(x, weight[:, : x.size(-1)], getattr(self.cells, f"bias_ih_{cell}"))
+
+    def step(self, cell: str, i: Tensor, last: Layer) -> Layer:
+        """One token through one cell: i (B, gates * C) -> what it remembers now."""
+        h = F.linear(last["hidden"], getattr(self.cells, f"weight_hh_{cell}"), getattr(self.cells, f"bias_hh_{cell}"))
+        return self.equation(i, h, last)
 
     def kernel(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
         """The same by torch's kernel, for which the real tokens of each row are moved to its front and back again."""
@@ -221,9 +231,10 @@ class RecurrentStack(nn.Module):
         key = layers[-1]["memory_key"] if "memory_key" in layers[-1] else self.attention.key(memory.vectors)[:, None]
         allowed = Mask.for_memory(1, memory.mask, memory.vectors.size(1)).dense.to(x.device)  # (B, 1, 1, S)
         look = partial(self.attention, key=key, value=memory.vectors, allowed=allowed)
+        entered = self.enter("l0", x)  # (B, T, gates * C)
         outputs, weights = [], []
         for t in range(x.size(1)):
-            y, new, looked = self.attend(x[:, t], layers, look)
+            y, new, looked = self.attend(entered[:, t], layers, look)
             real = None if keys is None else keys[:, t]
             layers = [keep(real, *pair) for pair in zip(new, layers, strict=True)]
             outputs.append(y)
@@ -232,23 +243,24 @@ class RecurrentStack(nn.Module):
         layers[-1]["memory_key"] = key
         return torch.stack(outputs, 1), layers  # (B, T, C)
 
-    def attend(self, x: Tensor, layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
+    def attend(self, i: Tensor, layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
                ) -> tuple[Tensor, list[Layer], Tensor]:  # fmt: skip
-        """One step of all layers, x (B, C) -> output (B, C), what they remember, the weights (B, 1, 1, S)."""
+        """One step of all layers, from W x + b: output (B, C), what they remember, the weights (B, 1, 1, S)."""
         if self.feed is None:  # Bahdanau: look, then move
             context, weights = look(layers[-1]["hidden"])
-            layers = self.climb(torch.cat([x, context], -1), layers)
+            layers = self.climb(i, context, layers)
             return layers[-1]["hidden"], layers, weights
-        layers = self.climb(torch.cat([x, layers[-1]["fed"]], -1), layers)  # Luong: move, then look
+        layers = self.climb(i, layers[-1]["fed"], layers)  # Luong: move, then look
         hidden = layers[-1]["hidden"]
         context, weights = look(hidden)
         fed = torch.tanh(self.feed(torch.cat([context, hidden], -1)))
         layers[-1]["fed"] = fed
         return fed, layers, weights
 
-    def climb(self, x: Tensor, layers: list[Layer]) -> list[Layer]:
-        """One token up through all layers: x (B, 2C) -> what each remembers now."""
-        kept: list[Layer] = []
-        for index, layer in enumerate(layers):
-            kept.append(self.step(f"l{index}", self.dropout(kept[-1]["hidden"]) if index else x, layer))
+    def climb(self, i: Tensor, beside: Tensor, layers: list[Layer]) -> list[Layer]:
+        """One token up through all layers, from W [x; beside] + b = (W x + b) + W' beside; beside is (B, C)."""
+        i = i + F.linear(beside, self.cells.weight_ih_l0[:, self.d_model :])  # type: ignore[index]
+        kept = [self.step("l0", i, layers[0])]
+        for index, layer in enumerate(layers[1:], 1):
+            kept.append(self.step(f"l{index}", self.enter(f"l{index}", self.dropout(kept[-1]["hidden"])), layer))
         return kept

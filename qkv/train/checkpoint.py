@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qkv.convert.files import read_json, read_tensors, write_json, write_tensors
 from qkv.errors import FileError
+from qkv.models.weights import weights
 
 WEIGHTS, STATE, NUMBERS = "model.safetensors", "training.safetensors", "training.json"
 
@@ -42,13 +43,6 @@ def load_training(folder: Path, network: nn.Module, optimizer: torch.optim.Optim
 def _tuples(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """JSON has lists only; Adam's betas are a pair."""
     return [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in groups]
-
-
-def weights(network: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds: each parameter once, under its first name, and the buffers that are not recomputed."""
-    kept = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    persistent = network.state_dict()
-    return kept | {name: buffer for name, buffer in network.named_buffers() if name in persistent}
 
 
 def fill(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:

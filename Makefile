@@ -1,0 +1,43 @@
+# Each target works on a fresh clone: it makes .venv and installs what it needs by itself.
+PYTHON ?= python3
+BIN := .venv/bin
+TORCH := torch>=2.13,<2.14
+
+.PHONY: help demo test lint format bench accept clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+# torch first and alone, so that no other package brings another one
+.venv/.stamp: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "qkv needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	@touch $@
+
+demo: .venv/.stamp  ## the lectures' worked examples, step by step
+	$(BIN)/qkv demo
+
+test: .venv/.stamp  ## all tests, 2 at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
+
+lint: .venv/.stamp  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.stamp  ## rewrite in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.stamp  ## speed, beside the peers
+	$(BIN)/python benchmarks/run.py
+
+accept: .venv/.stamp  ## parity with real trained weights (fetches them with pip)
+	$(BIN)/python benchmarks/accept.py
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find qkv tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,36 @@
+"""The `qkv` command: one verb per file of commands/. Torch is imported by the verbs that need it, when they run."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from qkv.commands import check, config, demo, export, generate, params, presets, version
+from qkv.errors import QkvError
+
+app = typer.Typer(
+    name="qkv",
+    help="The whole Transformer in one package: build, open, check, convert and run its families.",
+    epilog="Start with: qkv demo · qkv presets · qkv params gpt2",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for verb in (demo, presets, params, config, generate, check, export, version):
+    app.command(verb.__name__.rpartition(".")[2])(verb.run)
+
+
+def main() -> None:
+    """Run; what the user can mend is one line on stderr and exit code 2."""
+    try:
+        app()
+    except QkvError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""`qkv check`: the contracts, measured on a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import typer
+
+from qkv.commands.common import Folder, Json
+
+
+def run(folder: Folder, as_json: Json = False) -> None:
+    """Measure on this model what must be true of every model: causal, padding, cache, kernel, round trip …
+
+    Exit code 1 when a contract is broken.
+
+    [dim]qkv check my-model[/]
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from qkv.check import check_folder
+
+    results = check_folder(folder)
+    if as_json:
+        print(json.dumps([{**asdict(r), "passed": r.passed} for r in results], indent=2))
+    else:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title in ("contract", "meaning", "tolerance", "measured", ""):
+            table.add_column(title, justify="right" if title in ("tolerance", "measured") else "left")
+        for r in results:
+            verdict = "[green]holds[/]" if r.passed else "[red]BROKEN[/]"
+            if r.measured is None:
+                verdict = "[dim]does not apply[/]"
+            measured = "-" if r.measured is None else f"{r.measured:.1e}"
+            table.add_row(r.contract, r.meaning, f"{r.tolerance:.0e}", measured, f"{verdict} {r.note}".strip())
+        Console().print(table)
+    if not all(r.passed for r in results):
+        raise typer.Exit(1)

@@ -1,0 +1,53 @@
+"""Arguments that several verbs share, and what NAME|RECIPE|FOLDER means."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.config import ModelConfig, checked, load_recipe, override
+from qkv.errors import ConfigError
+
+
+class Device(StrEnum):
+    """Where to compute; auto takes the best there is."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+
+
+FOLDER = typer.Argument(
+    metavar="FOLDER", help="A model: our folder, a Hugging Face folder, or a .gguf or .bin file.", show_default=False
+)
+SETTINGS = typer.Option(
+    "--set", metavar="KEY=VALUE", help="Change a field: [cyan]model.d_model=256[/]; may be repeated."
+)
+Folder = Annotated[Path, FOLDER]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Settings = Annotated[list[str] | None, SETTINGS]
+
+
+def config_of(what: str, settings: list[str] | None) -> ModelConfig:
+    """The configuration of a preset's name, a recipe file or a model's folder, with `--set` changes."""
+    from qkv.presets import PRESETS, preset
+
+    path = Path(what)
+    if path.suffix == ".toml":
+        return load_recipe(path, settings).model
+    if what in PRESETS or not (path.exists() or "/" in what):
+        base = preset(what)
+    else:
+        from qkv.api import read_config
+
+        base = read_config(path)
+    values = override({"model": base.model_dump(exclude_unset=True)}, settings or [])
+    if unknown := values.keys() - {"model"}:
+        raise ConfigError(f"--set {sorted(unknown)[0]}: the fields of a model are set as model.FIELD=value")
+    config: ModelConfig = checked(ModelConfig, values["model"], "model")
+    return config

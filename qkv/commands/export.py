@@ -1,0 +1,32 @@
+"""`qkv export`: a model in another format."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.commands.common import Folder
+
+
+class Format(StrEnum):
+    hf = "hf"
+    qkv = "qkv"
+
+
+def run(
+    folder: Folder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
+    to: Annotated[Format, typer.Option("--to", help="hf: for transformers; qkv: our own.")] = Format.hf,
+) -> None:
+    """Write a model in another format: Hugging Face's, or (from any format we read) our own.
+
+    [dim]qkv export my-model my-model-hf --to hf[/]
+    [dim]qkv export model.gguf my-model --to qkv[/]
+    """
+    from qkv.api import load
+
+    difference = load(folder, device="cpu").export(out, to.value)
+    print(f"wrote {out}; read back and compared: largest difference {difference:.1e}")

@@ -1,0 +1,87 @@
+"""Whatever a path holds, as configuration, network and tokenizer: our folder, a Hugging Face folder, GGUF, llama2.c ..."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkv.config import ModelConfig
+from qkv.convert import folder as ours
+from qkv.convert import g2p, gguf_file, huggingface, llama2c
+from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors
+from qkv.convert.tokenizer_files import open_tokenizer
+from qkv.errors import FileError
+from qkv.models.build import Network
+from qkv.text.tokenizer import Tokenizer
+
+
+def open_model(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
+    """Read a model of any kind."""
+    kind, path = detect(Path(path))
+    if kind == "qkv":
+        return ours.load(path)
+    if kind == "huggingface":
+        return open_huggingface(path)
+    if kind == "gguf":
+        return gguf_file.read(path)
+    if kind == "g2p":
+        config, tensors = g2p.read_g2p(path)
+        return config, ours.fill(config, tensors, str(path)), None
+    return llama2c.read(path)
+
+
+def open_config(path: str | Path) -> ModelConfig:
+    """Only the configuration; no weights are read (but their names and sizes are)."""
+    kind, path = detect(Path(path))
+    if kind == "qkv":
+        return ours.read_config(path)
+    if kind == "huggingface":
+        return huggingface.read_config(read_json(path / "config.json"), read_headers(path))
+    if kind == "gguf":
+        return gguf_file.read_config(path)
+    if kind == "g2p":
+        return g2p.read_g2p(path)[0]
+    return llama2c.read_header(path)[0]
+
+
+def open_huggingface(folder: Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
+    values = read_json(folder / "config.json")
+    entries = read_headers(folder)
+    config = huggingface.read_config(values, entries)
+    ours.plausible(config, len(entries), str(folder))
+    tensors = huggingface.from_foreign(config, values, read_tensors(folder))
+    return config, ours.fill(config, tensors, str(folder)), open_tokenizer(folder)
+
+
+def detect(path: Path) -> tuple[str, Path]:
+    """What kind of model is it, and where exactly."""
+    if path.is_dir():
+        return detect_folder(path)
+    if not path.is_file():
+        raise FileError(f"{path} does not exist: give a model folder, a .gguf file or a llama2.c .bin file")
+    start = read_bytes(path, 4)
+    if path.suffix == ".gguf" or start == b"GGUF":
+        return "gguf", path
+    if path.suffix == ".npz":
+        return "g2p", path
+    pickled = start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
+    if path.suffix in (".pt", ".pth", ".ckpt", ".pkl") or (path.suffix == ".bin" and pickled):
+        raise FileError(
+            f"{path} is a pickle; {NO_PICKLE}; for a plain state dict of torch.nn.Transformer, see "
+            "qkv.convert.torch_transformer.read(path, n_heads=...)"
+        )
+    if path.suffix == ".bin":
+        return "llama2c", path
+    if path.suffix == ".safetensors":
+        raise FileError(f"{path} holds weights only: give the folder that has config.json beside them")
+    raise FileError(f"{path} is of no kind known here: give a model folder, a .gguf file or a llama2.c .bin file")
+
+
+def detect_folder(path: Path) -> tuple[str, Path]:
+    if (path / "config.json").is_file():
+        return ("qkv" if read_json(path / "config.json").get("model_type") == ours.MODEL_TYPE else "huggingface"), path
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return "gguf", files[0]
+    if files:
+        raise FileError(f"{path} holds several models, {', '.join(f.name for f in files)}: give the path of one of them")
+    raise FileError(f"no model in {path}: looked for config.json and a .gguf file; is it the right folder?")

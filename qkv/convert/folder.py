@@ -1,0 +1,140 @@
+"""Our own folder: config.json, model.safetensors, tokenizer.json, README.md (card), and COMPLETE, written last.
+
+A folder without the marker was not finished and is never opened. Nothing is allocated before the configuration and the
+weights file are known to agree.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+import qkv
+from qkv.config import ModelConfig, checked
+from qkv.convert.files import Entry, read_headers, read_json, read_tensors, some, write_json, write_tensors, write_text
+from qkv.convert.tokenizer_files import open_tokenizer, save_tokenizer
+from qkv.errors import FileError
+from qkv.models.build import Network, build, skeleton
+from qkv.models.weights import weights
+from qkv.text.tokenizer import Tokenizer
+
+MARKER = "COMPLETE"
+MODEL_TYPE = "qkv"
+MAX_TABLES = 2**28
+"""Most elements of tables that a network computes for itself (sinusoids, random features)."""
+
+
+# --- weights in and out of a network
+
+
+def agree(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: str) -> None:
+    """Would these tensors fill the network of `config`? All that differ are named at once; no memory is taken."""
+    plausible(config, len(shapes), where)
+    with NoDraws():
+        outline = skeleton(config)
+    wanted = {name: tuple(tensor.shape) for name, tensor in weights(outline).items()}
+    missing, unknown = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
+    misshapen = [
+        f"{name} is {shapes[name]} instead of {wanted[name]}"
+        for name in sorted(wanted.keys() & shapes.keys())
+        if shapes[name] != wanted[name]
+    ]
+    problems = [f"missing {some(missing)}"] if missing else []
+    problems += [f"unknown {some(unknown)}"] if unknown else []
+    problems += [f"wrong shape: {some(misshapen)}"] if misshapen else []
+    if problems:
+        raise FileError(f"{where}: weights and configuration do not belong together: {'; '.join(problems)}")
+    if sum(buffer.numel() for buffer in outline.buffers()) > MAX_TABLES:
+        raise FileError(f"{where}: the configuration asks for tables of absurd size; correct config.json")
+
+
+def plausible(config: ModelConfig, n_tensors: int, where: str) -> None:
+    """Before even an outline is made: no more layers than there are tensors."""
+    layers = max(config.n_layers, config.decoder_layers)
+    if layers > n_tensors and not config.share_layers:
+        raise FileError(f"{where}: {layers} layers in the configuration, {n_tensors} tensors: they do not belong together")
+
+
+def fill(config: ModelConfig, tensors: dict[str, Tensor], where: str) -> Network:
+    """The network of `config` with these weights, in float32 and in evaluation mode."""
+    agree(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, where)
+    return filled(config, tensors)
+
+
+def filled(config: ModelConfig, tensors: dict[str, Tensor]) -> Network:
+    """`fill` for tensors that are known to agree."""
+    with NoDraws():
+        network = build(config)
+    with torch.no_grad():
+        for name, tensor in weights(network).items():
+            tensor.copy_(tensors[name])
+    return network.eval()
+
+
+class NoDraws(TorchFunctionMode):
+    """Within it nothing is drawn at random: weights that a file will fill need no first values, which take seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+# --- the folder
+
+
+def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None = None) -> None:
+    """Write the folder; the marker goes first and comes back last."""
+    folder = Path(folder)
+    if (folder / "config.json").exists() and read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
+        raise FileError(f"{folder} holds a model of another kind, which would be overwritten: choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARKER).unlink(missing_ok=True)
+    except OSError as error:
+        raise FileError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
+    model = config.model_dump(mode="json")  # all fields: a later default must not change an old model
+    write_json(folder / "config.json", {"model_type": MODEL_TYPE, "qkv_version": qkv.__version__, "model": model})
+    write_tensors(folder / "model.safetensors", weights(network))
+    if tokenizer is not None:
+        save_tokenizer(folder, tokenizer)
+    write_text(folder / "README.md", card(config, network))
+    write_text(folder / MARKER, f"saved whole by qkv {qkv.__version__}\n")
+
+
+def card(config: ModelConfig, network: nn.Module) -> str:
+    """README.md: what the folder is and how to open it."""
+    count = sum(parameter.numel() for parameter in network.parameters())
+    fields = "\n".join(f"- {name}: {value}" for name, value in config.model_dump(mode="json", exclude_unset=True).items())
+    return (
+        f"# A {config.family} with {count:,} parameters\n\n{fields}\n\n"
+        "Open it with qkv:\n\n"
+        '```python\nimport qkv\n\nmodel = qkv.load("this folder")\n```\n'
+    )
+
+
+def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
+    """Read a folder that `save` has finished."""
+    folder = Path(folder)
+    config = read_config(folder)
+    entries: dict[str, Entry] = read_headers(folder)
+    agree(config, {name: entry.shape for name, entry in entries.items()}, str(folder))
+    return config, filled(config, read_tensors(folder)), open_tokenizer(folder)
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """config.json of our folder, checked."""
+    if not (folder / MARKER).is_file():
+        raise FileError(f"{folder} has no {MARKER} file: its saving was interrupted; save or fetch it again")
+    values: dict[str, Any] = read_json(folder / "config.json")
+    unknown = sorted(values.keys() - {"model_type", "qkv_version", "model"})
+    if values.get("model_type") != MODEL_TYPE or not isinstance(values.get("model"), dict) or unknown:
+        raise FileError(
+            f"{folder / 'config.json'} must hold model_type = 'qkv', qkv_version and model"
+            + (f", not {some(unknown)}" if unknown else "")
+        )
+    return checked(ModelConfig, values["model"], "model")

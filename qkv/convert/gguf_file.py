@@ -1,0 +1,208 @@
+"""GGUF files (llama.cpp) of LLaMA models: one file with the sizes, the tokenizer and the weights, quantised or not.
+
+Weights become float32. llama.cpp stores queries and keys with rotary pairs side by side; here they are put back half a
+head apart, as Hugging Face has them, so that the model can be exported there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qkv.config import ModelConfig, checked
+from qkv.convert.files import read_bytes
+from qkv.convert.folder import agree, filled
+from qkv.errors import ConfigError, FileError
+from qkv.models.build import Network
+from qkv.text.kinds import SPLITS, add_bos, byte_level_bpe, scored_bpe
+from qkv.text.tokenizer import Tokenizer
+
+NAMES = {
+    "token_embd.weight": "embed.tokens.weight",
+    "output_norm.weight": "stack.norm.weight",
+    "output.weight": "head.weight",
+    "blk.{}.attn_norm.weight": "stack.blocks.{}.attention.before.weight",
+    "blk.{}.attn_q.weight": "stack.blocks.{}.attention.layer.query.weight",
+    "blk.{}.attn_k.weight": "stack.blocks.{}.attention.layer.key.weight",
+    "blk.{}.attn_v.weight": "stack.blocks.{}.attention.layer.value.weight",
+    "blk.{}.attn_output.weight": "stack.blocks.{}.attention.layer.output.weight",
+    "blk.{}.ffn_norm.weight": "stack.blocks.{}.feedforward.before.weight",
+    "blk.{}.ffn_gate.weight": "stack.blocks.{}.feedforward.layer.gate.weight",
+    "blk.{}.ffn_up.weight": "stack.blocks.{}.feedforward.layer.up.weight",
+    "blk.{}.ffn_down.weight": "stack.blocks.{}.feedforward.layer.down.weight",
+}
+FIELDS = {
+    "llama.block_count": "n_layers",
+    "llama.context_length": "max_length",
+    "llama.embedding_length": "d_model",
+    "llama.feed_forward_length": "d_ff",
+    "llama.attention.head_count": "n_heads",
+    "llama.attention.head_count_kv": "n_kv_heads",
+    "llama.attention.key_length": "d_head",
+    "llama.rope.freq_base": "position_base",
+    "llama.attention.layer_norm_rms_epsilon": "norm_eps",
+    "tokenizer.ggml.padding_token_id": "pad_id",
+    "tokenizer.ggml.bos_token_id": "bos_id",
+}
+CHECKED = {"llama.vocab_size", "llama.rope.dimension_count", "llama.attention.value_length", "llama.rope.scaling.type"}
+"""Fields that must agree with the others; any further llama.* field is something this reader does not know."""
+NORMAL, CONTROL, USER = 1, 3, 4
+
+
+def read(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
+    """A .gguf file of architecture llama."""
+    path = Path(path)
+    fields, stored = open_file(path)
+    shapes = shapes_of(stored)
+    config = config_of(fields, shapes, path)
+    agree(config, shapes, str(path))
+    tensors = {}
+    for name, tensor in stored.items():
+        heads = {"query": config.n_heads, "key": config.kv_heads}.get(our_name(name).split(".")[-2])
+        plain = dequantised(tensor, path)
+        tensors[our_name(name)] = plain if heads is None else halves(plain, heads)
+    return config, filled(config, tensors), read_tokenizer(fields, path)
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """Only the sizes."""
+    fields, stored = open_file(Path(path))
+    return config_of(fields, shapes_of(stored), Path(path))
+
+
+def shapes_of(stored: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes by our names; GGUF writes them the other way round."""
+    return {our_name(name): tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in stored.items()}
+
+
+def open_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metadata and stored tensors by name; everything is checked to lie inside the file."""
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise FileError(f"{path} needs the gguf package: pip install 'qkv[gguf]'") from None
+
+    class Reader(GGUFReader):
+        """The package's reader takes what lies beyond the end of the file as empty; this one stops."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: str | None = None) -> Any:
+            kind = np.dtype(dtype).newbyteorder(override_order or self.byte_order)
+            end = int(offset) + int(count) * kind.itemsize
+            if end > self.data.nbytes:
+                raise ValueError("something lies beyond the end of the file")
+            # as a plain array: a view of a memory map is ten times slower to make, and there are 100,000 of them
+            return np.frombuffer(self.data.data, dtype=kind, count=int(count), offset=int(offset))
+
+    if not read_bytes(path, 4) == b"GGUF":
+        raise FileError(f"{path} is not a GGUF file (or a git-lfs pointer or web page in its place); fetch it again")
+    try:
+        reader = Reader(path)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+        return fields, {tensor.name: tensor for tensor in reader.tensors}
+    except Exception as error:  # a broken file fails in any way
+        reason = " ".join(str(error).split())[:120]
+        raise FileError(f"{path} is truncated or corrupt ({reason}); fetch it again") from None
+
+
+def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: Path) -> ModelConfig:
+    if fields.get("general.architecture") != "llama":
+        raise FileError(f"{path} holds architecture {fields.get('general.architecture')!r}; only 'llama' GGUF files are read")
+    if "embed.tokens.weight" not in shapes:
+        raise FileError(f"{path} has no tensor token_embd.weight: it is not a whole model")
+    unknown = sorted(n for n in fields if n.startswith("llama.") and n not in FIELDS and n not in CHECKED)
+    if unknown or fields.get("llama.rope.scaling.type", "none") != "none":
+        raise FileError(f"{path} uses {', '.join(unknown) or 'llama.rope.scaling.type'}, which is not known here")
+    if "rope_freqs.weight" in shapes:
+        raise FileError(f"{path} has Llama 3's stretched rotary wavelengths: take the Hugging Face folder of this model")
+    values = {ours: fields[name] for name, ours in FIELDS.items() if name in fields}
+    for name in ("position_base", "norm_eps"):
+        if isinstance(values.get(name), float):
+            values[name] = float(f"{values[name]:.7g}")  # stored as float32: 1e-05, not 9.999999747e-06
+    ends = [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot") if f"tokenizer.ggml.{name}_token_id" in fields]
+    try:
+        config: ModelConfig = checked(ModelConfig, {
+            "family": "decoder", "vocab_size": shapes["embed.tokens.weight"][0], "feedforward": "swiglu", "norm": "rms",
+            "norm_order": "pre", "position": "rotary", "attention_bias": "none", "ffn_bias": False, "dropout": 0.0,
+            "tie": "none" if "head.weight" in shapes else "output", "eos_id": tuple(dict.fromkeys(ends)) or None, **values,
+        })  # fmt: skip
+    except ConfigError as error:
+        raise FileError(f"{path} describes an impossible model: {error}") from None
+    wanted = {
+        "llama.vocab_size": config.vocab_size,
+        "llama.rope.dimension_count": config.head_width,
+        "llama.attention.value_length": config.head_width,
+    }
+    for name, value in wanted.items():
+        if fields.get(name, value) != value:
+            raise FileError(f"{path}: {name} is {fields[name]}, but the rest of the file says {value}; fetch it again")
+    return config
+
+
+def our_name(name: str) -> str:
+    """blk.3.attn_q.weight -> stack.blocks.3.attention.layer.query.weight; a name that is not in the table stays."""
+    parts = name.split(".")
+    layer = parts[1] if parts[0] == "blk" and len(parts) > 1 and parts[1].isdigit() else ""
+    general = ".".join([parts[0], "{}", *parts[2:]]) if layer else name
+    return NAMES.get(general, name).format(layer) if general in NAMES else name
+
+
+def dequantised(tensor: Any, path: Path) -> Tensor:
+    """float32, in the shape that the layers have."""
+    from gguf.quants import dequantize
+
+    try:
+        plain = dequantize(tensor.data, tensor.tensor_type)
+    except (NotImplementedError, ValueError) as error:
+        raise FileError(f"{path}: tensor {tensor.name} cannot be read: {' '.join(str(error).split())}") from None
+    return torch.tensor(plain, dtype=torch.float32).view([int(n) for n in reversed(tensor.shape)])
+
+
+def halves(weight: Tensor, heads: int) -> Tensor:
+    """Rows of each head from pairs side by side (0 1 | 2 3 | ...) to pairs half a head apart; (H * D, C)."""
+    pairs = weight.unflatten(0, (heads, -1, 2))  # (H, D / 2, 2, C)
+    return pairs.transpose(1, 2).flatten(0, 2)  # (H * D, C)
+
+
+# --- tokenizer
+
+
+def read_tokenizer(fields: dict[str, Any], path: Path) -> Tokenizer | None:
+    """tokenizer.ggml.*: byte-level BPE ("gpt2") or SentencePiece BPE ("llama")."""
+    kind, tokens = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list):
+        return None
+    types = fields.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    special = [token for token, type_ in zip(tokens, types, strict=False) if type_ in (CONTROL, USER)]
+    settings = names_of(fields, tokens)
+    starts = fields.get("tokenizer.ggml.add_bos_token", kind == "llama")
+    bos = settings.get("bos_token") if starts else None
+    if kind == "llama":
+        prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+        scores = fields.get("tokenizer.ggml.scores", [])
+        if len(scores) != len(tokens):
+            raise FileError(f"{path}: {len(tokens)} tokens but {len(scores)} scores; fetch it again")
+        return scored_bpe(tokens, scores, special, bos, settings.get("unk_token"), prefix, settings)
+    split = {"default": "gpt-2"}.get(name := fields.get("tokenizer.ggml.pre", "default"), name)
+    if kind != "gpt2" or split not in SPLITS:
+        raise FileError(f"{path}: tokenizer {kind!r} with pre-tokenizer {name!r} is not known; known: gpt2, llama; {list(SPLITS)}")
+    merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", [])]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = byte_level_bpe(vocab, merges, special, split, settings)
+    add_bos(tokenizer.backend, bos)
+    return tokenizer
+
+
+def names_of(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """What tokenizer_config.json would hold: the special tokens by name, and the chat template."""
+    settings: dict[str, Any] = {}
+    for name, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        index = fields.get(f"tokenizer.ggml.{theirs}_token_id")
+        if isinstance(index, int) and index < len(tokens):
+            settings[f"{name}_token"] = tokens[index]
+    if isinstance(template := fields.get("tokenizer.chat_template"), str):
+        settings["chat_template"] = template
+    return settings

@@ -1,0 +1,260 @@
+"""The writing families of Hugging Face: GPT-2 and LLaMA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qkv.config import ModelConfig
+from qkv.convert.hf_family import (
+    GATED,
+    NOTHING,
+    OPTIONAL_INT,
+    Family,
+    Json,
+    Key,
+    activation,
+    check_type,
+    foreign_activation,
+    pad_id,
+    token_ids,
+    unless,
+)  # fmt: skip
+from qkv.convert.tables import THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Row, both, drop, layers, row
+from qkv.errors import ConfigError, FileError
+
+DECODER_MUST = {"is_encoder_decoder": False, "decoder_start_token_id": None}
+
+# --- GPT-2: its Conv1D layers hold the matrix transposed, and query, key and value in one
+
+
+def read_gpt2(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    return {
+        "feedforward": activation(values["activation_function"], "activation_function"),
+        "d_ff": values["n_inner"] or 4 * values["n_embd"],
+        "score": "scaled-dot" if values["scale_attn_weights"] else "dot",
+        "tie": "output" if values["tie_word_embeddings"] else "none",
+        "pad_id": pad_id(values),
+    }
+
+
+def write_gpt2(c: ModelConfig) -> dict[str, Any]:
+    return {
+        "activation_function": foreign_activation(c.feedforward),
+        "n_inner": c.d_ff,
+        "embd_pdrop": c.dropout,
+        "scale_attn_weights": c.score == "scaled-dot",
+        "tie_word_embeddings": c.tie == "output",
+        "pad_token_id": c.pad_id,
+    }
+
+
+def qkv(part: str) -> tuple[str, ...]:
+    """Our three layers that GPT-2 has in one."""
+    return tuple(f"stack.blocks.{{}}.attention.layer.{name}.{part}" for name in ("query", "key", "value"))
+
+
+GPT2_BLOCK = [
+    *both([("h.{}.ln_1", "stack.blocks.{}.attention.before"), ("h.{}.ln_2", "stack.blocks.{}.feedforward.before")]),
+    row("h.{}.attn.c_attn.weight", qkv("weight"), THIRDS_TRANSPOSED),
+    row("h.{}.attn.c_attn.bias", qkv("bias"), THIRDS),
+    *both(
+        [
+            ("h.{}.attn.c_proj", "stack.blocks.{}.attention.layer.output"),
+            ("h.{}.mlp.c_fc", "stack.blocks.{}.feedforward.layer.up"),
+            ("h.{}.mlp.c_proj", "stack.blocks.{}.feedforward.layer.down"),
+        ],
+        TRANSPOSED,
+    ),
+    drop("h.{}.attn.bias", "the causal mask"),
+    drop("h.{}.attn.masked_bias", "the number that stands for minus infinity"),
+]
+
+
+def gpt2_table(c: ModelConfig) -> list[Row]:
+    return [
+        row("wte.weight", "embed.tokens.weight", copies=("lm_head.weight",)),
+        row("wpe.weight", "embed.position.table"),
+        *layers(c.n_layers, GPT2_BLOCK),
+        *both([("ln_f", "stack.norm")]),
+        row("lm_head.weight", "head.weight"),
+    ]
+
+
+GPT2 = Family(
+    "gpt2",
+    architectures={"GPT2LMHeadModel": "vocabulary", "GPT2Model": "vocabulary"},
+    fixed={
+        "family": "decoder", "head": "vocabulary", "norm": "layer", "norm_order": "pre", "position": "learned",
+        "attention_bias": "all",
+    },
+    keys={
+        "vocab_size": Key(50257, "vocab_size"),
+        "n_positions": Key(1024, "max_length"),
+        "n_embd": Key(768, "d_model"),
+        "n_layer": Key(12, "n_layers"),
+        "n_head": Key(12, "n_heads"),
+        "n_inner": Key(None, None, OPTIONAL_INT),
+        "activation_function": Key("gelu_new"),
+        "resid_pdrop": Key(0.1, "dropout"),
+        "attn_pdrop": Key(0.1, "attention_dropout"),
+        "layer_norm_epsilon": Key(1e-5, "norm_eps"),
+        "scale_attn_weights": Key(True),
+        "tie_word_embeddings": Key(True),
+        **token_ids(pad=None, bos=50256, eos=50256),
+    },
+    must={**DECODER_MUST, "scale_attn_by_inverse_layer_idx": False},
+    ignored=frozenset(
+        # embd_pdrop: we have one dropout, which is resid_pdrop; reorder_and_upcast_attn: mixed precision only
+        "n_ctx embd_pdrop reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
+        "summary_proj_to_labels summary_first_dropout".split()
+    ),
+    aliases={
+        "hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
+    read=read_gpt2,
+    write=write_gpt2,
+    table=gpt2_table,
+    prefix="transformer.",
+    heads=("lm_head.",),
+)  # fmt: skip
+
+# --- LLaMA
+
+
+def read_rotary(values: Json) -> dict[str, Any]:
+    """Base and stretching, from rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
+    given = dict(values["rope_scaling"] or values["rope_parameters"] or {})
+    theta = given.pop("rope_theta", values["rope_theta"])
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    given.pop("type", None)
+    check_type("rope_theta", theta, (float, int, NOTHING))
+    fields = {"position_base": 10_000.0 if theta is None else float(theta)}
+    if kind == "llama3":
+        return fields | {"rotary_scaling": read_llama3(given)}
+    if kind not in ("default", None):
+        raise FileError(f"config.json: rope_type = {kind!r} is not supported; it is one of 'default', 'llama3'")
+    if given and given != {"partial_rotary_factor": 1.0}:
+        raise FileError(f"config.json: rope parameters {given} are not supported with rope_type = 'default'")
+    return fields
+
+
+LLAMA3 = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_length",
+}
+"""Llama 3's rope parameters and the fields of our RotaryScaling."""
+
+
+def read_llama3(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.keys() != LLAMA3.keys():
+        odd = sorted(given.keys() ^ LLAMA3.keys())
+        raise FileError(
+            f"config.json: llama3 rope parameters are {', '.join(LLAMA3)}; missing or unknown: {', '.join(odd)}"
+        )
+    for name, value in given.items():
+        check_type(name, value, (int,) if name.startswith("original") else (int, float))
+    return {ours: given[name] if ours == "original_length" else float(given[name]) for name, ours in LLAMA3.items()}
+
+
+def write_rotary(c: ModelConfig) -> dict[str, Any]:
+    """Both spellings, so that transformers before and after 5 open the folder."""
+    scaling = c.rotary_scaling
+    stretched = {name: getattr(scaling, ours) for name, ours in LLAMA3.items()} if scaling is not None else {}
+    kind = {"rope_type": "llama3" if stretched else "default"}
+    return {
+        "rope_parameters": {"rope_theta": c.position_base, **kind, **stretched},
+        "rope_theta": c.position_base,
+        "rope_scaling": {**kind, **stretched} if stretched else None,
+    }
+
+
+def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    return {
+        "feedforward": GATED[activation(values["hidden_act"], "hidden_act")],
+        "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
+        "d_head": unless(values["hidden_size"] / values["num_attention_heads"], values["head_dim"]),
+        "attention_bias": "all" if values["attention_bias"] else "none",
+        "tie": "output" if values["tie_word_embeddings"] else "none",
+        "pad_id": pad_id(values),
+        **read_rotary(values),
+    }
+
+
+def write_llama(c: ModelConfig) -> dict[str, Any]:
+    if c.d_model % c.n_heads != 0:
+        raise ConfigError(f"d_model = {c.d_model} with n_heads = {c.n_heads}, which does not divide it")
+    return {
+        "hidden_act": foreign_activation(c.feedforward, gated=True),
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_width,
+        "attention_bias": c.attention_bias == "all",
+        "tie_word_embeddings": c.tie == "output",
+        "pad_token_id": c.pad_id,
+        **write_rotary(c),
+    }
+
+
+LLAMA_BLOCK = [
+    *both([
+        ("layers.{}.input_layernorm", "stack.blocks.{}.attention.before"),
+        ("layers.{}.self_attn.q_proj", "stack.blocks.{}.attention.layer.query"),
+        ("layers.{}.self_attn.k_proj", "stack.blocks.{}.attention.layer.key"),
+        ("layers.{}.self_attn.v_proj", "stack.blocks.{}.attention.layer.value"),
+        ("layers.{}.self_attn.o_proj", "stack.blocks.{}.attention.layer.output"),
+        ("layers.{}.post_attention_layernorm", "stack.blocks.{}.feedforward.before"),
+        ("layers.{}.mlp.gate_proj", "stack.blocks.{}.feedforward.layer.gate"),
+        ("layers.{}.mlp.up_proj", "stack.blocks.{}.feedforward.layer.up"),
+        ("layers.{}.mlp.down_proj", "stack.blocks.{}.feedforward.layer.down"),
+    ]),
+    drop("layers.{}.self_attn.rotary_emb.inv_freq", "computed from the base"),
+]  # fmt: skip
+
+
+def llama_table(c: ModelConfig) -> list[Row]:
+    return [
+        row("embed_tokens.weight", "embed.tokens.weight", copies=("lm_head.weight",)),
+        *layers(c.n_layers, LLAMA_BLOCK),
+        *both([("norm", "stack.norm")]),
+        row("lm_head.weight", "head.weight"),
+    ]
+
+
+LLAMA = Family(
+    "llama",
+    architectures={"LlamaForCausalLM": "vocabulary", "LlamaModel": "vocabulary"},
+    fixed={
+        "family": "decoder", "head": "vocabulary", "norm": "rms", "norm_order": "pre", "position": "rotary",
+        "dropout": 0.0,
+    },
+    keys={
+        "vocab_size": Key(32000, "vocab_size"),
+        "hidden_size": Key(4096, "d_model"),
+        "intermediate_size": Key(11008, "d_ff"),
+        "num_hidden_layers": Key(32, "n_layers"),
+        "num_attention_heads": Key(32, "n_heads"),
+        "num_key_value_heads": Key(None, None, OPTIONAL_INT),
+        "head_dim": Key(None, None, OPTIONAL_INT),
+        "hidden_act": Key("silu"),
+        "max_position_embeddings": Key(2048, "max_length"),
+        "rms_norm_eps": Key(1e-6, "norm_eps"),
+        "attention_dropout": Key(0.0, "attention_dropout"),
+        "attention_bias": Key(False),
+        "mlp_bias": Key(False, "ffn_bias"),
+        "tie_word_embeddings": Key(False),
+        "rope_parameters": Key(None, None, (dict, NOTHING)),
+        "rope_scaling": Key(None, None, (dict, NOTHING)),
+        "rope_theta": Key(None, None, (float, NOTHING)),
+        **token_ids(pad=None, bos=1, eos=2),
+    },
+    must={**DECODER_MUST, "rope_interleaved": False},
+    ignored=frozenset({"pretraining_tp", "is_llama_config", "max_sequence_length", "transformers.js_config"}),
+    read=read_llama,
+    write=write_llama,
+    table=llama_table,
+    prefix="model.",
+    heads=("lm_head.",),
+)  # fmt: skip

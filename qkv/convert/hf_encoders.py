@@ -1,0 +1,353 @@
+"""The reading families of Hugging Face: BERT, RoBERTa, ELECTRA and the Vision Transformer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.config import ModelConfig
+from qkv.convert.hf_family import OPTIONAL_INT, Family, Json, Key, activation, foreign_activation, pad_id, token_ids
+from qkv.convert.tables import ONE_CELL, ONE_ROW, Row, both, drop, layers, row
+from qkv.errors import FileError
+
+# --- what BERT, RoBERTa and ELECTRA share
+
+ENCODER = {
+    "family": "encoder", "norm": "layer", "norm_order": "post", "embed_norm": True, "position": "learned",
+    "attention_bias": "all",
+}  # fmt: skip
+
+ENCODER_MUST = {"position_embedding_type": "absolute", "is_encoder_decoder": False, "decoder_start_token_id": None}
+
+
+def encoder_keys(vocab_size: int, width: int, heads: int, inner: int) -> dict[str, Key]:
+    """Keys with a family's default sizes."""
+    return {
+        "vocab_size": Key(vocab_size, "vocab_size"),
+        "hidden_size": Key(width, "d_model"),
+        "num_hidden_layers": Key(12, "n_layers"),
+        "num_attention_heads": Key(heads, "n_heads"),
+        "intermediate_size": Key(inner, "d_ff"),
+        "hidden_act": Key("gelu"),
+        "hidden_dropout_prob": Key(0.1, "dropout"),
+        "attention_probs_dropout_prob": Key(0.1, "attention_dropout"),
+        "max_position_embeddings": Key(512),
+        "type_vocab_size": Key(2, "n_segments"),
+        "layer_norm_eps": Key(1e-12, "norm_eps"),
+        "tie_word_embeddings": Key(True),
+    }
+
+
+def read_encoder(values: Json, names: set[str], head: str, offset: int = 0) -> dict[str, Any]:
+    if head == "base":
+        head = "pooled" if "pooler.dense.weight" in names else "none"
+    words = head == "masked"
+    return {
+        "head": head,
+        "feedforward": activation(values["hidden_act"], "hidden_act"),
+        "max_length": values["max_position_embeddings"] - offset,
+        "position_offset": offset,
+        "pad_id": pad_id(values),
+        "tie": "output" if words and values["tie_word_embeddings"] else "none",
+        "output_bias": words,
+    }
+
+
+def write_encoder(c: ModelConfig) -> dict[str, Any]:
+    return {
+        "hidden_act": foreign_activation(c.feedforward),
+        "max_position_embeddings": c.max_length + c.position_offset,
+        "pad_token_id": c.pad_id,
+        "tie_word_embeddings": c.head != "masked" or c.tie == "output",
+    }
+
+
+ENCODER_BLOCK = both([
+    ("encoder.layer.{}.attention.self.query", "stack.blocks.{}.attention.layer.query"),
+    ("encoder.layer.{}.attention.self.key", "stack.blocks.{}.attention.layer.key"),
+    ("encoder.layer.{}.attention.self.value", "stack.blocks.{}.attention.layer.value"),
+    ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
+    ("encoder.layer.{}.attention.output.LayerNorm", "stack.blocks.{}.attention.after"),
+    ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
+    ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
+    ("encoder.layer.{}.output.LayerNorm", "stack.blocks.{}.feedforward.after"),
+])  # fmt: skip
+
+
+def encoder_table(c: ModelConfig, output_words: str) -> list[Row]:
+    """Embeddings and blocks; `output_words` is the output matrix, which tied files may store once more."""
+    return [
+        row("embeddings.word_embeddings.weight", "embed.tokens.weight", copies=(output_words,)),
+        row("embeddings.token_type_embeddings.weight", "embed.segments.weight"),
+        row("embeddings.position_embeddings.weight", "embed.position.table"),
+        *both([("embeddings.LayerNorm", "embed.norm")]),
+        drop("embeddings.position_ids", "0, 1, 2, ..."),
+        drop("embeddings.token_type_ids", "all 0"),
+        *layers(c.n_layers, ENCODER_BLOCK),
+    ]
+
+
+def output_bias(c: ModelConfig, decoder: str, bias: str) -> list[Row]:
+    """Hugging Face has the bias of masked words twice; tied they are one, untied only the decoder's is added."""
+    if c.tie == "output":
+        return [row(bias, "head.words.bias", copies=(decoder,))]
+    unused = drop(bias, "an untied head adds decoder.bias only", fill=lambda ours: ours["head.words.bias"].clone())
+    return [row(decoder, "head.words.bias"), unused]
+
+
+def not_pooled(c: ModelConfig) -> list[Row]:
+    """A pooler in the file of a model whose head does not read it."""
+    reason = f"head {c.head!r} does not read the pooled vector"
+    return [drop("pooler.dense.weight", reason), drop("pooler.dense.bias", reason)]
+
+
+def gelu_only(values: Json, head: str) -> None:
+    """RoBERTa's and ELECTRA's masked-word heads have GELU whatever hidden_act is; ours has the network's activation."""
+    if head == "masked" and activation(values["hidden_act"], "hidden_act") != "gelu":
+        raise FileError(f"config.json: hidden_act = {values['hidden_act']!r} with a masked-word head must be 'gelu'")
+
+
+OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
+
+# --- BERT
+
+
+def bert_table(c: ModelConfig) -> list[Row]:
+    no_next = "the next-sentence head is not built here"
+    heads = {
+        "masked": [
+            *both(
+                [
+                    ("cls.predictions.transform.dense", "head.dense"),
+                    ("cls.predictions.transform.LayerNorm", "head.norm"),
+                ]
+            ),
+            row("cls.predictions.decoder.weight", "head.words.weight"),
+            *output_bias(c, "cls.predictions.decoder.bias", "cls.predictions.bias"),
+            *not_pooled(c),
+            drop("cls.seq_relationship.weight", no_next),
+            drop("cls.seq_relationship.bias", no_next),
+        ],
+        "classes": both([("pooler.dense", "head.pooler.dense"), ("classifier", "head.output")]),
+        "tags": [*both([("classifier", "head.output")]), *not_pooled(c)],
+        "pooled": both([("pooler.dense", "head.dense")]),
+    }
+    return encoder_table(c, "cls.predictions.decoder.weight") + heads.get(c.head, [])
+
+
+BERT = Family(
+    "bert",
+    architectures={
+        "BertModel": "base", "BertForMaskedLM": "masked", "BertForPreTraining": "masked",
+        "BertForSequenceClassification": "classes", "BertForTokenClassification": "tags",
+    },
+    fixed=ENCODER,
+    keys={**encoder_keys(30522, 768, 12, 3072), **token_ids(pad=0, bos=None, eos=None)},
+    must=ENCODER_MUST,
+    ignored=frozenset(
+        "directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head "
+        "pooler_type".split()
+    ),  # left in multilingual BERT by the TensorFlow program; nothing reads them
+    read=read_encoder,
+    write=write_encoder,
+    table=bert_table,
+    prefix="bert.",
+    heads=("cls.", "classifier."),
+    marks=((("cls.predictions.",), "masked"), (("classifier.", "pooler."), "classes"), (("classifier.",), "tags")),
+    spellings=OLD_NORMS,
+)  # fmt: skip
+
+# --- RoBERTa
+
+
+def read_roberta(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    gelu_only(values, head)
+    return read_encoder(values, names, head, offset=pad_id(values) + 1)  # positions are counted from the pad id
+
+
+def roberta_table(c: ModelConfig) -> list[Row]:
+    heads = {
+        "masked": [
+            *both([("lm_head.dense", "head.dense"), ("lm_head.layer_norm", "head.norm")]),
+            row("lm_head.decoder.weight", "head.words.weight"),
+            *output_bias(c, "lm_head.decoder.bias", "lm_head.bias"),
+            *not_pooled(c),
+        ],
+        "classes": [
+            *both([("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.output")]),
+            *not_pooled(c),
+        ],
+        "tags": [*both([("classifier", "head.output")]), *not_pooled(c)],
+        "pooled": both([("pooler.dense", "head.dense")]),
+    }
+    return encoder_table(c, "lm_head.decoder.weight") + heads.get(c.head, [])
+
+
+ROBERTA = Family(
+    "roberta",
+    architectures={
+        "RobertaModel": "base", "RobertaForMaskedLM": "masked", "RobertaForSequenceClassification": "classes",
+        "RobertaForTokenClassification": "tags",
+    },
+    fixed=ENCODER,
+    keys={**encoder_keys(50265, 768, 12, 3072), **token_ids(pad=1, bos=0, eos=2)},
+    must=ENCODER_MUST,
+    read=read_roberta,
+    write=write_encoder,
+    table=roberta_table,
+    prefix="roberta.",
+    heads=("lm_head.", "classifier."),
+    marks=((("lm_head.",), "masked"), (("classifier.dense.",), "classes"), (("classifier.",), "tags")),
+    spellings=OLD_NORMS,
+)  # fmt: skip
+
+# --- ELECTRA: words narrower than the stream, a generator (masked words) and a discriminator (replaced or not)
+
+
+def read_electra(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    gelu_only(values, head)
+    return {**read_encoder(values, names, head), "d_embed": values["embedding_size"]}
+
+
+def electra_table(c: ModelConfig) -> list[Row]:
+    heads = {
+        "masked": [
+            *both([("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm")]),
+            *both([("generator_lm_head", "head.words")]),
+        ],
+        "replaced": both([
+            ("discriminator_predictions.dense", "head.dense"),
+            ("discriminator_predictions.dense_prediction", "head.output"),
+        ]),
+        "tags": both([("classifier", "head.output")]),
+    }  # fmt: skip
+    project = both([("embeddings_project", "embed.project")])
+    return encoder_table(c, "generator_lm_head.weight") + project + heads.get(c.head, [])
+
+
+ELECTRA = Family(
+    "electra",
+    architectures={
+        "ElectraModel": "base", "ElectraForMaskedLM": "masked", "ElectraForPreTraining": "replaced",
+        "ElectraForTokenClassification": "tags",
+    },
+    fixed=ENCODER,
+    keys={
+        **encoder_keys(30522, 256, 4, 1024),
+        **token_ids(pad=0, bos=None, eos=None),
+        "embedding_size": Key(128),
+    },
+    must=ENCODER_MUST,
+    ignored=frozenset("summary_type summary_use_proj summary_activation summary_last_dropout".split()),
+    read=read_electra,
+    write=lambda c: {**write_encoder(c), "embedding_size": c.d_embed or c.d_model},
+    table=electra_table,
+    prefix="electra.",
+    heads=("generator_", "discriminator_", "classifier."),
+    marks=((("generator_",), "masked"), (("discriminator_",), "replaced"), (("classifier.",), "tags")),
+    spellings=OLD_NORMS,
+)  # fmt: skip
+
+# --- Vision Transformer
+
+
+def square(values: Json, key: str) -> int:
+    """The side of a square given as one number or two equal ones."""
+    sides = values[key] if isinstance(values[key], tuple) else (values[key],)
+    if len(set(sides)) != 1:
+        raise FileError(f"config.json: {key} = {list(sides)} is not square; only square ones are supported")
+    return sides[0]
+
+
+def read_vit(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    image, patch = square(values, "image_size"), square(values, "patch_size")
+    if values["pooler_output_size"] not in (None, values["hidden_size"]):
+        raise FileError(f"config.json: pooler_output_size = {values['pooler_output_size']} must be hidden_size")
+    if head == "base":
+        head = "pooled" if "pooler.dense.weight" in names else "none"
+    return {
+        "head": head,
+        "feedforward": activation(values["hidden_act"], "hidden_act"),
+        "image_size": image,
+        "patch_size": patch,
+        "max_length": 1 + (image // max(patch, 1)) ** 2,
+    }
+
+
+def write_vit(c: ModelConfig) -> dict[str, Any]:
+    return {
+        "hidden_act": foreign_activation(c.feedforward),
+        "image_size": c.image_size or 224,
+        "patch_size": c.patch_size or 16,
+        "pooler_output_size": c.d_model,
+    }
+
+
+VIT_BLOCK = both([
+    ("encoder.layer.{}.layernorm_before", "stack.blocks.{}.attention.before"),
+    ("encoder.layer.{}.attention.attention.query", "stack.blocks.{}.attention.layer.query"),
+    ("encoder.layer.{}.attention.attention.key", "stack.blocks.{}.attention.layer.key"),
+    ("encoder.layer.{}.attention.attention.value", "stack.blocks.{}.attention.layer.value"),
+    ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
+    ("encoder.layer.{}.layernorm_after", "stack.blocks.{}.feedforward.before"),
+    ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
+    ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
+])  # fmt: skip
+
+VIT_SPELLINGS = (
+    (r"^layers\.(\d+)\.attention\.q_proj\.", r"encoder.layer.\1.attention.attention.query."),
+    (r"^layers\.(\d+)\.attention\.k_proj\.", r"encoder.layer.\1.attention.attention.key."),
+    (r"^layers\.(\d+)\.attention\.v_proj\.", r"encoder.layer.\1.attention.attention.value."),
+    (r"^layers\.(\d+)\.attention\.o_proj\.", r"encoder.layer.\1.attention.output.dense."),
+    (r"^layers\.(\d+)\.mlp\.fc1\.", r"encoder.layer.\1.intermediate.dense."),
+    (r"^layers\.(\d+)\.mlp\.fc2\.", r"encoder.layer.\1.output.dense."),
+    (r"^layers\.(\d+)\.layernorm_", r"encoder.layer.\1.layernorm_"),
+)
+"""transformers 5 has other names in memory, and turns them into the old ones when it saves."""
+
+
+def vit_table(c: ModelConfig) -> list[Row]:
+    heads = {
+        "classes": [*both([("classifier", "head.output")]), *not_pooled(c)],
+        "pooled": both([("pooler.dense", "head.dense")]),
+    }
+    return [
+        row("embeddings.cls_token", "embed.cls", ONE_CELL),
+        row("embeddings.position_embeddings", "embed.position.table", ONE_ROW),
+        drop("embeddings.mask_token", "hides patches in masked-image training only"),
+        *both([("embeddings.patch_embeddings.projection", "embed.patches"), ("layernorm", "stack.norm")]),
+        *layers(c.n_layers, VIT_BLOCK),
+        *heads.get(c.head, []),
+    ]
+
+
+VIT = Family(
+    "vit",
+    architectures={"ViTModel": "base", "ViTForImageClassification": "classes"},
+    fixed={
+        "family": "encoder", "norm": "layer", "norm_order": "pre", "position": "learned", "attention_bias": "all",
+        "pooler": False,
+    },
+    keys={
+        "hidden_size": Key(768, "d_model"),
+        "num_hidden_layers": Key(12, "n_layers"),
+        "num_attention_heads": Key(12, "n_heads"),
+        "intermediate_size": Key(3072, "d_ff"),
+        "hidden_act": Key("gelu"),
+        "hidden_dropout_prob": Key(0.0, "dropout"),
+        "attention_probs_dropout_prob": Key(0.0, "attention_dropout"),
+        "layer_norm_eps": Key(1e-12, "norm_eps"),
+        "image_size": Key(224, None, (int, list)),
+        "patch_size": Key(16, None, (int, list)),
+        "num_channels": Key(3, "n_channels"),
+        "pooler_output_size": Key(None, None, OPTIONAL_INT),
+    },
+    must={"qkv_bias": True, "pooler_act": "tanh", "is_encoder_decoder": False},
+    ignored=frozenset({"encoder_stride"}),  # of the masked-image decoder
+    read=read_vit,
+    write=write_vit,
+    table=vit_table,
+    prefix="vit.",
+    heads=("classifier.",),
+    marks=((("classifier.",), "classes"),),
+    spellings=VIT_SPELLINGS,
+)  # fmt: skip

@@ -1,0 +1,73 @@
+"""Tokenizer files in a model's folder: tokenizer.json, or the older vocab.json + merges.txt (GPT-2, RoBERTa, BART) and
+vocab.txt (BERT)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, processors
+
+from qkv.convert.files import read_json, read_text, write_json, write_text
+from qkv.errors import FileError
+from qkv.text.kinds import byte_level_bpe, wordpiece
+from qkv.text.tokenizer import Tokenizer
+
+
+def open_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The tokenizer of a folder, None where it has none."""
+    folder = Path(folder)
+    settings = read_settings(folder)
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_json(read_text(folder / "tokenizer.json"), settings, str(folder / "tokenizer.json"))
+    for vocab, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        if (folder / vocab).is_file() and (folder / merges).is_file():
+            return open_gpt2(folder / vocab, folder / merges, settings)
+    if (folder / "vocab.txt").is_file():
+        return open_bert(folder / "vocab.txt", settings)
+    return None
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    write_text(folder / "tokenizer.json", tokenizer.to_json())
+    if tokenizer.settings:
+        write_json(folder / "tokenizer_config.json", tokenizer.settings)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, with the chat template that newer folders keep in a file of its own."""
+    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    settings = read_json(path) if path.is_file() else {}
+    if template.is_file():
+        settings["chat_template"] = read_text(template)
+    return settings
+
+
+def open_gpt2(vocab_path: Path, merges_path: Path, settings: dict[str, Any]) -> Tokenizer:
+    vocab = read_json(vocab_path)
+    if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
+        raise FileError(f"{vocab_path} must hold words and their ids; is it the right file?")
+    lines = [line for line in read_text(merges_path).split("\n") if line and not line.startswith("#version")]
+    merges = [tuple(line.split(" ")) for line in lines]
+    broken = [line for line, pair in zip(lines, merges, strict=True) if len(pair) != 2]
+    if broken:
+        raise FileError(f"{merges_path} must hold two pieces per line, not {broken[0][:60]!r}; is it the right file?")
+    special = [token for token in ("<|endoftext|>", "<s>", "<pad>", "</s>", "<unk>") if token in vocab]
+    tokenizer = byte_level_bpe(vocab, merges, special, settings=settings)  # type: ignore[arg-type]
+    if "<s>" in vocab and "</s>" in vocab:  # RoBERTa and BART: <s> text </s>
+        ends = ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"])
+        tokenizer.backend.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=False)
+        if "<mask>" in vocab:  # takes the space before it
+            tokenizer.backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False, special=True)])
+    return tokenizer
+
+
+def open_bert(path: Path, settings: dict[str, Any]) -> Tokenizer:
+    words = [line.rstrip("\r") for line in read_text(path).rstrip("\n").split("\n")]
+    return wordpiece(
+        words,
+        lower=settings.get("do_lower_case", True) is not False,
+        strip_accents=settings.get("strip_accents"),
+        chinese=settings.get("tokenize_chinese_chars", True) is not False,
+        settings=settings,
+    )

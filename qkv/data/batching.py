@@ -1,0 +1,105 @@
+"""Batches of equal token count, from pools of examples sorted by length; exact to resume, flat in memory.
+
+A pool is the next `pool` examples of the corpus. It is shuffled, sorted by length, cut into batches of about
+`tokens` padded tokens, and the batches are shuffled. All of that is a function of (seed, epoch, pool), so a position is
+four numbers, and a run that stopped at it goes on with the very next batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
+
+from qkv.data.sources import Record, Source
+from qkv.errors import QkvError
+
+Example = TypeVar("Example")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands in its data."""
+
+    epoch: int = 0
+    record: int = 0
+    """First record of the current pool."""
+    pool: int = 0
+    batch: int = 0
+    """Batches of the pool that are done, over all workers."""
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Batches(Generic[Example]):
+    """An endless stream of lists of examples; `position` after each is what a checkpoint stores.
+
+    `encode` makes an example from a record, or None for one that cleaning drops; `length` is what the batch is padded
+    to. With several workers each takes every `world`-th batch of the same stream.
+    """
+
+    def __init__(self, source: Source, encode: Callable[[Sequence[Record]], Sequence[Example | None]],
+                 length: Callable[[Example], int], tokens: int, pool: int = 100_000, seed: int = 0, rank: int = 0,
+                 world: int = 1):  # fmt: skip
+        self.source, self.encode, self.length = source, encode, length
+        self.tokens, self.pool, self.seed, self.rank, self.world = tokens, pool, seed, rank, world
+        self.position = Position()
+        self.kept: list[Example] | None = None  # the whole corpus, where one pool holds it
+
+    def __iter__(self) -> Iterator[list[Example]]:
+        while True:
+            examples, following, last = self.read_pool()
+            batches = self.cut(examples, f"{self.seed}:{self.position.epoch}:{self.position.pool}")
+            whole = len(batches) - len(batches) % self.world  # every worker takes as many steps
+            if last and whole == 0 and self.position.pool == 0:
+                raise QkvError(f"{len(batches)} batches for {self.world} workers: use fewer workers or smaller batches")
+            for number in range(self.position.batch + self.rank, whole, self.world):
+                self.position = Position(
+                    self.position.epoch, self.position.record, self.position.pool, number - self.rank + self.world
+                )
+                yield batches[number]
+            self.position = (
+                Position(self.position.epoch + 1)
+                if last
+                else Position(self.position.epoch, following, self.position.pool + 1)
+            )
+
+    def read_pool(self) -> tuple[list[Example], int, bool]:
+        """The examples of the current pool, the record behind it, and whether the corpus ends there."""
+        if self.kept is not None:
+            return list(self.kept), 0, True
+        examples: list[Example] = []
+        following, chunk = self.position.record, []
+        reader = self.source.read(following)
+        for following, record in reader:
+            chunk.append(record)
+            if len(chunk) == 4096:
+                examples += [e for e in self.encode(chunk) if e is not None]
+                chunk = []
+                if len(examples) >= self.pool:
+                    return examples, following, False
+        examples += [e for e in self.encode(chunk) if e is not None]
+        if self.position.record == 0:
+            self.kept = list(examples)
+            if not examples:
+                raise QkvError("no example is left after cleaning: `qkv data inspect` shows why each one was dropped")
+        return examples, following, True
+
+    def cut(self, examples: list[Example], key: str) -> list[list[Example]]:
+        """Batches of at most `tokens` padded tokens; a longer example is a batch of its own."""
+        r = random.Random(key)
+        r.shuffle(examples)
+        examples.sort(key=self.length)
+        batches: list[list[Example]] = []
+        rows, widest = [], 0
+        for example in examples:
+            widest = max(widest, self.length(example))
+            if rows and widest * (len(rows) + 1) > self.tokens:
+                batches.append(rows)
+                rows, widest = [], self.length(example)
+            rows.append(example)
+        batches += [rows] if rows else []
+        r.shuffle(batches)
+        return batches

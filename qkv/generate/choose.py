@@ -1,0 +1,54 @@
+"""Choosing the next token from its logits: the best one, or a draw from a sharpened, shortened distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.errors import QkvError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to draw. Temperature 0 takes the best token always (greedy)."""
+
+    temperature: float = 0.0
+    """Logits are divided by it: below 1 sharper, above 1 flatter."""
+    top_k: int = 0
+    """Only the k best tokens stay; 0 = all."""
+    top_p: float = 1.0
+    """Only the best tokens that together reach this probability stay (nucleus sampling, Holtzman et al. 2020)."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise QkvError(f"temperature is a number from 0 (greedy) upwards, given {self.temperature}")
+        if self.top_k < 0:
+            raise QkvError(f"top_k is 0 (all tokens) or a count of tokens, given {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise QkvError(f"top_p is a probability above 0 and at most 1, given {self.top_p}")
+
+
+def seeded(seed: int, count: int) -> list[torch.Generator]:
+    """One stream of random numbers per row (seed, seed + 1, ...), so that a row draws the same in any batch."""
+    return [torch.Generator().manual_seed(seed + row) for row in range(count)]
+
+
+def choose(logits: Tensor, how: Sampling, generators: Sequence[torch.Generator] = ()) -> Tensor:
+    """(B, V) -> (B,) token ids, with one generator per row unless greedy."""
+    if how.temperature == 0 or how.top_k == 1:
+        return logits.argmax(-1)
+    best_first, ids = (logits.float() / how.temperature).sort(dim=-1, descending=True, stable=True)  # (B, V)
+    chances = best_first.softmax(-1)
+    if how.top_k:
+        chances[:, how.top_k :] = 0
+        chances = chances / chances.sum(-1, keepdim=True)
+    above = chances.cumsum(-1) - chances  # probability of all better tokens; 0 for the best, which always stays
+    chances = chances * (above < how.top_p)
+    draws = torch.stack([torch.rand(1, generator=g) for g in generators]).to(logits.device)  # (B, 1)
+    heights = chances.cumsum(-1)  # (B, V)
+    index = (heights <= draws * heights[:, -1:]).sum(-1, keepdim=True)  # the first token whose height passes the draw
+    last = (chances > 0).sum(-1, keepdim=True) - 1  # rounding must not reach a token of chance 0
+    return ids.gather(-1, index.minimum(last)).squeeze(-1)

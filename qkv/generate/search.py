@@ -1,0 +1,87 @@
+"""Search: token after token on `network.step`, the same for attention and recurrent networks, with or without a source.
+
+A batch holds what is known: `inputs` is the prompt of a decoder, or the first target token(s) of an encoder-decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from qkv.batch import Batch
+from qkv.generate.choose import Sampling, choose, seeded
+from qkv.models.decoder import Decoder
+from qkv.models.encoder_decoder import EncoderDecoder
+
+Writer = Decoder | EncoderDecoder
+GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
+Choice = Callable[[Tensor, list[int]], Tensor]
+"""Logits (R, V) of the rows still being written, and which rows of the batch they are -> ids (R,)."""
+
+
+@torch.no_grad()
+def write(network: Writer, batch: Batch, max_new_tokens: int, choice: Choice, eos_ids: Sequence[int] = ()
+          ) -> Iterator[list[int | None]]:  # fmt: skip
+    """The next token of every row, step by step; None for a row that has ended. An end token is given, then the row
+    leaves the batch: the rest goes on with a smaller state."""
+    assert batch.inputs is not None
+    rows = list(range(batch.inputs.size(0)))
+    hidden, state = network.step(batch.inputs, network.start(batch), batch.mask)  # (B, T, C)
+    last = last_real(hidden, batch.mask)  # (B, C)
+    for step in range(max_new_tokens):
+        # only the last vector goes through the head: the vocabulary is the widest matrix of all
+        ids = choice(network.head(last), rows)  # (R,)
+        written: list[int | None] = [None] * batch.inputs.size(0)
+        for row, token in zip(rows, ids.tolist(), strict=True):
+            written[row] = token
+        yield written
+        going = [i for i, token in enumerate(ids.tolist()) if token not in eos_ids]
+        if not going or step == max_new_tokens - 1:
+            return
+        if len(going) < len(rows):
+            kept = torch.tensor(going, device=ids.device)
+            rows, ids, state = [rows[i] for i in going], ids[kept], state.select(kept)
+        hidden, state = network.step(ids[:, None], state)  # (R, 1, C)
+        last = hidden[:, -1]
+
+
+def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """The vector of each row's last real token: (B, T, C) -> (B, C)."""
+    if mask is None:
+        return hidden[:, -1]
+    places = torch.arange(mask.size(1), device=mask.device) * mask  # (B, T), 0 at padding
+    return hidden[torch.arange(hidden.size(0), device=hidden.device), places.argmax(1)]
+
+
+def steps(network: Writer, batch: Batch, max_new_tokens: int, eos_ids: Sequence[int] = (), how: Sampling = GREEDY,
+          seed: int = 0) -> Iterator[list[int | None]]:  # fmt: skip
+    """`write` with greedy choice, or sampling with one stream of random numbers per row."""
+    assert batch.inputs is not None
+    streams = seeded(seed, batch.inputs.size(0))
+    choice = lambda logits, rows: choose(logits, how, [streams[row] for row in rows])  # noqa: E731
+    return write(network, batch, max_new_tokens, choice, eos_ids)
+
+
+def rows_of(written: Iterator[list[int | None]], count: int) -> list[list[int]]:
+    """Steps of tokens -> the tokens of each row, its end token included."""
+    texts: list[list[int]] = [[] for _ in range(count)]
+    for step in written:
+        for text, token in zip(texts, step, strict=True):
+            if token is not None:
+                text.append(token)
+    return texts
+
+
+def greedy(network: Writer, batch: Batch, max_new_tokens: int, eos_ids: Sequence[int] = ()) -> list[list[int]]:
+    """The most probable token each time: the new ids of each row, its end token included."""
+    assert batch.inputs is not None
+    return rows_of(steps(network, batch, max_new_tokens, eos_ids), batch.inputs.size(0))
+
+
+def sample(network: Writer, batch: Batch, max_new_tokens: int, eos_ids: Sequence[int] = (), how: Sampling = PLAIN,
+           seed: int = 0) -> list[list[int]]:  # fmt: skip
+    """Drawn tokens: the new ids of each row, its end token included. Row i of seed s draws like row 0 of seed s + i."""
+    assert batch.inputs is not None
+    return rows_of(steps(network, batch, max_new_tokens, eos_ids, how, seed), batch.inputs.size(0))

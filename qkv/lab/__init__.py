@@ -1,0 +1,1 @@
+"""The lectures in numbers: worked examples now, claims as experiments as they come."""

@@ -1,0 +1,145 @@
+"""Objectives: what a network is asked to learn. Each is (output, batch) -> Loss, a sum over the targets that count.
+
+The expensive one is the choice of a word: N x V logits, larger than all other activations together. `cross_entropy`
+never holds them whole; `readable_cross_entropy` is the same thing in three lines, and a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from qkv.batch import IGNORED, Batch, Loss
+from qkv.config import ModelConfig
+from qkv.models.output import Output
+
+CHUNK = 512
+"""Rows whose logits are alive at once; 512 was as fast as or faster than 128 and 256 at 10,000 and 32,000 words."""
+
+
+def causal(output: Output, batch: Batch) -> Loss:
+    """The next word, at every position (GPT)."""
+    return cross_entropy(output, wanted(batch))
+
+
+def masked(output: Output, batch: Batch) -> Loss:
+    """The word under the mask; other positions are IGNORED (BERT)."""
+    return cross_entropy(output, wanted(batch))
+
+
+def translation(output: Output, batch: Batch, smoothing: float = 0.1) -> Loss:
+    """The next target word given the source, with label smoothing (Vaswani et al. 2017, 5.4)."""
+    return cross_entropy(output, wanted(batch), smoothing)
+
+
+def classification(output: Output, batch: Batch) -> Loss:
+    """One class per sequence: logits (B, n), targets (B,)."""
+    return scores_loss(output.logits, wanted(batch))
+
+
+def tagging(output: Output, batch: Batch) -> Loss:
+    """One tag per token: logits (B, T, n), targets (B, T)."""
+    return scores_loss(output.logits, wanted(batch))
+
+
+def replaced(output: Output, batch: Batch) -> Loss:
+    """Was this token replaced? Logits and targets (B, T), 1 = replaced (ELECTRA)."""
+    targets = wanted(batch)
+    real = targets != IGNORED  # (B, T)
+    logits, answers = output.logits[real], targets[real]  # (N,) each
+    return Loss(F.binary_cross_entropy_with_logits(logits, answers.to(logits.dtype), reduction="sum"), answers.numel())
+
+
+def objective(c: ModelConfig) -> Callable[[Output, Batch], Loss]:
+    """The objective that a network's family and head are trained with, unless a task says otherwise."""
+    if c.head == "vocabulary":
+        return translation if c.family == "encoder-decoder" else causal
+    return {"masked": masked, "replaced": replaced, "classes": classification, "tags": tagging}[c.head]
+
+
+def wanted(batch: Batch) -> Tensor:
+    assert batch.targets is not None, "this objective needs targets"
+    return batch.targets
+
+
+def scores_loss(logits: Tensor, targets: Tensor) -> Loss:
+    """Cross-entropy of a few classes, logits (..., n) and targets (...)."""
+    total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return Loss(total, int((targets != IGNORED).sum()))
+
+
+# --- the choice of a word
+
+
+def cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Loss:
+    """-log p(target) summed over the real targets (B, T); IGNORED ones are dropped before the word matrix."""
+    hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
+    head: Any = output.head
+    total = ChunkedCrossEntropy.apply(head.features(hidden), head.weight, head.bias, targets, smoothing)
+    return Loss(total, targets.numel())
+
+
+def readable_cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Loss:
+    """The same with all logits in memory."""
+    hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
+    total = F.cross_entropy(output.head(hidden), targets, reduction="sum", label_smoothing=smoothing)
+    return Loss(total, targets.numel())
+
+
+def real_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, T, C), (B, T) -> (N, C), (N,): the positions whose target counts."""
+    hidden, targets = hidden.flatten(0, 1), targets.flatten()
+    rows = (targets != IGNORED).nonzero().squeeze(1)  # (N,)
+    # index_select, not hidden[rows]: its gradient is a plain copy back
+    return hidden.index_select(0, rows), targets[rows]
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """sum_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e/V sum_v z_i[v] ] with z = x W^T + b, smoothing e; CHUNK rows at a time.
+
+    The gradient, dz = softmax(z) - (1 - e) onehot(y) - e/V, is taken at once, while the chunk's logits are in the cache,
+    so that nothing of size N x V outlives its chunk. The term e/V is the same for every word: summed over words or rows
+    it meets only sum_v W_v and sum_i x_i, and needs no pass over the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float) -> Tensor:
+        """x (N, C), weight (V, C), bias (V,), targets (N,) -> the sum, ()."""
+        learning = any(ctx.needs_input_grad)
+        even = smoothing / weight.size(0)  # e / V
+        dx, dw = (torch.empty_like(x), torch.zeros_like(weight)) if learning else (x, weight)
+        db = torch.zeros_like(bias) if learning and bias is not None else None
+        total = -even * (x @ weight.sum(0)).sum()
+        if bias is not None:
+            total -= even * len(x) * bias.sum()
+        for start in range(0, len(x), CHUNK):
+            rows = slice(start, start + CHUNK)
+            z, y = F.linear(x[rows], weight, bias), targets[rows, None]  # (n, V), (n, 1)
+            largest, chosen = z.amax(1, keepdim=True), z.gather(1, y)  # (n, 1) each
+            z.sub_(largest).exp_()
+            norm = z.sum(1, keepdim=True)  # (n, 1)
+            total += (largest + norm.log() - (1 - smoothing) * chosen).sum()
+            if learning:
+                dz = z.div_(norm).scatter_add_(1, y, torch.full_like(norm, smoothing - 1))  # (n, V), without e/V
+                torch.mm(dz, weight, out=dx[rows])
+                dw.addmm_(dz.t(), x[rows])
+                if db is not None:
+                    db += dz.sum(0)
+        if learning and smoothing:
+            dx -= even * weight.sum(0)
+            dw -= even * x.sum(0)
+            if db is not None:
+                db -= even * len(x)
+        ctx.save_for_backward(dx, dw, db)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        dx, dw, db = ctx.saved_tensors
+        return dx * scale, dw * scale, None if db is None else db * scale, None, None

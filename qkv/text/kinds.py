@@ -1,0 +1,104 @@
+"""The kinds of tokenizers that trained models use, each built from its plain tables: vocabulary, merges, scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from qkv.errors import FileError
+from qkv.text.tokenizer import Tokenizer
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTES = pre_tokenizers.ByteLevel
+SPLITS = {
+    "gpt-2": lambda: BYTES(add_prefix_space=False),
+    "smollm": lambda: pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTES(add_prefix_space=False)]),
+    "llama-bpe": lambda: pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(LLAMA3_SPLIT), "isolated"), BYTES(add_prefix_space=False, use_regex=False)]
+    ),
+}  # fmt: skip
+"""How byte-level BPE cuts text into words before merging, by the names that GGUF uses."""
+
+
+def byte_level_bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], special: Iterable[str] = (),
+                   split: str = "gpt-2", settings: dict[str, Any] | None = None) -> Tokenizer:  # fmt: skip
+    """GPT-2's tokenizer (Radford et al. 2019): merges of bytes, each byte shown as a printable character."""
+    backend = tokenizers.Tokenizer(_made(models.BPE, vocab=dict(vocab), merges=list(merges)))
+    backend.pre_tokenizer = SPLITS[split]()
+    backend.decoder = decoders.ByteLevel()
+    _add(backend, special)
+    return Tokenizer(backend, settings)
+
+
+def wordpiece(words: Sequence[str], lower: bool = True, strip_accents: bool | None = None, chinese: bool = True,
+              settings: dict[str, Any] | None = None) -> Tokenizer:  # fmt: skip
+    """BERT's tokenizer (Devlin et al. 2019): the longest known piece first, ## inside words, [CLS] text [SEP]."""
+    vocab = {word: index for index, word in enumerate(words)}
+    missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in vocab]
+    if missing:
+        raise FileError(f"this vocabulary lacks {', '.join(missing)}: it is not a BERT vocabulary")
+    backend = tokenizers.Tokenizer(_made(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lower
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
+    backend.decoder = decoders.WordPiece(prefix="##")
+    _add(backend, [word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocab])
+    return Tokenizer(backend, settings)
+
+
+def scored_bpe(pieces: Sequence[str], scores: Sequence[float], special: Iterable[str] = (), bos: str | None = None,
+               unknown: str | None = "<unk>", prefix: bool = True, settings: dict[str, Any] | None = None
+               ) -> Tokenizer:  # fmt: skip
+    """LLaMA's tokenizer (SentencePiece BPE): merge the pair whose result scores best; spaces are written as U+2581,
+    unknown characters as bytes <0xNN>."""
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    model = _made(
+        models.BPE, vocab=vocab, merges=merges_of(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
+    )
+    backend = tokenizers.Tokenizer(model)
+    steps = [normalizers.Prepend("\u2581")] if prefix else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*join, decoders.Strip(" ", 1, 0)] if prefix else join)
+    _add(backend, special)
+    add_bos(backend, bos)
+    return Tokenizer(backend, settings)
+
+
+def merges_of(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """All pairs of pieces that make a piece, best result first."""
+    ranked: list[tuple[float, int, str, str]] = []
+    for piece, index in vocab.items():
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocab and right in vocab:
+                ranked.append((-scores[index], index, left, right))
+    return [(left, right) for _, _, left, right in sorted(ranked, key=lambda pair: pair[:2])]
+
+
+def add_bos(backend: tokenizers.Tokenizer, bos: str | None) -> None:
+    """Put the begin-of-sentence token before every text."""
+    if bos is not None:
+        place = (bos, backend.token_to_id(bos))
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[place]
+        )
+
+
+def _add(backend: tokenizers.Tokenizer, special: Iterable[str]) -> None:
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+
+
+def _made(kind: Any, **tables: Any) -> Any:
+    """The library's model, or why these tables make none (a merge of unknown pieces ...)."""
+    try:
+        return kind(**tables)
+    except Exception as error:  # the library raises plain Exception
+        raise FileError(f"this is no vocabulary for {kind.__name__}: {' '.join(str(error).split())[:200]}") from None

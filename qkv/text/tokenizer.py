@@ -1,0 +1,78 @@
+"""Tokenizer: text to ids and back, whichever kind. The work is done by the `tokenizers` library (tokenizer.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tokenizers
+
+from qkv.errors import FileError, QkvError
+from qkv.text.chat import render
+
+
+class Tokenizer:
+    """A tokenizer.json and the settings beside it (tokenizer_config.json: names of special tokens, chat template)."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None):
+        backend.no_truncation()  # left over in some files from how they were last used
+        backend.no_padding()
+        self.backend = backend
+        self.settings = settings or {}
+
+    @classmethod
+    def from_json(cls, text: str, settings: dict[str, Any] | None = None, where: str = "tokenizer.json") -> Tokenizer:
+        try:
+            return cls(tokenizers.Tokenizer.from_str(text), settings)
+        except Exception as error:  # the library raises plain Exception
+            reason = " ".join(str(error).split())[:200]
+            raise FileError(f"{where} is not a tokenizer ({reason}); fetch it again") from None
+
+    def to_json(self) -> str:
+        return self.backend.to_str(pretty=True)
+
+    @property
+    def size(self) -> int:
+        """How many ids there are, special tokens included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def id_of(self, token: str) -> int | None:
+        return self.backend.token_to_id(token)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Ids of a text; with `special`, the tokens the model expects around it ([CLS] ... [SEP], or <s> before it)."""
+        try:
+            return self.backend.encode(text, add_special_tokens=special).ids
+        except Exception as error:  # lone surrogates, or a word model without an unknown token
+            raise QkvError(f"this text cannot be tokenized: {' '.join(str(error).split())[:200]}") from None
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """The text of some ids; special tokens are left out unless asked for."""
+        return self.backend.decode(list(ids), skip_special_tokens=not special)
+
+    # --- chat
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja text that turns messages into a prompt; the one named "default" where there are several."""
+        found = self.settings.get("chat_template")
+        if isinstance(found, list):
+            named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+            found = named.get("default")
+        return found if isinstance(found, str) else None
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Ids of a conversation, up to where the assistant's answer begins."""
+        if self.chat_template is None:
+            raise QkvError("this model has no chat template: it was not made for conversations; give it a prompt instead")
+        text = render(self.chat_template, messages, self.special_names())
+        return self.encode(text, special=False)  # the template writes special tokens itself
+
+    def special_names(self) -> dict[str, str]:
+        """bos_token, eos_token ... as the settings name them."""
+        found = {}
+        for name, value in self.settings.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+        return found

@@ -1,0 +1,115 @@
+"""Training a tokenizer from raw text: characters, words, BPE, byte-level BPE, WordPiece, unigram."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from qkv.errors import QkvError
+from qkv.text.tokenizer import Tokenizer
+
+KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters")
+PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
+SPECIAL = [PAD, BOS, EOS, UNK]
+"""The first ids of every vocabulary trained here: 0 pad, 1 begin, 2 end, 3 unknown."""
+BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int = 100_000_000, seed: int = 0
+                    ) -> Tokenizer:  # fmt: skip
+    """A tokenizer of that kind with at most `vocab_size` entries, learned from at most `sample_bytes` of the texts."""
+    if kind not in KINDS:
+        raise QkvError(f"no tokenizer kind {kind!r}: one of {', '.join(KINDS)}")
+    backend, trainer = MAKERS[kind](vocab_size)
+    backend.train_from_iterator(sample(texts, sample_bytes, seed), trainer)
+    if backend.get_vocab_size() <= len(SPECIAL):
+        raise QkvError("there is no text to learn a vocabulary from")
+    if kind == "wordpiece":
+        ends = [(name, backend.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
+        backend.post_processor = processors.BertProcessing(*ends)
+        return Tokenizer(backend, {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"})
+    return Tokenizer(backend, {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK})
+
+
+def sample(texts: Iterable[str], most: int, seed: int = 0) -> Iterator[str]:
+    """The texts, or, beyond `most` bytes, an even sample of them in bounded memory.
+
+    Lines are kept with a chance that halves each time the sample is full, and as many of those kept are dropped.
+    """
+    r, chance, kept, size = random.Random(seed), 1.0, [], 0
+    for text in texts:
+        if chance < 1 and r.random() >= chance:
+            continue
+        kept.append(text)
+        size += len(text)
+        if size > most:
+            kept = [t for t in kept if r.random() < 0.5]
+            size, chance = sum(map(len, kept)), chance / 2
+    yield from kept
+
+
+def _metaspace(model: Any) -> tokenizers.Tokenizer:
+    """Spaces are written as U+2581 at the front of words, so that decoding gives the text back."""
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizers.NFC()
+    pieces = [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation("isolated")]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(pieces)
+    backend.decoder = decoders.Metaspace()
+    return backend
+
+
+def _bpe(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """Merge the most frequent pair, again and again (Sennrich et al. 2016)."""
+    return _metaspace(models.BPE(unk_token=UNK)), trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, limit_alphabet=1000, show_progress=False
+    )
+
+
+def _byte_bpe(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """The same over bytes: nothing is ever unknown (Radford et al. 2019)."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return backend, trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+
+
+def _unigram(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """Pieces of a unigram language model (Kudo 2018)."""
+    return _metaspace(models.Unigram()), trainers.UnigramTrainer(
+        vocab_size=size, special_tokens=SPECIAL, unk_token=UNK, show_progress=False
+    )
+
+
+def _wordpiece(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """BERT's pieces, ## inside words (Devlin et al. 2019); lower-cased, as bert-base-uncased."""
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend, trainers.WordPieceTrainer(vocab_size=size, special_tokens=BERT_SPECIAL, show_progress=False)
+
+
+def _words(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """Whole words and single marks; a rare word is unknown."""
+    backend = _metaspace(models.WordLevel(unk_token=UNK))
+    return backend, trainers.WordLevelTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
+
+
+def _characters(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """One id per character, spaces and line ends included."""
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return backend, trainers.WordLevelTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
+
+
+MAKERS = {
+    "bpe": _bpe, "byte-bpe": _byte_bpe, "unigram": _unigram, "wordpiece": _wordpiece, "words": _words, "characters": _characters,
+}  # fmt: skip

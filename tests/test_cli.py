@@ -1,0 +1,246 @@
+"""The command line: each verb does what it says, and what the user can mend is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import qkv
+from qkv.presets import ABOUT, PRESETS, tiny
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call `qkv ARGUMENTS` within this process -> exit code, stdout, stderr."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        from qkv.cli import main
+
+        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "160")
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small LLaMA with a tokenizer of its own, saved."""
+    import torch
+
+    from qkv.api import Model
+    from qkv.models.build import build
+    from qkv.text.train import train_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(["the cat sat on the mat", "a dog ran to the cat"] * 20, "characters", 60)
+    c = tiny("llama2-70b").changed(vocab_size=tokenizer.size)
+    path = tmp_path_factory.mktemp("models") / "small"
+    Model(c, build(c), tokenizer).save(path)
+    return path
+
+
+# --- what needs no model
+
+
+def test_help_lists_every_verb_and_each_verb_shows_an_example(run: Run) -> None:
+    code, out, _ = run("--help")
+    verbs = "demo presets params config generate check export version".split()
+    assert code == 0
+    assert all(verb in out for verb in verbs)
+    for verb in verbs:
+        code, out, _ = run(verb, "--help")
+        assert code == 0
+        assert verb == "version" or out.count(f"qkv {verb}") >= 2, verb  # in the usage line and in an example
+
+
+def test_version(run: Run) -> None:
+    assert f"qkv {qkv.__version__} " in run("version")[1]
+
+
+def test_presets_lists_each_with_its_source(run: Run) -> None:
+    code, out, _ = run("presets")
+    assert code == 0
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines.keys() == PRESETS.keys()
+    assert all(ABOUT[name] in line for name, line in lines.items())
+    assert json.loads(run("presets", "--json")[1])["gpt2"]["d_model"] == 768
+
+
+def test_config_explains_every_field(run: Run) -> None:
+    from qkv.config import ModelConfig
+
+    out = run("config")[1]
+    assert all(name in out for name in ModelConfig.model_fields)
+    assert "Width of the residual stream" in out
+    assert all(field.description for field in ModelConfig.model_fields.values())
+
+
+def test_params_of_gpt3_as_json(run: Run) -> None:
+    code, out, _ = run("params", "gpt3-175b", "--json")
+    counted = json.loads(out)
+    assert code == 0
+    assert counted["lecture"] == {"weights": 175_181_291_520, "matrices": 27_938}
+    assert counted["parameters"] == sum(row["total"] for row in counted["rows"])
+
+
+def test_params_of_a_preset_a_recipe_and_a_folder(run: Run, tmp_path: Path, folder: Path) -> None:
+    assert "124,439,808 parameters" in run("params", "gpt2")[1]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('preset = "gpt2"\n')
+    assert "124,439,808 parameters" in run("params", recipe)[1]
+    half = json.loads(run("params", "gpt2", "--json", "--set", "model.n_layers=6")[1])
+    assert half["parameters"] == 124_439_808 - 6 * 7_087_872
+    assert half == json.loads(run("params", recipe, "--json", "--set", "model.n_layers=6")[1])
+
+    from qkv.models.params import count
+
+    c = qkv.load(folder).config
+    assert json.loads(run("params", folder, "--json")[1])["parameters"] == count(c).parameters
+
+
+def test_demo_shows_the_answers_the_lectures_state(run: Run) -> None:
+    code, out, _ = run("demo")
+    assert code == 0
+    stated = ["14, 12", "0.88, 0.12", "0.8044, 0.1956", "0.6089, 0.1956", "175,181,291,520 weights in 27,938 matrices"]
+    assert all(answer in out for answer in stated)
+    assert all(f"B{i}" in out for i in range(1, 8))
+    tables = [" ".join(line.split()) for line in out.splitlines()]
+    assert "dim 2 1.000 0.540 -0.416 -0.990 -0.654" in tables
+    assert "Apfel x x x x x . ." in tables
+    assert "[1, 2, 1, 1] . [2, 3, 4, 8] 20 10.00" in tables
+
+
+# --- with a model
+
+
+def test_generate_is_what_the_library_writes(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run("generate", folder, "the cat", "--max-new-tokens", "8", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert out == "".join(qkv.load(folder).generate("the cat", max_new_tokens=8)) + "\n"
+
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\n"))
+    assert run("generate", folder, "--max-new-tokens", "8")[1] == out
+    sampled = ["generate", folder, "the", "--max-new-tokens", "20", "--temperature", "5", "--seed"]
+    assert run(*sampled, "1")[1] == run(*sampled, "1")[1] != run(*sampled, "2")[1]
+
+
+def test_chat_without_a_template_is_refused(run: Run, folder: Path) -> None:
+    code, _, err = run("generate", folder, "hello", "--chat")
+    assert code == 2
+    assert "chat template" in err
+
+
+def test_check_measures_every_contract(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv.check import CONTRACTS
+
+    code, out, _ = run("check", folder, "--json")
+    results = json.loads(out)
+    assert code == 0
+    assert [r["contract"] for r in results] == list(CONTRACTS)
+    assert all(r["passed"] for r in results)
+
+    from qkv.check import Result
+
+    made_up = [Result("causal", "x", 1e-6, 0.5), Result("cache", "y", 1e-6, None, "why not")]
+    monkeypatch.setattr("qkv.check.check_folder", lambda folder: made_up)
+    code, out, _ = run("check", folder)
+    assert code == 1
+    assert "BROKEN" in out
+    assert "does not apply" in out
+    assert "why not" in out
+
+
+def test_export_there_and_back(run: Run, folder: Path, tmp_path: Path) -> None:
+    code, out, _ = run("export", folder, tmp_path / "hf", "--to", "hf")
+    assert code == 0
+    assert str(tmp_path / "hf") in out.replace("\n", "")
+    assert run("export", tmp_path / "hf", tmp_path / "ours", "--to", "qkv")[0] == 0
+    first, back = qkv.load(folder), qkv.load(tmp_path / "ours")
+    theirs = dict(back.network.named_parameters())
+    assert all(bool((p == theirs[name]).all()) for name, p in first.network.named_parameters())
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["params", "gtp2"], "did you mean 'gpt2'"),
+        (["params", "gpt2", "--set", "model.n_heads=5"], "n_heads = 5"),
+        (["params", "gpt2", "--set", "d_model=5"], "model.FIELD=value"),
+        (["params", "gpt2", "--set", "model=5"], "table"),
+        (["params", "no/such/folder"], "no/such/folder"),
+        (["params", "no-such.toml"], "no-such.toml"),
+        (["check", "no/such/folder"], "no/such/folder"),
+        (["generate", "no/such/folder", "hello"], "no/such/folder"),
+        (["export", "no/such/folder", "out"], "no/such/folder"),
+    ],
+)
+def test_an_error_is_one_line_and_code_2(run: Run, arguments: list[str], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+@pytest.mark.parametrize("arguments", [["sing"], ["params"], ["params", "gpt2", "--loud"], ["generate", "x", "y", "--top-p", "2"],
+                                       ["generate", "x", "y", "--device", "abacus"], ["export", "x", "y", "--to", "z"]])  # fmt: skip
+def test_wrong_usage_is_code_2(run: Run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert "Usage" in err
+    assert "Traceback" not in err
+
+
+def test_a_device_that_is_not_here_is_an_error(run: Run, folder: Path) -> None:
+    import torch
+
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has it")
+    code, _, err = run("generate", folder, "x", "--device", "mps")
+    assert code == 2
+    assert err.startswith("error: ")
+
+
+def test_interrupted_is_130_without_a_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(config: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qkv.models.params.count", interrupt)
+    code, _, err = run("params", "gpt2")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [sys.executable, "-m", "qkv", "presets", "--json"]  # more than a pipe holds
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(60)
+
+
+def test_help_and_presets_do_not_import_torch() -> None:
+    code = "import sys; sys.argv = ['qkv', {!r}]\nfrom qkv.cli import main\ntry: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    for argument in ("--help", "presets", "config", "version"):
+        done = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, check=False)
+        assert done.returncode == 0, argument
+        assert done.stdout

@@ -1,0 +1,264 @@
+"""Configurations: what is wrong is named, with what was given and what is allowed; what is accepted can be built and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qkv.batch import Batch
+from qkv.config import ModelConfig, checked, load_recipe, override
+from qkv.errors import ConfigError
+from qkv.models.build import build
+from qkv.presets import PRESETS, preset
+
+DECODER = {"family": "decoder", "vocab_size": 20, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 8}
+BOTH = {**DECODER, "family": "encoder-decoder"}
+ENCODER = {**DECODER, "family": "encoder", "head": "masked"}
+IMAGE = {**DECODER, "family": "encoder", "head": "classes", "vocab_size": 0, "image_size": 8, "patch_size": 4}
+STRETCH = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_length": 16}
+
+
+def complaint(values: dict[str, Any]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        checked(ModelConfig, values, "model")
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- one field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("d_modle", 3, ["unknown key 'model.d_modle'", "3", "d_model"]),
+        ("d_model", "16", ["'model.d_model'", "integer", "'16'"]),
+        ("d_model", 16.0, ["'model.d_model'", "integer", "16.0"]),
+        ("d_model", True, ["'model.d_model'", "integer", "True"]),
+        ("d_model", 0, ["'model.d_model'", "greater than 0", "given 0"]),
+        ("d_model", 10**9, ["'model.d_model'", "less than or equal to 1000000"]),
+        ("dropout", 1.0, ["'model.dropout'", "less than 1", "given 1.0"]),
+        ("dropout", float("nan"), ["'model.dropout'", "nan"]),
+        ("norm_order", "middle", ["'model.norm_order'", "'pre', 'post' or 'parallel'", "'middle'"]),
+        ("mixer", ["softmax", "sum"], ["model.mixer.1", "'linformer'", "'sum'"]),
+        ("eos_id", "x", ["'model.eos_id'", "integer", "'x'"]),
+        ("embed_scale", 1, ["'model.embed_scale'", "boolean", "given 1"]),
+        ("rotary_scaling", {**STRETCH, "kind": 1}, ["model.rotary_scaling.kind"]),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_was_given(field: str, value: Any, said: list[str]) -> None:
+    message = complaint({**DECODER, field: value})
+    assert all(words in message for words in said), message
+
+
+def test_a_missing_field_is_named() -> None:
+    assert "'model.d_model' is missing" in complaint({"family": "decoder", "n_layers": 2})
+
+
+def test_all_wrong_fields_are_named_at_once() -> None:
+    message = complaint({**DECODER, "d_modle": 3, "dropout": 2.0, "n_layers": "two"})
+    assert all(name in message for name in ("model.d_modle", "model.dropout", "model.n_layers"))
+
+
+# --- combinations
+
+
+IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
+    ({**DECODER, "n_heads": 3}, ["n_heads = 3", "d_model = 16", "d_head"]),
+    ({**DECODER, "n_heads": 4, "n_kv_heads": 3}, ["n_kv_heads = 3", "n_heads = 4"]),
+    ({**DECODER, "position": "rotary", "d_head": 5}, ["position = 'rotary'", "(5)", "even d_head"]),
+    ({**DECODER, "position": "alibi", "position_use": "every-layer"}, ["position_use = 'every-layer'", "'alibi'"]),
+    ({**DECODER, "position_use": "concat"}, ["position_use = 'concat'", "d_embed below d_model = 16", "None"]),
+    ({**DECODER, "position_use": "concat", "d_embed": 16}, ["d_embed below d_model = 16", "not 16"]),
+    ({**DECODER, "rotary_scaling": STRETCH}, ["rotary_scaling", "'sinusoidal'"]),
+    ({**DECODER, "position": "rotary", "rotary_scaling": {**STRETCH, "low_freq_factor": 4.0}}, ["low_freq_factor"]),
+    ({**DECODER, "score": "low-rank"}, ["'low-rank' needs score_rank"]),
+    ({**BOTH, "recurrent": "gru", "decoder_attention": "low-rank"}, ["'low-rank' needs score_rank"]),
+    ({**DECODER, "n_decoder_layers": 2}, ["n_decoder_layers", "'encoder-decoder'", "'decoder'"]),
+    ({**ENCODER, "target_vocab_size": 2}, ["target_vocab_size", "'encoder-decoder'", "'encoder'"]),
+    ({**DECODER, "head": "masked"}, ["head = 'masked'", "'encoder'", "'decoder'"]),
+    ({**ENCODER, "head": "vocabulary"}, ["'encoder'", "'masked'", "'classes'"]),
+    ({**DECODER, "tie": "all"}, ["tie = 'all'", "'output' or 'none'"]),
+    ({**BOTH, "tie": "all", "target_vocab_size": 30}, ["tie = 'all'", "vocab_size = 20", "30"]),
+    ({**IMAGE, "patch_size": 3}, ["image_size = 8", "patch_size = 3"]),
+    ({**IMAGE, "patch_size": None}, ["image_size = 8", "patch_size = None"]),
+    ({**IMAGE, "family": "decoder", "head": "vocabulary"}, ["images", "'encoder'"]),
+    ({**IMAGE, "head": "masked"}, ["head = 'masked'", "'classes'"]),
+    ({**IMAGE, "position": "learned", "max_length": 4}, ["max_length = 4", "image_size = 8"]),
+    ({**IMAGE, "position_use": "concat", "d_embed": 8}, ["position_use = 'concat'", "images"]),
+    ({**BOTH, "image_size": 8, "patch_size": 4, "tie": "embeddings"}, ["tie = 'embeddings'", "image"]),
+    ({**DECODER, "vocab_size": 0}, ["vocab_size = 0", "image_size"]),
+    ({**DECODER, "mixer": "linformer"}, ["'linformer'", "causal", "'encoder'"]),
+    ({**DECODER, "mixer": "window", "score": "additive"}, ["mixer = ('window',)", "score = 'additive'"]),
+    ({**DECODER, "mixer": "linear", "position": "t5"}, ["position = 't5'", "mixer = ('linear',)", "'rotary'"]),
+    ({**DECODER, "bidirectional": True}, ["bidirectional", "recurrent = 'elman', 'gru' or 'lstm'"]),
+    ({**DECODER, "recurrent": "gru", "bidirectional": True}, ["bidirectional", "'decoder'"]),
+    ({**BOTH, "recurrent": "gru", "bidirectional": True, "d_model": 15}, ["bidirectional", "odd (15)"]),
+    ({**BOTH, "recurrent": "gru", "input_feeding": True}, ["input_feeding", "decoder_attention"]),
+    ({**DECODER, "recurrent": "gru", "decoder_attention": "dot"}, ["decoder_attention", "'encoder-decoder'", "'decoder'"]),
+    ({k: v for k, v in DECODER.items() if k != "d_ff"}, ["d_ff is missing"]),
+    ({**BOTH, "norm_order": "parallel"}, ["norm_order = 'parallel'", "'pre' or 'post'"]),
+    ({**DECODER, "position": "t5", "relative_buckets": 2}, ["relative_buckets", "not 2"]),
+    ({**DECODER, "position": "t5", "relative_distance": 16}, ["relative_distance", "not 16"]),
+]
+
+
+@pytest.mark.parametrize(("values", "said"), IMPOSSIBLE, ids=[said[0] for _, said in IMPOSSIBLE])
+def test_an_impossible_combination_is_named(values: dict[str, Any], said: list[str]) -> None:
+    message = complaint(values)
+    assert message.startswith("model: ")
+    assert all(words in message for words in said), message
+
+
+CHOICES: dict[str, list[Any]] = {
+    "head": ["masked", "replaced", "classes", "tags", "pooled", "none"],
+    "target_vocab_size": [None, 11], "n_decoder_layers": [None, 1], "n_kv_heads": [None, 1], "d_head": [None, 6],
+    "d_embed": [None, 8], "feedforward": ["relu", "swiglu"], "norm": ["layer", "rms", "layer-without-bias"],
+    "norm_order": ["pre", "post", "parallel"], "final_norm": [None, True, False], "embed_norm": [False, True],
+    "position": ["none", "sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "t5", "alibi"],
+    "position_use": ["add", "concat", "every-layer"], "position_offset": [0, 2], "relative_buckets": [3, 8, 32],
+    "relative_distance": [3, 40], "score": ["scaled-dot", "dot", "bilinear", "low-rank", "additive"],
+    "score_rank": [None, 2], "mixer": ["softmax", "window", "linformer", "performer", "linear", "compressed"],
+    "n_global": [0, 1], "share_layers": [False, True], "recurrent": [None, "elman", "gru", "lstm"],
+    "bidirectional": [False, True], "decoder_attention": [None, "additive", "low-rank"], "input_feeding": [False, True],
+    "reverse_source": [False, True], "n_segments": [0, 2], "image_size": [None, 8], "patch_size": [None, 4],
+    "tie": ["none", "embeddings", "output", "all"], "output_bias": [False, True], "output_scale": [False, True],
+    "pooler": [True, False], "attention_bias": ["none", "qkv", "all"],
+}  # fmt: skip
+
+
+@st.composite
+def some_config(draw: st.DrawFn) -> dict[str, Any]:
+    """A base of some family with a few fields changed at random."""
+    base = draw(st.sampled_from([DECODER, BOTH, ENCODER, IMAGE]))
+    fields = draw(st.lists(st.sampled_from(sorted(CHOICES)), max_size=8, unique=True))
+    if base["family"] != "encoder":
+        fields = [field for field in fields if field != "head"]
+    changes = {field: draw(st.sampled_from(CHOICES[field])) for field in fields}
+    return {**base, "max_length": 16, "window": 4, "mixer_rank": 8, **changes}
+
+
+def run(c: ModelConfig) -> torch.Tensor:
+    torch.manual_seed(0)
+    ids = torch.randint(3, 10, (2, 5))
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).bool()
+    images = None if c.image_size is None else torch.randn(2, 3, 8, 8)
+    if c.family == "encoder":
+        batch = Batch(ids, mask) if images is None else Batch(images=images)
+    elif images is None and c.family == "encoder-decoder":
+        batch = Batch(ids, mask, source=ids, source_mask=mask)
+    else:
+        batch = Batch(ids, mask, images=images)
+    return build(c).eval()(batch).logits
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(some_config())
+def test_a_configuration_is_refused_in_words_or_it_works(values: dict[str, Any]) -> None:
+    try:
+        c = checked(ModelConfig, values)
+    except ConfigError as error:
+        assert str(error)
+        return
+    assert run(c).isfinite().all()
+
+
+# --- there and back
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_round_trip(name: str) -> None:
+    """Whole or only what was set, through Python or JSON: the same configuration."""
+    c = preset(name)
+    assert ModelConfig(**c.model_dump()) == c
+    assert checked(ModelConfig, json.loads(c.model_dump_json())) == c
+    assert checked(ModelConfig, json.loads(json.dumps(c.model_dump(exclude_unset=True)))) == c
+
+
+def test_changed_is_checked_again_and_leaves_the_original() -> None:
+    c = ModelConfig(**DECODER)
+    assert c.changed(d_ff=9).d_ff == 9
+    assert c.d_ff == 8
+    with pytest.raises(ConfigError, match="n_heads = 3"):
+        c.changed(n_heads=3)
+
+
+# --- recipes and --set
+
+RECIPE = """
+[model]
+family = "decoder"
+vocab_size = 20
+d_model = 16
+n_layers = 2
+n_heads = 2
+d_ff = 8
+mixer = ["window", "softmax"]
+eos_id = [1, 2]
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_recipe_and_its_overrides(tmp_path: Path) -> None:
+    recipe = load_recipe(write(tmp_path, RECIPE), ["model.d_model=32", "model.norm=rms", "model.tie = 'output'"])
+    c = recipe.model
+    assert (c.d_model, c.norm, c.tie, c.d_ff) == (32, "rms", "output", 8)
+    assert c.mixer == ("window", "softmax")
+    assert c.eos_ids == (1, 2)
+
+
+def test_a_recipe_may_start_from_a_preset(tmp_path: Path) -> None:
+    path = write(tmp_path, 'preset = "llama3.2-1b"\n[model]\nn_layers = 3\n')
+    recipe = load_recipe(path, ["model.rotary_scaling.factor=4.0"])
+    scaling = recipe.model.rotary_scaling
+    assert scaling is not None
+    assert scaling.factor == 4.0
+    assert scaling.original_length == 8192
+    assert recipe.model == preset("llama3.2-1b").changed(n_layers=3, rotary_scaling=scaling)
+    assert load_recipe(write(tmp_path, 'preset = "gpt2"\n')).model == preset("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "said"),
+    [
+        (RECIPE, ["model.d_modle=3"], "unknown key 'model.d_modle'"),
+        (RECIPE, ["model.d_model=wide"], "'model.d_model'.*'wide'"),
+        (RECIPE, ["model.d_model"], "key=value"),
+        (RECIPE, ["=3"], "key=value"),
+        (RECIPE, ["model.d_model.x=3"], "'d_model' is a value, not a table"),
+        (RECIPE, ["modle.d_model=3"], "unknown key 'modle'"),
+        (RECIPE, ["model=3"], "model"),
+        (RECIPE + "\n[speed]\nx = 1\n", [], "unknown key 'speed'"),
+        ('preset = "gtp2"\n', [], "did you mean 'gpt2'"),
+        ("preset = 3\n", [], "preset must be a name.*given 3"),
+        ("[model\n", [], "is not TOML"),
+        ("", [], "'model.family' is missing"),
+    ],
+)
+def test_a_wrong_recipe_or_setting_is_named(tmp_path: Path, text: str, settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_recipe(write(tmp_path, text), settings)
+
+
+def test_a_recipe_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"cannot read recipe nowhere\.toml"):
+        load_recipe(Path("nowhere.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("3.5", 3.5), ("true", True), ('"a b"', "a b"), ("rms", "rms"), ("[1, 2]", [1, 2]), ("", "")],
+)
+def test_a_setting_is_read_as_toml_or_as_text(text: str, value: Any) -> None:
+    assert override({}, [f"a.b={text}"]) == {"a": {"b": value}}

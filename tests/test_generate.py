@@ -1,0 +1,181 @@
+"""Writing: the same text alone or in a batch, with or without a state, and sampling that does what it says."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qkv.batch import Batch
+from qkv.config import ModelConfig
+from qkv.errors import QkvError
+from qkv.generate.choose import Sampling, choose, seeded
+from qkv.generate.pieces import pieces, until
+from qkv.generate.search import greedy, sample, steps
+from qkv.models.build import build
+
+SIZES = {"vocab_size": 23, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 64, "init_std": 0.4}
+CONFIGS = {
+    "rotary": ModelConfig(family="decoder", position="rotary", norm_order="pre", **SIZES),
+    "learned": ModelConfig(family="decoder", position="learned", norm_order="pre", **SIZES),
+    "recurrent": ModelConfig(family="decoder", position="none", recurrent="lstm", **SIZES),
+    "translation": ModelConfig(family="encoder-decoder", **SIZES),
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def network(request):
+    torch.manual_seed(1)
+    network = build(CONFIGS[request.param]).eval()
+    for name, parameter in network.named_parameters():
+        if "cells" in name:  # fresh recurrent weights are so small that every prompt ends in the same text
+            torch.nn.init.normal_(parameter)
+    return network
+
+
+def prompts(network, rows=4, ragged=True):
+    """Prompts of lengths 2..5 padded on the right; an encoder-decoder gets them as its source."""
+    torch.manual_seed(2)
+    ids, lengths = torch.randint(23, (rows, 5)), torch.arange(rows) % 4 + 2
+    mask = torch.arange(5) < lengths[:, None] if ragged else None
+    if hasattr(network, "encoder"):
+        return Batch(inputs=torch.ones(rows, 1, dtype=torch.long), source=ids, source_mask=mask)
+    return Batch(inputs=ids, mask=mask)
+
+
+def alone(batch, row):
+    """One row without its padding."""
+    one = batch.rows(slice(row, row + 1))
+    if one.source is not None:
+        real = one.source_mask[0]
+        return Batch(inputs=one.inputs, source=one.source[:, real])
+    return Batch(inputs=one.inputs[:, one.mask[0]])
+
+
+def test_a_batch_writes_what_each_row_writes_alone(network):
+    batch = prompts(network)
+    together = greedy(network, batch, 12)
+    assert len({tuple(row) for row in together}) > 1
+    for row, text in enumerate(together):
+        assert greedy(network, alone(batch, row), 12)[0] == text
+
+
+def test_with_state_as_without(network):
+    """Each step equals reading everything so far from the start."""
+    batch = prompts(network, ragged=False)
+    known = batch.inputs
+    for step in greedy_columns(network, batch, 10):
+        logits = network(Batch(inputs=known, source=batch.source)).logits[:, -1]
+        assert logits.argmax(-1).tolist() == step
+        known = torch.cat([known, torch.tensor(step)[:, None]], 1)
+
+
+def greedy_columns(network, batch, count):
+    return list(steps(network, batch, count))
+
+
+def test_rows_end_at_an_end_token_and_leave_the_others_alone(network):
+    batch = prompts(network)
+    free = greedy(network, batch, 12)
+    eos = free[0][3]  # what row 0 writes fourth, at the latest
+    for text, ended in zip(free, greedy(network, batch, 12, (eos,)), strict=True):
+        cut = text.index(eos) + 1 if eos in text else len(text)
+        assert ended == text[:cut]
+
+
+def test_sampling_in_a_batch_draws_what_it_draws_alone(network):
+    batch, how = prompts(network), Sampling(1.3, top_k=9, top_p=0.95)
+    together = sample(network, batch, 10, (), how, seed=5)
+    assert together == sample(network, batch, 10, (), how, seed=5)
+    assert together != sample(network, batch, 10, (), how, seed=6)
+    for row, text in enumerate(together):
+        assert sample(network, alone(batch, row), 10, (), how, seed=5 + row)[0] == text
+
+
+@pytest.mark.parametrize("how", [Sampling(0.0), Sampling(2.0, top_k=1), Sampling(2.0, top_p=1e-9), Sampling(1e-6)])
+def test_narrow_sampling_is_greedy(network, how):
+    batch = prompts(network)
+    assert sample(network, batch, 8, (), how, seed=3) == greedy(network, batch, 8)
+
+
+def test_only_the_last_vector_goes_through_the_head(network):
+    widths = []
+    network.head.register_forward_hook(lambda module, inputs, output: widths.append(tuple(inputs[0].shape)))
+    greedy(network, prompts(network), 4)
+    assert widths == [(4, 16)] * 4
+
+
+# --- choosing
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
+
+
+def frequencies(how, count=4000):
+    drawn = choose(LOGITS.expand(count, -1), how, seeded(0, count))
+    return torch.bincount(drawn, minlength=5) / count
+
+
+def test_plain_sampling_follows_the_distribution():
+    assert torch.allclose(frequencies(Sampling(1.0)), LOGITS.softmax(-1), atol=0.03)
+
+
+def test_temperature_flattens():
+    assert torch.allclose(frequencies(Sampling(3.0)), (LOGITS / 3).softmax(-1), atol=0.03)
+
+
+def test_top_k_keeps_the_k_best_in_proportion():
+    kept = frequencies(Sampling(1.0, top_k=2))
+    assert kept[2:].sum() == 0 and torch.allclose(kept[:2], LOGITS[:2].softmax(-1), atol=0.03)
+
+
+def test_top_p_keeps_the_fewest_that_reach_p():
+    """softmax = .61 .22 .14 .03 .004: two tokens reach 0.7, and the second is the one that reaches it."""
+    kept = frequencies(Sampling(1.0, top_p=0.7))
+    assert kept[2:].sum() == 0 and torch.allclose(kept[:2], LOGITS[:2].softmax(-1), atol=0.03)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(0.01, 100), st.integers(0, 6), st.floats(1e-6, 1), st.integers(0, 1000))
+def test_a_choice_is_always_among_those_kept(temperature, top_k, top_p, seed):
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed)) * 20
+    chosen = choose(logits, Sampling(temperature, top_k, top_p), seeded(seed, 3))
+    rank = (logits > logits.gather(1, chosen[:, None])).sum(1)
+    assert (rank < (top_k or 6)).all()
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}])
+def test_impossible_settings_are_refused(bad):
+    with pytest.raises(QkvError, match=next(iter(bad))):
+        Sampling(**bad)
+
+
+# --- tokens to text
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes, the hardest case for writing whole characters."""
+
+    def decode(self, ids):
+        return bytes(ids).decode("utf-8", "replace")
+
+
+@given(st.text(max_size=12))
+def test_pieces_are_whole_characters_and_make_the_text(text):
+    given_out = list(pieces(text.encode(), Bytes()))
+    assert "".join(given_out) == text
+    assert all(piece == "" or "\ufffd" not in piece or "\ufffd" in text for piece in given_out)
+
+
+def test_broken_characters_come_at_the_end():
+    assert "".join(pieces("ü".encode()[:1], Bytes())) == "\ufffd"
+
+
+@given(st.lists(st.text("ab.", max_size=4), max_size=6), st.lists(st.text("ab.", min_size=1, max_size=3), max_size=2))
+def test_a_stop_string_ends_the_text_wherever_the_pieces_break(texts, stop):
+    whole = "".join(texts)
+    cut = min([whole.find(end) for end in stop if end in whole], default=len(whole))
+    assert "".join(until(texts, stop)) == whole[:cut]
+
+
+def test_pieces_before_a_stop_string_are_not_held_back_for_long():
+    assert list(until(["ab", "c", "d"], ["cx"])) == ["ab", "cd"]

@@ -1,0 +1,96 @@
+"""The embedded grammar: its German, its alignments, its splits."""
+
+import itertools
+
+import pytest
+
+from qkv.data.grammar import ARTICLE, Clause, Grammar, Phrase, Pronoun, adjective_ending, conjugate, noun_form, pairs, split_of
+from qkv.data.lexicon import ALL_NOUNS, ALL_VERBS
+
+NOUN = {n.english[0]: n for n in ALL_NOUNS}
+VERB = {v.base: v for v in ALL_VERBS}
+I = Pronoun("s", ("I", "ich", "1s", "me", "mich", "mir"))  # noqa: E741
+A, THE, MY, BARE = ("a", "ein", "ein"), ("the", "d", "der"), ("my", "mein", "ein"), ("-", "-", "none")
+
+
+def words(tokens: list) -> str:
+    return " ".join(t.text for t in tokens)
+
+
+def test_i_ate_an_apple() -> None:
+    clause = Clause("c", I, VERB["eat"], "past", direct=Phrase("o", NOUN["apple"], False, A))
+    assert words(clause.english()) == "I ate an apple"
+    assert words(clause.german()) == "ich habe einen Apfel gegessen"
+    assert words(clause.german_last()) == "ich einen Apfel gegessen habe"
+    assert words(clause.german(verb_first=True)) == "habe ich einen Apfel gegessen"
+
+
+@pytest.mark.parametrize(
+    ("determiner", "noun", "case", "german"),
+    [
+        (THE, "man", "nom", "der alte Mann"), (THE, "man", "acc", "den alten Mann"), (THE, "man", "gen", "des alten Mannes"),
+        (A, "man", "nom", "ein alter Mann"), (A, "child", "acc", "ein altes Kind"), (MY, "woman", "dat", "meiner alten Frau"),
+        (BARE, "child", "dat", "alten Kindern"), (BARE, "woman", "nom", "alte Frauen"), (THE, "boy", "dat", "dem alten Jungen"),
+        (THE, "student", "gen", "des alten Studenten"), (THE, "teacher", "gen", "des alten Lehrers"),
+    ],
+)  # fmt: skip
+def test_declension(determiner: tuple[str, str, str], noun: str, case: str, german: str) -> None:
+    phrase = Phrase("k", NOUN[noun], determiner is BARE, determiner, ("old", "alt"))
+    assert words(phrase.german(case)) == german
+
+
+@pytest.mark.parametrize(
+    ("verb", "forms"),
+    [("eat", "esse isst isst essen"), ("read", "lese liest liest lesen"), ("work", "arbeite arbeitest arbeitet arbeiten"),
+     ("sleep", "schlafe schläfst schläft schlafen"), ("invite", "lade lädst lädt laden"), ("dance", "tanze tanzt tanzt tanzen")],
+)  # fmt: skip
+def test_conjugation(verb: str, forms: str) -> None:
+    assert " ".join(conjugate(VERB[verb], person) for person in range(4)) == forms
+
+
+def test_separable_verbs_part_and_meet_again() -> None:
+    clause = Clause("c", I, VERB["open"], "present", direct=Phrase("o", NOUN["door"], False, THE))
+    assert words(clause.german()) == "ich mache die Tür auf"
+    assert words(clause.german_last()) == "ich die Tür aufmache"
+
+
+def test_somebody_always_shows_the_case() -> None:
+    """Dative and genitive adjectives after any determiner end in -en; after der-words only -e or -en occur."""
+    for case, gender in itertools.product(ARTICLE, "mfnp"):
+        assert adjective_ending("der", case, gender) in ("e", "en")
+        if case in ("dat", "gen"):
+            assert adjective_ending("ein", case, gender) == "en"
+    assert noun_form(NOUN["car"], True, "dat") == "Autos"
+
+
+def test_pairs_are_a_function_of_seed_and_number() -> None:
+    assert [Grammar(3).pair(i) for i in (5, 7)] == [Grammar(3).pair(i) for i in (5, 7)]
+    assert Grammar(3).pair(5) != Grammar(4).pair(5)
+
+
+@pytest.fixture(scope="module")
+def many() -> list:
+    return [Grammar(1).pair(i) for i in range(6000)]
+
+
+def test_the_grammar_is_large_and_english_has_one_german(many: list) -> None:
+    """By the birthday rule, 6,000 draws with so few repeats come from millions of sentences."""
+    german: dict[str, str] = {}
+    for pair in many:
+        assert german.setdefault(pair.source, pair.target) == pair.target
+    assert len(german) > 5850
+
+
+def test_every_word_is_aligned(many: list) -> None:
+    """All but commas, and English "do", which German says with the verb itself."""
+    for pair in many[:2000]:
+        links = pair.alignment
+        for side, tokens in ((0, pair.english), (1, pair.german)):
+            bare = {t.text for i, t in enumerate(tokens) if i not in {link[side] for link in links}}
+            assert bare <= {",", "nicht"}, (pair.source, pair.target, bare)
+
+
+def test_splits_are_disjoint_and_the_text_decides() -> None:
+    sets = {split: {p.source for p in itertools.islice(pairs(split, seed), 150)} for split in ("train", "test", "valid") for seed in (0, 1)}
+    assert not sets["train"] & sets["test"] and not sets["train"] & sets["valid"] and not sets["test"] & sets["valid"]
+    assert {split_of(p) for p in itertools.islice(pairs("test", 5), 20)} == {"test"}
