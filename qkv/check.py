@@ -201,7 +201,7 @@ def batch_of_one(network: Network, c: ModelConfig) -> float:
     together = network(batch).logits
     for row in range(together.size(0)):
         worst = max(worst, difference(together[row : row + 1], network(batch.rows(slice(row, row + 1))).logits))
-    if c.family == "encoder":
+    if isinstance(network, Encoder):
         return worst
     written = greedy(network, batch, 8)
     for row, ids in enumerate(written):

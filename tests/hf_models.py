@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -25,7 +26,15 @@ _ENCODER = {
     "vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
     "max_position_embeddings": 30, "pad_token_id": PAD,
 }  # fmt: skip
-_GPT2 = {"vocab_size": VOCAB, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 80, "bos_token_id": 0, "eos_token_id": 0}
+_GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 80,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 _LLAMA = {
     "vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
     "max_position_embeddings": 80,
@@ -95,9 +104,9 @@ ENCODER_DECODERS = {
 EVERY = {**ENCODERS, **VISION, **DECODERS, **ENCODER_DECODERS}
 
 
-def make(name: str, size: float = 1.0) -> nn.Module:
+def make(name: str) -> nn.Module:
     """The model of that name with every weight random, norms, biases and stored buffers too, so that nothing hides
-    behind ones and zeros. `size` multiplies the matrices: large ones make a model whose output keeps changing."""
+    behind ones and zeros."""
     torch.manual_seed(len(name) + sum(map(ord, name)))
     model = EVERY[name]().eval()
     with torch.no_grad():
@@ -105,8 +114,8 @@ def make(name: str, size: float = 1.0) -> nn.Module:
             if not weight.requires_grad:
                 continue  # Marian's sinusoids
             centre = 1.0 if ("norm" in key.lower() or ".ln_" in key) and key.endswith("weight") else 0.0
-            words = any(part in key for part in ("embed", "shared", "wte", "wpe"))
-            spread = 0.3 if weight.dim() < 2 else size * (0.3 if words else weight[0].numel() ** -0.5)
+            small = weight.dim() < 2 or any(part in key for part in ("embed", "shared", "wte", "wpe"))
+            spread = 0.3 if small else weight[0].numel() ** -0.5
             weight.copy_(centre + torch.randn_like(weight) * spread)
             if "ttention.q." in key:
                 # T5 does not divide scores by sqrt(D) and starts from smaller queries instead; without that its
@@ -157,3 +166,23 @@ def save_ours(config: ModelConfig, weights: dict[str, Tensor], folder: Path, mod
     (folder / "config.json").write_text(json.dumps(config_json))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def opened(folders) -> Callable:
+    """(theirs, our config, our weights, our network, folder) of a name, made once; `folders` makes temporary ones."""
+
+    @cache
+    def pair(name: str):
+        theirs = make(name)
+        folder = save(theirs, folders.mktemp(name))
+        return theirs, *open_ours(folder), folder
+
+    return pair
+
+
+def close(ours: Tensor, theirs: Tensor, mask: Tensor | None = None) -> None:
+    """Equal within 1e-5 where the mask is true."""
+    assert ours.shape == theirs.shape
+    difference = (ours - theirs).abs()
+    difference = difference if mask is None else difference[mask]
+    assert difference.max() <= 1e-5, f"largest difference {difference.max():.2e}"

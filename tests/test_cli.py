@@ -239,7 +239,13 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 def test_help_and_presets_do_not_import_torch() -> None:
-    code = "import sys; sys.argv = ['qkv', {!r}]\nfrom qkv.cli import main\ntry: main()\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; sys.argv = ['qkv', {!r}]\n"
+        "from qkv.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
     for argument in ("--help", "presets", "config", "version"):
         done = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, check=False)
         assert done.returncode == 0, argument

@@ -101,7 +101,10 @@ IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
     ({**DECODER, "recurrent": "gru", "bidirectional": True}, ["bidirectional", "'decoder'"]),
     ({**BOTH, "recurrent": "gru", "bidirectional": True, "d_model": 15}, ["bidirectional", "odd (15)"]),
     ({**BOTH, "recurrent": "gru", "input_feeding": True}, ["input_feeding", "decoder_attention"]),
-    ({**DECODER, "recurrent": "gru", "decoder_attention": "dot"}, ["decoder_attention", "'encoder-decoder'", "'decoder'"]),
+    (
+        {**DECODER, "recurrent": "gru", "decoder_attention": "dot"},
+        ["decoder_attention", "'encoder-decoder'", "'decoder'"],
+    ),
     ({k: v for k, v in DECODER.items() if k != "d_ff"}, ["d_ff is missing"]),
     ({**BOTH, "norm_order": "parallel"}, ["norm_order = 'parallel'", "'pre' or 'post'"]),
     ({**DECODER, "position": "t5", "relative_buckets": 2}, ["relative_buckets", "not 2"]),

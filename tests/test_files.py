@@ -61,7 +61,9 @@ def test_parts_of_one_storage_are_written_as_tensors_of_their_own(tmp_path):
     joined = torch.randn(6, 2)
     write_tensors(tmp_path / "x.safetensors", {"q": joined[:3], "k": joined[3:], "t": joined.t()})
     back = read_tensors(tmp_path / "x.safetensors")
-    assert torch.equal(back["q"], joined[:3]) and torch.equal(back["k"], joined[3:]) and torch.equal(back["t"], joined.t())
+    assert (
+        torch.equal(back["q"], joined[:3]) and torch.equal(back["k"], joined[3:]) and torch.equal(back["t"], joined.t())
+    )
 
 
 def sharded(folder: Path) -> Path:
@@ -114,7 +116,9 @@ def test_a_shard_without_its_tensor(tmp_path):
     refused(tmp_path, "lacks half")
 
 
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..\\x.safetensors", "x.bin", ".."])
+@pytest.mark.parametrize(
+    "name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..\\x.safetensors", "x.bin", ".."]
+)
 def test_shards_stay_in_their_folder(tmp_path, name):
     write_json(tmp_path / "model.safetensors.index.json", {"weight_map": {"a": name}})
     refused(tmp_path, "same folder")

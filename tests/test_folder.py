@@ -130,7 +130,7 @@ def test_absurd_sizes_take_no_memory(saved, fields, monkeypatch):
     """Petabytes in config.json: refused from the outline alone, no network is built."""
     edited(saved, **fields)
     monkeypatch.setattr(folder, "build", lambda config: pytest.fail("memory was taken"))
-    with pytest.raises(QkvError, match="do not belong together|absurd|mixer"):
+    with pytest.raises(QkvError, match=r"do not belong together|absurd|mixer"):
         qkv.load(saved)
 
 
@@ -181,7 +181,9 @@ def test_a_configuration_is_read_without_weights(saved):
     assert qkv.api.read_config(saved) == DECODER
 
 
-@pytest.mark.parametrize("arguments", [["generate", "nowhere", "hello"], ["check", "nowhere"], ["export", "nowhere", "out"]])
+@pytest.mark.parametrize(
+    "arguments", [["generate", "nowhere", "hello"], ["check", "nowhere"], ["export", "nowhere", "out"]]
+)
 def test_the_command_line_says_it_in_one_line_and_exits_with_2(arguments, tmp_path):
     done = subprocess.run([sys.executable, "-m", "qkv", *arguments], cwd=tmp_path, capture_output=True, text=True,
                           env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin"})  # fmt: skip
@@ -230,7 +232,14 @@ def test_hidden_is_every_layer_and_ends_before_the_head():
 
 def test_images():
     config = ModelConfig(
-        family="encoder", head="classes", image_size=4, patch_size=2, d_model=8, d_ff=8, n_layers=1, position="learned",
+        family="encoder",
+        head="classes",
+        image_size=4,
+        patch_size=2,
+        d_model=8,
+        d_ff=8,
+        n_layers=1,
+        position="learned",
         max_length=5,
     )
     m = model(config)
@@ -300,9 +309,10 @@ def test_chat_goes_through_the_template():
     assert m.chat([{"role": "user", "content": "b c"}], max_new_tokens=3) == m.tokenizer.decode(
         list(m.generate([4, 5, 6, 11], max_new_tokens=3))
     )
-    assert "".join(m.generate("b c", max_new_tokens=3, chat=True)).split() == m.chat(
-        [{"role": "user", "content": "b c"}], max_new_tokens=3
-    ).split()
+    assert (
+        "".join(m.generate("b c", max_new_tokens=3, chat=True)).split()
+        == m.chat([{"role": "user", "content": "b c"}], max_new_tokens=3).split()
+    )
 
 
 @pytest.mark.parametrize(

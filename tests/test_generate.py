@@ -143,7 +143,9 @@ def test_a_choice_is_always_among_those_kept(temperature, top_k, top_p, seed):
     assert (rank < (top_k or 6)).all()
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}])
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}]
+)
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(QkvError, match=next(iter(bad))):
         Sampling(**bad)

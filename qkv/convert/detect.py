@@ -83,5 +83,7 @@ def detect_folder(path: Path) -> tuple[str, Path]:
     if len(files) == 1:
         return "gguf", files[0]
     if files:
-        raise FileError(f"{path} holds several models, {', '.join(f.name for f in files)}: give the path of one of them")
+        raise FileError(
+            f"{path} holds several models, {', '.join(f.name for f in files)}: give the path of one of them"
+        )
     raise FileError(f"no model in {path}: looked for config.json and a .gguf file; is it the right folder?")

@@ -93,7 +93,11 @@ def weight_files(path: Path) -> dict[Path, set[str]]:
         raise FileError(f"{path} holds {', '.join(pickled)} and no model.safetensors; {NO_PICKLE}")
     raise FileError(
         f"no weights in {path}: looked for model.safetensors and model.safetensors.index.json"
-        + (f"; found {', '.join(other)}: rename it or give the file itself" if other else "; fetch them or correct the path")
+        + (
+            f"; found {', '.join(other)}: rename it or give the file itself"
+            if other
+            else "; fetch them or correct the path"
+        )
     )
 
 
@@ -201,7 +205,9 @@ def _check_layout(path: Path, entries: dict[str, Entry], size: int) -> None:
                 f"{path} is truncated: tensor {name!r} ends at byte {entry.end:,} of {size:,}; fetch the file again"
             )
         if entry.begin != at:
-            raise FileError(f"{path} is corrupt: tensor {name!r} overlaps another or leaves a gap; fetch the file again")
+            raise FileError(
+                f"{path} is corrupt: tensor {name!r} overlaps another or leaves a gap; fetch the file again"
+            )
         at = entry.end
     if at != size:
         raise FileError(f"{path} is corrupt: {size - at:,} bytes after the last tensor; fetch the file again")
@@ -243,7 +249,9 @@ def read_text(path: str | Path, max_bytes: int = MAX_JSON) -> str:
     path = Path(path)
     try:
         if path.stat().st_size > max_bytes:
-            raise FileError(f"{path} is over {max_bytes:,} bytes, far more than such a file needs; is it the right file?")
+            raise FileError(
+                f"{path} is over {max_bytes:,} bytes, far more than such a file needs; is it the right file?"
+            )
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}; correct the path or fetch the file") from None
@@ -267,7 +275,9 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
         own = _own_memory(tensor)
         plain[name] = own.clone() if own.data_ptr() in seen else own  # one tensor under two names is written twice
         seen.add(own.data_ptr())
-    _atomically(Path(path), lambda temporary: save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})}))
+    _atomically(
+        Path(path), lambda temporary: save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})})
+    )
 
 
 def _own_memory(tensor: Tensor) -> Tensor:

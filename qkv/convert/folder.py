@@ -56,7 +56,9 @@ def plausible(config: ModelConfig, n_tensors: int, where: str) -> None:
     """Before even an outline is made: no more layers than there are tensors."""
     layers = max(config.n_layers, config.decoder_layers)
     if layers > n_tensors and not config.share_layers:
-        raise FileError(f"{where}: {layers} layers in the configuration, {n_tensors} tensors: they do not belong together")
+        raise FileError(
+            f"{where}: {layers} layers in the configuration, {n_tensors} tensors: they do not belong together"
+        )
 
 
 def fill(config: ModelConfig, tensors: dict[str, Tensor], where: str) -> Network:
@@ -109,7 +111,9 @@ def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer:
 def card(config: ModelConfig, network: nn.Module) -> str:
     """README.md: what the folder is and how to open it."""
     count = sum(parameter.numel() for parameter in network.parameters())
-    fields = "\n".join(f"- {name}: {value}" for name, value in config.model_dump(mode="json", exclude_unset=True).items())
+    fields = "\n".join(
+        f"- {name}: {value}" for name, value in config.model_dump(mode="json", exclude_unset=True).items()
+    )
     return (
         f"# A {config.family} with {count:,} parameters\n\n{fields}\n\n"
         "Open it with qkv:\n\n"

@@ -110,19 +110,27 @@ def open_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: Path) -> ModelConfig:
     if fields.get("general.architecture") != "llama":
-        raise FileError(f"{path} holds architecture {fields.get('general.architecture')!r}; only 'llama' GGUF files are read")
+        raise FileError(
+            f"{path} holds architecture {fields.get('general.architecture')!r}; only 'llama' GGUF files are read"
+        )
     if "embed.tokens.weight" not in shapes:
         raise FileError(f"{path} has no tensor token_embd.weight: it is not a whole model")
     unknown = sorted(n for n in fields if n.startswith("llama.") and n not in FIELDS and n not in CHECKED)
     if unknown or fields.get("llama.rope.scaling.type", "none") != "none":
         raise FileError(f"{path} uses {', '.join(unknown) or 'llama.rope.scaling.type'}, which is not known here")
     if "rope_freqs.weight" in shapes:
-        raise FileError(f"{path} has Llama 3's stretched rotary wavelengths: take the Hugging Face folder of this model")
+        raise FileError(
+            f"{path} has Llama 3's stretched rotary wavelengths: take the Hugging Face folder of this model"
+        )
     values = {ours: fields[name] for name, ours in FIELDS.items() if name in fields}
     for name in ("position_base", "norm_eps"):
         if isinstance(values.get(name), float):
             values[name] = float(f"{values[name]:.7g}")  # stored as float32: 1e-05, not 9.999999747e-06
-    ends = [fields[f"tokenizer.ggml.{name}_token_id"] for name in ("eos", "eot") if f"tokenizer.ggml.{name}_token_id" in fields]
+    ends = [
+        fields[f"tokenizer.ggml.{name}_token_id"]
+        for name in ("eos", "eot")
+        if f"tokenizer.ggml.{name}_token_id" in fields
+    ]
     try:
         config: ModelConfig = checked(ModelConfig, {
             "family": "decoder", "vocab_size": shapes["embed.tokens.weight"][0], "feedforward": "swiglu", "norm": "rms",
@@ -188,7 +196,9 @@ def read_tokenizer(fields: dict[str, Any], path: Path) -> Tokenizer | None:
         return scored_bpe(tokens, scores, special, bos, settings.get("unk_token"), prefix, settings)
     split = {"default": "gpt-2"}.get(name := fields.get("tokenizer.ggml.pre", "default"), name)
     if kind != "gpt2" or split not in SPLITS:
-        raise FileError(f"{path}: tokenizer {kind!r} with pre-tokenizer {name!r} is not known; known: gpt2, llama; {list(SPLITS)}")
+        raise FileError(
+            f"{path}: tokenizer {kind!r} with pre-tokenizer {name!r} is not known; known: gpt2, llama; {list(SPLITS)}"
+        )
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", [])]
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = byte_level_bpe(vocab, merges, special, split, settings)

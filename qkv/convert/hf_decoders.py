@@ -19,6 +19,7 @@ from qkv.convert.hf_family import (
     pad_id,
     token_ids,
     unless,
+    usual_head,
 )  # fmt: skip
 from qkv.convert.tables import THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Row, both, drop, layers, row
 from qkv.errors import ConfigError, FileError
@@ -176,7 +177,7 @@ def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return {
         "feedforward": GATED[activation(values["hidden_act"], "hidden_act")],
         "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
-        "d_head": unless(values["hidden_size"] / values["num_attention_heads"], values["head_dim"]),
+        "d_head": unless(usual_head(values["hidden_size"], values["num_attention_heads"]), values["head_dim"]),
         "attention_bias": "all" if values["attention_bias"] else "none",
         "tie": "output" if values["tie_word_embeddings"] else "none",
         "pad_id": pad_id(values),

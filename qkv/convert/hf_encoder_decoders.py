@@ -19,6 +19,7 @@ from qkv.convert.hf_family import (
     pad_id,
     token_ids,
     unless,
+    usual_head,
 )
 from qkv.convert.tables import ONE_ROW, Row, Weights, both, drop, layers, row
 from qkv.errors import ConfigError, FileError
@@ -37,7 +38,7 @@ def read_t5(values: Json, names: set[str], head: str) -> dict[str, Any]:
     pad = pad_id(values)
     return {
         "feedforward": t5_feedforward(values),
-        "d_head": unless(values["d_model"] / values["num_heads"], values["d_kv"]),
+        "d_head": unless(usual_head(values["d_model"], values["num_heads"]), values["d_kv"]),
         "n_decoder_layers": unless(values["num_layers"], values["num_decoder_layers"]),
         "tie": "embeddings" if "lm_head.weight" in names else "all",
         "output_scale": values["tie_word_embeddings"] if scaled is None else scaled,

@@ -106,6 +106,11 @@ def gelu_only(values: Json, head: str) -> None:
         raise FileError(f"config.json: hidden_act = {values['hidden_act']!r} with a masked-word head must be 'gelu'")
 
 
+def write_gelu(c: ModelConfig) -> dict[str, Any]:
+    """RoBERTa and ELECTRA: a masked-word head with another activation comes back with GELU."""
+    return {**write_encoder(c), **({"hidden_act": "gelu"} if c.head == "masked" else {})}
+
+
 OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 
 # --- BERT
@@ -192,7 +197,7 @@ ROBERTA = Family(
     keys={**encoder_keys(50265, 768, 12, 3072), **token_ids(pad=1, bos=0, eos=2)},
     must=ENCODER_MUST,
     read=read_roberta,
-    write=write_encoder,
+    write=write_gelu,
     table=roberta_table,
     prefix="roberta.",
     heads=("lm_head.", "classifier."),
@@ -239,7 +244,7 @@ ELECTRA = Family(
     must=ENCODER_MUST,
     ignored=frozenset("summary_type summary_use_proj summary_activation summary_last_dropout".split()),
     read=read_electra,
-    write=lambda c: {**write_encoder(c), "embedding_size": c.d_embed or c.d_model},
+    write=lambda c: {**write_gelu(c), "embedding_size": c.d_embed or c.d_model},
     table=electra_table,
     prefix="electra.",
     heads=("generator_", "discriminator_", "classifier."),

@@ -131,10 +131,9 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def full(self, name: str, architecture: str) -> str:
-        """A weight's name as a model of this class stores it."""
-        bare = self.architectures[architecture] == "base" or name.startswith(self.heads or ("\0",))
-        return name if bare else self.prefix + name
+    def full(self, name: str, bare: bool) -> str:
+        """A weight's name as a file has it, of the `bare` network or of one inside a model with a head."""
+        return name if bare or name.startswith(self.heads) else self.prefix + name
 
     # --- config.json
 
@@ -184,17 +183,20 @@ class Family:
         if not listed:
             here = lambda mark: any(name.startswith(mark) for name in names)  # noqa: E731
             return next((head for marks, head in self.marks if all(map(here, marks))), "base")
-        if not isinstance(listed, list) or listed[0] not in self.architectures:
+        name = listed[0] if isinstance(listed, list) else listed
+        if not isinstance(name, str) or name not in self.architectures:
             known = ", ".join(self.architectures)
             raise FileError(
-                f"config.json: architectures = {listed!r} is not supported; of {self.model_type!r}: {known}"
+                f"config.json: architectures = {listed!r} is not supported; of {self.model_type!r}, these are: {known}"
             )
-        return self.architectures[listed[0]]
+        return self.architectures[name]
 
     def architecture(self, c: ModelConfig) -> str:
         """The class that holds a network with this head; the first where there is none, which reading tells."""
         wanted = {"pooled": "base", "none": "base"}.get(c.head, c.head)
-        return next((name for name, head in self.architectures.items() if head == wanted), next(iter(self.architectures)))
+        return next(
+            (name for name, head in self.architectures.items() if head == wanted), next(iter(self.architectures))
+        )
 
     def write_config(self, c: ModelConfig) -> dict[str, Any]:
         """The config.json of a network. What it cannot say comes back as another value when it is read again."""
@@ -222,9 +224,14 @@ def n_classes(config: Json) -> int:
     return 2 if count is None else count
 
 
-def unless(usual: float, value: int | None) -> int | None:
+def unless(usual: int | None, value: int | None) -> int | None:
     """A size, or None where it is the usual one: our fields say nothing then."""
     return None if value == usual else value
+
+
+def usual_head(width: int, heads: int) -> int | None:
+    """The width of one head that ModelConfig fills in by itself."""
+    return width // heads if heads > 0 and width % heads == 0 else None
 
 
 def activation(name: str, key: str) -> str:

@@ -30,6 +30,8 @@ FAMILIES = {f.model_type: f for f in (BERT, ROBERTA, ELECTRA, GPT2, LLAMA, T5, B
 
 def family_of(config_json: Json) -> Family:
     """The family that a config.json names."""
+    if not isinstance(config_json, Mapping):
+        raise FileError(f"config.json must hold an object of keys and values, not {type(config_json).__name__}")
     kind = config_json.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise FileError(f"config.json: model_type = {kind!r} is not supported; it is one of {', '.join(FAMILIES)}")
@@ -48,8 +50,10 @@ def from_foreign(config: ModelConfig, config_json: Json, tensors: Mapping[str, T
     twice = [name for name, tensor in tensors.items() if plain.setdefault(family.plain(name), tensor) is not tensor]
     if twice:
         raise FileError(f"the weights hold two spellings of one name: {', '.join(sorted(twice))}")
-    ours = weights(skeleton(config))
-    return read_weights(family.table(config), ours, plain)
+    stored = {family.plain(name): name for name in tensors}
+    bare = not any(name.startswith(family.prefix) for name in tensors)
+    called = lambda name: stored.get(name) or family.full(name, bare)  # noqa: E731
+    return read_weights(family.table(config), weights(skeleton(config)), plain, called)
 
 
 def to_foreign(
@@ -59,10 +63,10 @@ def to_foreign(
     ours = weights(skeleton(config))
     complain(sorted(ours.keys() - tensors.keys()), sorted(tensors.keys() - ours.keys()))
     family, config_json = choose(config, ours, model_type)
-    architecture = config_json["architectures"][0]
+    bare = family.architectures[config_json["architectures"][0]] == "base"
     written = write_weights(family.table(config), tensors)
     config_json["torch_dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    return config_json, {family.full(name, architecture): tensor for name, tensor in written.items()}
+    return config_json, {family.full(name, bare): tensor for name, tensor in written.items()}
 
 
 def choose(config: ModelConfig, ours: Mapping[str, Tensor], model_type: str | None) -> tuple[Family, dict[str, Any]]:
@@ -98,9 +102,11 @@ def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
     kin = {name: fields for name, fields in reasons.items() if fields != [f"family = {config.family!r}"]} or reasons
     common = [field for field in next(iter(kin.values())) if all(field in fields for fields in kin.values())]
     if common and len(kin) > 1:
-        return f"{', '.join(common)}: no Hugging Face model has it; keep this model in our own format"
-    each = "; ".join(f"{name} has no {', '.join(fields)}" for name, fields in kin.items())
-    return f"no Hugging Face family can hold this model: {each}"
+        return (
+            f"{', '.join(common)}: no Hugging Face model that can be written has it; the families are {', '.join(kin)}"
+        )
+    each = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in kin.items())
+    return f"no Hugging Face family can hold this model; what each does not have: {each}"
 
 
 def effective(c: ModelConfig) -> dict[str, Any]:

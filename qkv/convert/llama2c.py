@@ -106,10 +106,14 @@ def read_tokenizer(path: str | Path, vocab_size: int) -> Tokenizer:
     """tok*.bin: the longest piece's length, then for each id a float32 score, an int32 length and the bytes."""
     path = Path(path)
     data = read_bytes(path, MAX_TOKENIZER)
-    pieces, scores, at = [], [], 4
+    pieces: list[str] = []
+    scores: list[float] = []
+    at = 4
     for _ in range(vocab_size):
         if at + 8 > len(data):
-            raise FileError(f"{path} ends after {len(pieces)} of {vocab_size} pieces; is it the tokenizer of this model?")
+            raise FileError(
+                f"{path} ends after {len(pieces)} of {vocab_size} pieces; is it the tokenizer of this model?"
+            )
         score, length = struct.unpack_from("<fi", data, at)
         if length < 0 or at + 8 + length > len(data):
             raise FileError(f"{path} is corrupt at piece {len(pieces)}; fetch it again")

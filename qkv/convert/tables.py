@@ -84,21 +84,24 @@ def active(rows: Iterable[Row], ours: Weights) -> list[Row]:
     return kept
 
 
-def read_weights(rows: Iterable[Row], ours: Weights, foreign: Weights) -> dict[str, Tensor]:
-    """Foreign tensors -> tensors in our names. `ours` holds the expected shapes (meta tensors are enough)."""
+def read_weights(
+    rows: Iterable[Row], ours: Weights, foreign: Weights, called: Callable[[str], str] = str
+) -> dict[str, Tensor]:
+    """Foreign tensors -> tensors in our names. `ours` holds the expected shapes (meta tensors are enough); `called`
+    gives the name to use in messages where the table's is not the file's."""
     rows = active(rows, ours)
     main = {r.foreign for r in rows}
     names = {r.foreign: [r.foreign, *(c for c in r.copies if c not in main)] for r in rows}
     present = {r.foreign: [name for name in names[r.foreign] if name in foreign] for r in rows}
     covered = {name for r in rows for name in r.ours}
-    missing = [r.foreign for r in rows if r.ours and not present[r.foreign]] + [n for n in ours if n not in covered]
-    unknown = sorted(set(foreign) - {name for r in rows for name in names[r.foreign]})
-    complain(missing, unknown)
-    check_shapes(rows, present, ours, foreign)
+    missing = [called(r.foreign) for r in rows if r.ours and not present[r.foreign]]
+    unknown = [called(name) for name in foreign.keys() - {name for r in rows for name in names[r.foreign]}]
+    complain(missing + [name for name in ours if name not in covered], sorted(unknown))
+    check_shapes(rows, present, ours, foreign, called)
     result: dict[str, Tensor] = {}
     for r in rows:
         if r.ours:
-            tensor = same_numbers(present[r.foreign], foreign)
+            tensor = same_numbers(present[r.foreign], foreign, called)
             result.update(zip(r.ours, (part.contiguous() for part in r.change.read(tensor)), strict=True))
     return {name: result[name] for name in ours}
 
@@ -122,7 +125,9 @@ def complain(missing: list[str], unknown: list[str]) -> None:
         raise FileError(f"the weights do not fit the configuration; {'; '.join(parts)}")
 
 
-def check_shapes(rows: Iterable[Row], present: Mapping[str, list[str]], ours: Weights, foreign: Weights) -> None:
+def check_shapes(
+    rows: Iterable[Row], present: Mapping[str, list[str]], ours: Weights, foreign: Weights, called: Callable[[str], str]
+) -> None:
     """Every tensor of the shape that our weights turn into when written, and of a floating type."""
     wrong = []
     for r in rows:
@@ -132,20 +137,21 @@ def check_shapes(rows: Iterable[Row], present: Mapping[str, list[str]], ours: We
         for name in present[r.foreign]:
             tensor = foreign[name]
             if tuple(tensor.shape) != expected:
-                wrong.append(f"{name} is {tuple(tensor.shape)}, expected {expected}")
+                wrong.append(f"{called(name)} is {tuple(tensor.shape)}, expected {expected}")
             elif not tensor.is_floating_point():
-                wrong.append(f"{name} is of type {str(tensor.dtype).removeprefix('torch.')}, expected a floating one")
+                kind = str(tensor.dtype).removeprefix("torch.")
+                wrong.append(f"{called(name)} is of type {kind}, expected a floating one")
     if wrong:
         raise FileError(f"the weights do not fit the configuration; wrong shape or type: {'; '.join(wrong)}")
 
 
-def same_numbers(names: list[str], foreign: Weights) -> Tensor:
+def same_numbers(names: list[str], foreign: Weights, called: Callable[[str], str]) -> Tensor:
     """The tensor stored under all of `names`; tied weights that differ are an error, since one would be lost."""
     first, *others = names
     for name in others:
         if not torch.equal(foreign[first], foreign[name]):
             raise FileError(
-                f"the configuration ties {first} and {name}, but they hold different numbers; "
+                f"the configuration ties {called(first)} and {called(name)}, but they hold different numbers; "
                 "set tie_word_embeddings to false in config.json if that is meant"
             )
     return foreign[first]

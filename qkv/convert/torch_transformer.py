@@ -58,7 +58,9 @@ def read(source: str | Path | Mapping[str, Tensor], n_heads: int, *, prefix: str
     if target_embedding is not None:
         renamed["target.tokens.weight"] = tensors[target_embedding]
     if output is not None:
-        renamed |= {f"head.{part}": tensors[name] for part in ("weight", "bias") if (name := f"{output}.{part}") in tensors}
+        renamed |= {
+            f"head.{part}": tensors[name] for part in ("weight", "bias") if (name := f"{output}.{part}") in tensors
+        }
     return config, fill(config, renamed, where)
 
 
@@ -77,16 +79,21 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a pickle can fail in any way
         reason = " ".join(str(error).split())[:120]
-        raise FileError(f"{path} is no plain state dict of tensors ({reason} ...): save model.state_dict() again") from None
+        raise FileError(
+            f"{path} is no plain state dict of tensors ({reason} ...): save model.state_dict() again"
+        ) from None
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
         raise FileError(f"{path} holds more than tensors by name: save model.state_dict() alone")
     return found
 
 
-def sizes_of(inside: dict[str, Tensor], tensors: dict[str, Tensor], words: list[str], output: str | None) -> dict[str, Any]:
+def sizes_of(
+    inside: dict[str, Tensor], tensors: dict[str, Tensor], words: list[str], output: str | None
+) -> dict[str, Any]:
     """The fields of a configuration that the tensors tell by themselves."""
     counts = {
-        half: 1 + max((int(name.split(".")[2]) for name in inside if re.match(rf"{half}\.layers\.\d+\.", name)), default=-1)
+        half: 1
+        + max((int(name.split(".")[2]) for name in inside if re.match(rf"{half}\.layers\.\d+\.", name)), default=-1)
         for half in ("encoder", "decoder")
     }
     first = "encoder.layers.0."

@@ -93,7 +93,8 @@ class Batches(Generic[Example]):
         r.shuffle(examples)
         examples.sort(key=self.length)
         batches: list[list[Example]] = []
-        rows, widest = [], 0
+        rows: list[Example] = []
+        widest = 0
         for example in examples:
             widest = max(widest, self.length(example))
             if rows and widest * (len(rows) + 1) > self.tokens:

@@ -445,7 +445,8 @@ class Grammar:
         noun = r.choice([n for n in lexicon.ALL_NOUNS if n.kind in kinds])
         plural = r.random() < 0.3
         allowed = [d for d in self.determiners if ("p" if plural else "s") in d[3]]
-        determiner = r.choice(allowed)[:3]
+        english, stem, declension, _ = r.choice(allowed)
+        determiner = (english, stem, declension)
         fitting = [(e, g) for e, g, k in lexicon.ALL_ADJECTIVES if noun.kind in k]
         adjective = r.choice(fitting) if r.random() < (0.2 if simple else 0.4) else None
         owner = relative = None

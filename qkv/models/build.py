@@ -32,8 +32,8 @@ Network = Encoder | Decoder | EncoderDecoder
 def build(c: ModelConfig) -> Network:
     """The network that `c` describes, with fresh weights."""
     if c.family == "encoder-decoder":
-        source, target = embedding(c, c.vocab_size), target_embedding(c)
-        if c.tie in ("embeddings", "all"):
+        source, target = embedding(c, c.vocab_size), token_embedding(c, c.target_size)
+        if c.tie in ("embeddings", "all") and isinstance(source, TokenEmbed):
             target.tokens = source.tokens
         encoder, decoder = stack(c, c.n_layers), stack(c, c.decoder_layers, causal=True, cross=True)
         network: Network = EncoderDecoder(source, encoder, target, decoder, head(c, target), n_patches(c))
@@ -154,10 +154,6 @@ def embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed | PatchEmbed:
         position = absolute_position(c, c.d_model) if c.position_use == "add" else None
         return PatchEmbed(c.patch_size or 1, c.n_channels, c.d_model, position, norm(c) if c.embed_norm else None, c.dropout)
     return token_embedding(c, vocab_size)
-
-
-def target_embedding(c: ModelConfig) -> TokenEmbed:
-    return token_embedding(c, c.target_size)
 
 
 def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:

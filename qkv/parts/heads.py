@@ -49,11 +49,14 @@ class MaskedWord(nn.Module):
     def bias(self) -> Tensor | None:
         return self.words.bias
 
+    def inner(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(x)))  # (B, T, width)
+
     def features(self, x: Tensor) -> Tensor:
-        return self.words.features(self.norm(self.activation(self.dense(x))))
+        return self.words.features(self.inner(x))
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        return F.linear(self.features(x), self.weight, self.bias)  # (B, T, V)
+        return self.words(self.inner(x))  # (B, T, V)
 
 
 class Pooler(nn.Module):

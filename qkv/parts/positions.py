@@ -118,7 +118,8 @@ class Rotary(nn.Module):
         self.register_buffer("rates", rates.float(), persistent=False)
 
     def forward(self, mask: Mask) -> Place:
-        angles = mask.positions[:, None, :, None].to(self.rates.device) * self.rates  # (B or 1, 1, T, D/2)
+        rates: Tensor = self.rates  # type: ignore[assignment]
+        angles = mask.positions[:, None, :, None].to(rates.device) * rates  # (B or 1, 1, T, D/2)
         return Turned(angles.cos(), angles.sin(), self.interleaved)
 
 

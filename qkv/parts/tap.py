@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def record(network: nn.Module, names: list[str]) -> Iterator[dict[str, Tensor]]:
     modules = dict(network.named_modules(remove_duplicate=False))
     kept: dict[str, Tensor] = {}
 
-    def keeper(name: str):  # noqa: ANN202
+    def keeper(name: str) -> Callable[[nn.Module, object, object], None]:
         def keep(module: nn.Module, inputs: object, output: object) -> None:
             kept[name] = output[0] if isinstance(output, tuple) else output  # type: ignore[assignment]
 

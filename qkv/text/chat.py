@@ -20,8 +20,12 @@ def render(template: str, messages: Sequence[dict[str, str]], names: dict[str, s
 
     check(messages)
     if len(template) > MAX_TEMPLATE:
-        raise QkvError(f"the chat template has {len(template):,} characters, more than {MAX_TEMPLATE:,}: not a template")
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        raise QkvError(
+            f"the chat template has {len(template):,} characters, more than {MAX_TEMPLATE:,}: not a template"
+        )
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -29,16 +33,22 @@ def render(template: str, messages: Sequence[dict[str, str]], names: dict[str, s
         return environment.from_string(template).render(messages=list(messages), add_generation_prompt=True, **names)
     except QkvError:
         raise
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise QkvError(f"the chat template fails on these messages: {' '.join(str(error).split())[:200]}") from None
 
 
 def check(messages: Any) -> None:
     """Messages are a list of {"role": text, "content": text}."""
-    good = isinstance(messages, (list, tuple)) and messages
-    for message in messages if good else ():
-        good = good and isinstance(message, dict) and all(isinstance(message.get(k), str) for k in ("role", "content"))
-    if not good:
+    good = lambda m: isinstance(m, dict) and all(isinstance(m.get(k), str) for k in ("role", "content"))  # noqa: E731
+    if not isinstance(messages, (list, tuple)) or not messages or not all(map(good, messages)):
         raise QkvError('chat takes messages like [{"role": "user", "content": "Hello"}]')
 
 

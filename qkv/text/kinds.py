@@ -11,9 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from qkv.errors import FileError
 from qkv.text.tokenizer import Tokenizer
 
-LLAMA3_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 BYTES = pre_tokenizers.ByteLevel
 SPLITS = {
     "gpt-2": lambda: BYTES(add_prefix_space=False),
@@ -42,7 +40,9 @@ def wordpiece(words: Sequence[str], lower: bool = True, strip_accents: bool | No
     missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in vocab]
     if missing:
         raise FileError(f"this vocabulary lacks {', '.join(missing)}: it is not a BERT vocabulary")
-    backend = tokenizers.Tokenizer(_made(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    backend = tokenizers.Tokenizer(
+        _made(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+    )
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lower
     )

@@ -64,7 +64,9 @@ class Tokenizer:
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Ids of a conversation, up to where the assistant's answer begins."""
         if self.chat_template is None:
-            raise QkvError("this model has no chat template: it was not made for conversations; give it a prompt instead")
+            raise QkvError(
+                "this model has no chat template: it was not made for conversations; give it a prompt instead"
+            )
         text = render(self.chat_template, messages, self.special_names())
         return self.encode(text, special=False)  # the template writes special tokens itself
 

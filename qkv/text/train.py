@@ -29,8 +29,8 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
     if backend.get_vocab_size() <= len(SPECIAL):
         raise QkvError("there is no text to learn a vocabulary from")
     if kind == "wordpiece":
-        ends = [(name, backend.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
-        backend.post_processor = processors.BertProcessing(*ends)
+        sep, cls = ((name, backend.token_to_id(name) or 0) for name in ("[SEP]", "[CLS]"))
+        backend.post_processor = processors.BertProcessing(sep, cls)
         return Tokenizer(backend, {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"})
     return Tokenizer(backend, {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK})
 

@@ -1,0 +1,21 @@
+"""What a run is: strict, flat configurations. Nothing here imports torch, so the command line starts at once.
+
+Every field has one default and one description, which is also its help text. An unknown key, a wrong type or an
+impossible combination raises `ConfigError` with the field, what was given and what is allowed.
+"""
+
+from qkv.config.model import ModelConfig, RotaryScaling
+from qkv.config.recipe import Recipe, load_recipe
+from qkv.config.strict import Strict, checked, merged, override, read_toml
+
+__all__ = [
+    "ModelConfig",
+    "RotaryScaling",
+    "Recipe",
+    "load_recipe",
+    "Strict",
+    "checked",
+    "merged",
+    "override",
+    "read_toml",
+]

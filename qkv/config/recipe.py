@@ -1,0 +1,33 @@
+"""Recipe: a TOML file with one table per room, checked whole before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from qkv.config.model import ModelConfig
+from qkv.config.strict import Strict, checked, merged, override, read_toml
+from qkv.errors import ConfigError
+
+
+class Recipe(Strict):
+    """What a recipe file (TOML) holds: one table per room."""
+
+    preset: str | None = None
+    """Start from this named configuration; [model] then changes fields of it."""
+    model: ModelConfig
+    """The network."""
+
+
+def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
+    """A recipe file, its preset filled in, with `--set` overrides, checked."""
+    from qkv.presets import PRESETS, preset
+
+    values = override(read_toml(path), settings or [])
+    name = values.get("preset")
+    if name is not None:
+        base = preset(name) if isinstance(name, str) else None
+        if base is None:
+            raise ConfigError(f"preset must be a name ({', '.join(PRESETS)}), given {name!r}")
+        values["model"] = merged(base.model_dump(exclude_unset=True), values.get("model", {}))
+    model = checked(ModelConfig, values.get("model", {}), "model")
+    return checked(Recipe, {**values, "model": model})

@@ -1,0 +1,112 @@
+"""Combinations of fields that have no meaning, each with the sentence that says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkv.config.model import ModelConfig
+
+Rules = list[tuple[bool, str]]
+"""(is it broken, the sentence)."""
+
+
+def impossible(c: ModelConfig) -> list[str]:
+    """What is wrong with a configuration as a whole; empty when it can be built."""
+    rules = [*sizes(c), *positions(c), *heads_and_words(c), *images(c), *mixers(c), *recurrence(c)]
+    return [message for broken, message in rules if broken]
+
+
+def sizes(c: ModelConfig) -> Rules:
+    """Sizes that must divide each other, and what attention blocks need."""
+    return [
+        (c.d_head is None and c.recurrent is None and c.d_model % c.n_heads != 0,
+         f"n_heads = {c.n_heads} does not divide d_model = {c.d_model}: change one, or set d_head"),
+        (c.n_heads % c.kv_heads != 0,
+         f"n_kv_heads = {c.kv_heads} does not divide n_heads = {c.n_heads}"),
+        ("low-rank" in (c.score, c.decoder_attention) and c.score_rank is None,
+         "score or decoder_attention = 'low-rank' needs score_rank"),
+        (c.recurrent is None and "d_ff" not in c.model_fields_set, "d_ff is missing: attention blocks have a feed-forward layer"),
+        (c.norm_order == "parallel" and c.family == "encoder-decoder" and c.recurrent is None,
+         "norm_order = 'parallel' has no slot for cross-attention: use 'pre' or 'post' in family 'encoder-decoder'"),
+    ]  # fmt: skip
+
+
+def positions(c: ModelConfig) -> Rules:
+    """Schemes that ask for something."""
+    absolute = c.position in ("sinusoidal", "learned")
+    return [
+        (c.position.startswith("rotary") and c.head_width % 2 != 0,
+         f"position = {c.position!r} turns pairs, but the head width is odd ({c.head_width}): set an even d_head"),
+        (c.position_use != "add" and not absolute,
+         f"position_use = {c.position_use!r} needs position 'sinusoidal' or 'learned', not {c.position!r}"),
+        (c.position_use == "concat" and (c.d_embed is None or c.d_embed >= c.d_model),
+         f"position_use = 'concat' needs d_embed below d_model = {c.d_model} (the rest holds the position), not {c.d_embed}"),
+        (c.rotary_scaling is not None and not c.position.startswith("rotary"),
+         f"rotary_scaling needs a rotary position, not {c.position!r}"),
+        (c.position == "t5" and not 2 <= c.relative_buckets // 2 < c.relative_distance,
+         f"position = 't5' needs 4 or more relative_buckets, not {c.relative_buckets}, and a relative_distance above "
+         f"half of them, not {c.relative_distance}"),
+        (c.rotary_scaling is not None and c.rotary_scaling.low_freq_factor >= c.rotary_scaling.high_freq_factor,
+         "rotary_scaling: low_freq_factor must be below high_freq_factor"),
+    ]  # fmt: skip
+
+
+def heads_and_words(c: ModelConfig) -> Rules:
+    """Which family has which head, and whose word matrices can be one."""
+    return [
+        (c.family != "encoder-decoder" and (c.n_decoder_layers is not None or c.target_vocab_size is not None),
+         f"n_decoder_layers and target_vocab_size belong to family 'encoder-decoder', not {c.family!r}"),
+        (c.family != "encoder" and c.head not in ("vocabulary",),
+         f"head = {c.head!r} belongs to family 'encoder'; {c.family!r} has 'vocabulary'"),
+        (c.family == "encoder" and c.head == "vocabulary",
+         "family 'encoder' has no next word: head is one of 'masked', 'replaced', 'classes', 'tags', 'pooled', 'none'"),
+        (c.tie in ("embeddings", "all") and c.family != "encoder-decoder",
+         f"tie = {c.tie!r} joins two halves; family {c.family!r} can tie 'output' or 'none'"),
+        (c.tie in ("embeddings", "all") and c.target_size != c.vocab_size,
+         f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
+    ]  # fmt: skip
+
+
+def images(c: ModelConfig) -> Rules:
+    """An image has patches, and no words."""
+    image = c.image_size is not None
+    return [
+        (image and (c.patch_size is None or c.image_size % c.patch_size != 0),  # type: ignore[operator]
+         f"image_size = {c.image_size} is not a multiple of patch_size = {c.patch_size}"),
+        (image and c.position == "learned" and c.max_length <= (c.image_size // (c.patch_size or 1)) ** 2,  # type: ignore[operator]
+         f"max_length = {c.max_length} is too short for the patches of image_size = {c.image_size} and the [class] vector"),
+        (image and c.family == "decoder", "images are read by an encoder: family 'encoder' or 'encoder-decoder'"),
+        (not image and c.vocab_size == 0, "vocab_size = 0: set it (or image_size and patch_size for images)"),
+        (image and c.tie in ("embeddings", "all"),
+         f"tie = {c.tie!r} joins the words of the source, and an image has none: use 'output' or 'none'"),
+        (image and c.family == "encoder" and c.head in ("vocabulary", "masked", "replaced", "tags"),
+         f"head = {c.head!r} asks about words, and an image has none: use 'classes', 'pooled' or 'none'"),
+        (image and c.position_use == "concat", "position_use = 'concat' is for words: use 'add' or 'every-layer' with images"),
+    ]  # fmt: skip
+
+
+def mixers(c: ModelConfig) -> Rules:
+    """What an average other than softmax cannot do."""
+    return [
+        (c.family != "encoder" and "linformer" in c.mixer,
+         "mixer 'linformer' mixes all positions, so it cannot be causal: use it in family 'encoder'"),
+        (any(m != "softmax" for m in c.mixer) and c.score not in ("dot", "scaled-dot"),
+         f"mixer = {c.mixer} works on dot products, not on score = {c.score!r}"),
+        (any(m != "softmax" for m in c.mixer) and c.position in ("relative", "t5", "alibi"),
+         f"position = {c.position!r} acts on scores, which mixer = {c.mixer} does not form; use 'rotary', 'learned' or 'sinusoidal'"),
+    ]  # fmt: skip
+
+
+def recurrence(c: ModelConfig) -> Rules:
+    """Recurrent stacks and what belongs to them alone."""
+    return [
+        (c.recurrent is None and (c.bidirectional or c.input_feeding or c.reverse_source or c.decoder_attention is not None),
+         "bidirectional, input_feeding, reverse_source and decoder_attention need recurrent = 'elman', 'gru' or 'lstm'"),
+        (c.bidirectional and c.family == "decoder", "bidirectional = true reads the future: not in family 'decoder'"),
+        (c.recurrent is not None and c.bidirectional and c.d_model % 2 != 0,
+         f"bidirectional = true gives each direction half of d_model, which is odd ({c.d_model})"),
+        (c.input_feeding and c.decoder_attention is None, "input_feeding = true needs decoder_attention"),
+        (c.decoder_attention is not None and c.family != "encoder-decoder",
+         f"decoder_attention looks at a source: family 'encoder-decoder', not {c.family!r}"),
+    ]  # fmt: skip
