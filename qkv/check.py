@@ -26,7 +26,8 @@ from qkv.models.build import Network, build
 from qkv.models.encoder import Encoder
 from qkv.models.weights import weights
 from qkv.objectives import objective
-from qkv.train.checkpoint import load_training, save_training
+from qkv.train import checkpoint
+from qkv.train.checkpoint import Progress, Training
 from qkv.train.step import gradients, step
 
 
@@ -269,18 +270,17 @@ def resume(network: Network, c: ModelConfig) -> float:
             step(net, adam, [batch], objective(c))
 
     torch.manual_seed(1)
-    adam = optimizer(network)
-    go(network, adam, batches)
+    go(network, optimizer(network), batches)
     torch.manual_seed(1)
-    adam = optimizer(start)
-    go(start, adam, batches[:2])
+    first = Training(start, optimizer(start), progress=Progress(step=2))
+    go(start, first.optimizer, batches[:2])
     with tempfile.TemporaryDirectory() as folder:
-        save_training(Path(folder), start, adam, 2)
+        checkpoint.save(Path(folder) / "checkpoint-2", first)
         torch.manual_seed(99)
         fresh = build(c).train()
-        adam = optimizer(fresh)
-        done = load_training(Path(folder), fresh, adam)
-    go(fresh, adam, batches[done:])
+        again = Training(fresh, optimizer(fresh))
+        checkpoint.load(Path(folder) / "checkpoint-2", again)
+    go(fresh, again.optimizer, batches[again.progress.step :])
     return max(difference(a, b) for a, b in zip(network.parameters(), fresh.parameters(), strict=True))
 
 

@@ -63,7 +63,9 @@ VARIANTS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_part_keeps_every_contract_in_every_family(family: str, variant: str) -> None:
     head = "masked" if family == "encoder" else "vocabulary"
-    c = ModelConfig(family=family, head=head, vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **VARIANTS[variant])
+    c = ModelConfig(
+        family=family, head=head, vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **VARIANTS[variant]
+    )
     broken = [r for r in check(randomised(c), c) if not r.passed]
     assert not broken
 
@@ -113,7 +115,9 @@ def lets_the_future_in(patch: Patch) -> None:
 
 def attends_to_padding(patch: Patch) -> None:
     original = Mask.__init__
-    patch.setattr(Mask, "__init__", lambda self, q, keys=None, length=None, causal=False: original(self, q, None, length, causal))
+    patch.setattr(
+        Mask, "__init__", lambda self, q, keys=None, length=None, causal=False: original(self, q, None, length, causal)
+    )
 
 
 def counts_positions_from_the_left_edge(patch: Patch) -> None:
@@ -121,7 +125,9 @@ def counts_positions_from_the_left_edge(patch: Patch) -> None:
 
 
 def normalises_over_the_batch(patch: Patch) -> None:
-    patch.setattr("qkv.parts.norm.LayerNorm.forward", lambda self, x: (x - x.mean()) / x.std() * self.weight + self.bias)
+    patch.setattr(
+        "qkv.parts.norm.LayerNorm.forward", lambda self, x: (x - x.mean()) / x.std() * self.weight + self.bias
+    )
 
 
 def forgets_the_first_key(patch: Patch) -> None:
@@ -129,7 +135,11 @@ def forgets_the_first_key(patch: Patch) -> None:
 
     def extend(self: Attention, x: torch.Tensor, place: object, state: dict | None) -> tuple:
         key, value, kept = original(self, x, place, state)
-        return key, value, {n: torch.cat([t[:, :, 1:2], t[:, :, 1:]], 2) if t.size(2) > 1 else t for n, t in kept.items()}
+        return (
+            key,
+            value,
+            {n: torch.cat([t[:, :, 1:2], t[:, :, 1:]], 2) if t.size(2) > 1 else t for n, t in kept.items()},
+        )
 
     patch.setattr(Attention, "extend", extend)
 
@@ -168,7 +178,9 @@ def saves_half_precision(patch: Patch) -> None:
     import qkv.convert.folder as folder
 
     original = folder.save
-    patch.setattr(folder, "save", lambda where, c, network, *a: original(where, c, copy.deepcopy(network).half().float(), *a))
+    patch.setattr(
+        folder, "save", lambda where, c, network, *a: original(where, c, copy.deepcopy(network).half().float(), *a)
+    )
 
 
 BREAKS = {

@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
-from qkv.data.grammar import ARTICLE, Clause, Grammar, Phrase, Pronoun, adjective_ending, conjugate, noun_form, pairs, split_of
+from qkv.data.clauses import Clause, Phrase, Pronoun
+from qkv.data.german import ARTICLE, adjective_ending, conjugate, noun_form
+from qkv.data.grammar import Grammar, pairs, split_of
 from qkv.data.lexicon import ALL_NOUNS, ALL_VERBS
 
 NOUN = {n.english[0]: n for n in ALL_NOUNS}
@@ -91,6 +93,10 @@ def test_every_word_is_aligned(many: list) -> None:
 
 
 def test_splits_are_disjoint_and_the_text_decides() -> None:
-    sets = {split: {p.source for p in itertools.islice(pairs(split, seed), 150)} for split in ("train", "test", "valid") for seed in (0, 1)}
+    sets = {
+        split: {p.source for p in itertools.islice(pairs(split, seed), 150)}
+        for split in ("train", "test", "valid")
+        for seed in (0, 1)
+    }
     assert not sets["train"] & sets["test"] and not sets["train"] & sets["valid"] and not sets["test"] & sets["valid"]
     assert {split_of(p) for p in itertools.islice(pairs("test", 5), 20)} == {"test"}

@@ -103,6 +103,14 @@ def test_t5_scaling_in_both_spellings(pair):
     assert pair("t5-1.1")[1].tie == "embeddings" and pair("t5")[1].tie == "all"
 
 
+def test_t5_activation_without_the_derived_keys(pair):
+    """Older files have feed_forward_proj alone; its "gated-gelu" is the tanh form."""
+    assert same_as_saved(pair, "t5-1.1", without=("dense_act_fn", "is_gated_act"))
+    assert pair("t5-1.1")[1].feedforward == "geglu-tanh"
+    exact, _ = respelled(pair, "t5-1.1", dense_act_fn="gelu")
+    assert exact.feedforward == "geglu"
+
+
 def test_marian_positions_are_dropped_and_written(pair):
     theirs, config, weights, _, _ = pair("marian")
     _, tensors = to_foreign(config, weights)

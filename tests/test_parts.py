@@ -118,7 +118,9 @@ def test_rotary_layouts_are_the_same_up_to_the_order_of_channels() -> None:
 
 def test_llama3_stretches_long_wavelengths_only() -> None:
     rates = 500_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-    stretched = stretch(rates, RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192))
+    stretched = stretch(
+        rates, RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
+    )
     wavelengths = 2 * math.pi / rates
     ratio = rates / stretched
     assert torch.allclose(ratio[wavelengths < 8192 / 4], torch.ones(()).double())
@@ -152,7 +154,9 @@ def test_relative_positions_are_shaws_formula() -> None:
         clip = [max(-2, min(2, j - i)) + 2 for j in range(i + 1)]
         scores = torch.stack([q[0, 1, i] @ (k[0, 1, j] + relative.keys[clip[j]]) for j in range(i + 1)]) / math.sqrt(8)
         w = scores.softmax(0)
-        torch.testing.assert_close(got[0, 1, i], sum(w[j] * (v[0, 1, j] + relative.values[clip[j]]) for j in range(i + 1)))
+        torch.testing.assert_close(
+            got[0, 1, i], sum(w[j] * (v[0, 1, j] + relative.values[clip[j]]) for j in range(i + 1))
+        )
 
 
 def test_learned_positions_end_where_the_table_ends() -> None:
@@ -275,7 +279,9 @@ def test_without_positions_order_is_invisible() -> None:
     """Claim C7: permuting the input permutes the output."""
     attention = Attention(16, 2, 2, 8, Softmax(make_score("scaled-dot", 2, 8)))
     x, order = torch.randn(1, 7, 16), torch.randperm(7)
-    torch.testing.assert_close(attention(x[:, order], Mask(7))[0], attention(x, Mask(7))[0][:, order], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        attention(x[:, order], Mask(7))[0], attention(x, Mask(7))[0][:, order], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_causal_attention_with_a_tap_gives_exact_weights_and_the_same_output() -> None:
@@ -289,7 +295,9 @@ def test_causal_attention_with_a_tap_gives_exact_weights_and_the_same_output() -
     assert torch.equal(weights.triu(1), torch.zeros_like(weights))
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 5))
     torch.testing.assert_close(tapped, plain, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(attention.output(attention.join(weights @ seen["tap_value"])), plain, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        attention.output(attention.join(weights @ seen["tap_value"])), plain, atol=1e-6, rtol=1e-5
+    )
     assert not mixer.tap_weights.in_use
 
 
@@ -348,5 +356,7 @@ def test_select_moves_rows_of_everything_a_state_holds() -> None:
     rows = torch.tensor([2, 0, 2, 1])
     moved = state.select(rows)
     assert torch.equal(moved.layers[0]["key"].flatten(), rows.float()) and torch.equal(moved.keys, state.keys[rows])
-    assert torch.equal(moved.memory.vectors.flatten(), rows.float()) and torch.equal(moved.memory.mask, state.memory.mask[rows])
+    assert torch.equal(moved.memory.vectors.flatten(), rows.float()) and torch.equal(
+        moved.memory.mask, state.memory.mask[rows]
+    )
     assert moved.length == 2

@@ -6,16 +6,10 @@ impossible combination raises `ConfigError` with the field, what was given and w
 
 from qkv.config.model import ModelConfig, RotaryScaling
 from qkv.config.recipe import Recipe, load_recipe
+from qkv.config.run import CorpusConfig, DataConfig, DecodeConfig, TrainConfig
 from qkv.config.strict import Strict, checked, merged, override, read_toml
 
 __all__ = [
-    "ModelConfig",
-    "RotaryScaling",
-    "Recipe",
-    "load_recipe",
-    "Strict",
-    "checked",
-    "merged",
-    "override",
-    "read_toml",
-]
+    "ModelConfig", "RotaryScaling", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "Recipe", "load_recipe",
+    "Strict", "checked", "merged", "override", "read_toml",
+]  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qkv.config.model import ModelConfig
+from qkv.config.run import DataConfig, DecodeConfig, TrainConfig
 from qkv.config.strict import Strict, checked, merged, override, read_toml
 from qkv.errors import ConfigError
 
@@ -16,6 +17,12 @@ class Recipe(Strict):
     """Start from this named configuration; [model] then changes fields of it."""
     model: ModelConfig
     """The network."""
+    data: DataConfig | None = None
+    """What is read."""
+    train: TrainConfig = TrainConfig()
+    """How the network learns."""
+    decode: DecodeConfig = DecodeConfig()
+    """How it writes."""
 
 
 def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
@@ -29,5 +36,10 @@ def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
         if base is None:
             raise ConfigError(f"preset must be a name ({', '.join(PRESETS)}), given {name!r}")
         values["model"] = merged(base.model_dump(exclude_unset=True), values.get("model", {}))
-    model = checked(ModelConfig, values.get("model", {}), "model")
-    return checked(Recipe, {**values, "model": model})
+    fields, data = values.get("model", {}), values.get("data", {})
+    if isinstance(fields, dict) and isinstance(data, dict) and "vocab_size" in data:
+        fields = {"vocab_size": data["vocab_size"], **fields}  # the trained tokenizer's size takes its place
+    model = checked(ModelConfig, fields, "model")
+    rooms: dict[str, type[Strict]] = {"data": DataConfig, "train": TrainConfig, "decode": DecodeConfig}
+    parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}
+    return checked(Recipe, {**values, **parts, "model": model})

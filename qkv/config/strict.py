@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -35,13 +35,23 @@ def _in_words(kind: type[Strict], problem: Any, where: str) -> str:
     path = [str(part) for part in problem["loc"] if part not in ("int", "tuple[int, ...]")]
     name = ".".join(([where] if where else []) + path)
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(kind.model_fields))
+        known = ", ".join(sorted(_record_at(kind, path[:-1]).model_fields))
         return f"unknown key {name!r} (given {problem['input']!r}); known keys: {known}"
     if problem["type"] == "missing":
         return f"{name!r} is missing"
     if problem["type"] == "value_error":
         return f"{where + ': ' if where else ''}{problem['ctx']['error']}"
     return f"{name!r}: {problem['msg'].lower()}, given {problem['input']!r}"
+
+
+def _record_at(kind: type[Strict], path: list[str]) -> type[Strict]:
+    """The record that a path of field names leads to."""
+    for name in path:
+        if name in kind.model_fields:
+            annotation = kind.model_fields[name].annotation
+            inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, Strict)]
+            kind = inner[0] if inner else kind
+    return kind
 
 
 def read_toml(path: Path) -> dict[str, Any]:

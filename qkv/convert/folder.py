@@ -36,18 +36,7 @@ def agree(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: str) -
     plausible(config, len(shapes), where)
     with NoDraws():
         outline = skeleton(config)
-    wanted = {name: tuple(tensor.shape) for name, tensor in weights(outline).items()}
-    missing, unknown = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
-    misshapen = [
-        f"{name} is {shapes[name]} instead of {wanted[name]}"
-        for name in sorted(wanted.keys() & shapes.keys())
-        if shapes[name] != wanted[name]
-    ]
-    problems = [f"missing {some(missing)}"] if missing else []
-    problems += [f"unknown {some(unknown)}"] if unknown else []
-    problems += [f"wrong shape: {some(misshapen)}"] if misshapen else []
-    if problems:
-        raise FileError(f"{where}: weights and configuration do not belong together: {'; '.join(problems)}")
+    compare(shapes_of(weights(outline)), shapes, where)
     if sum(buffer.numel() for buffer in outline.buffers()) > MAX_TABLES:
         raise FileError(f"{where}: the configuration asks for tables of absurd size; correct config.json")
 
@@ -61,9 +50,24 @@ def plausible(config: ModelConfig, n_tensors: int, where: str) -> None:
         )
 
 
+def compare(wanted: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]], where: str) -> None:
+    """Every missing, unknown or misshapen tensor in one error."""
+    missing, unknown = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
+    misshapen = [
+        f"{name} is {shapes[name]} instead of {wanted[name]}"
+        for name in sorted(wanted.keys() & shapes.keys())
+        if shapes[name] != wanted[name]
+    ]
+    problems = [f"missing {some(missing)}"] if missing else []
+    problems += [f"unknown {some(unknown)}"] if unknown else []
+    problems += [f"wrong shape: {some(misshapen)}"] if misshapen else []
+    if problems:
+        raise FileError(f"{where}: weights and configuration do not belong together: {'; '.join(problems)}")
+
+
 def fill(config: ModelConfig, tensors: dict[str, Tensor], where: str) -> Network:
     """The network of `config` with these weights, in float32 and in evaluation mode."""
-    agree(config, {name: tuple(tensor.shape) for name, tensor in tensors.items()}, where)
+    agree(config, shapes_of(tensors), where)
     return filled(config, tensors)
 
 
@@ -71,10 +75,24 @@ def filled(config: ModelConfig, tensors: dict[str, Tensor]) -> Network:
     """`fill` for tensors that are known to agree."""
     with NoDraws():
         network = build(config)
+    copy_into(network, tensors)
+    return network.eval()
+
+
+def put(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Give a network these weights."""
+    compare(shapes_of(weights(network)), shapes_of(tensors), where)
+    copy_into(network, tensors)
+
+
+def copy_into(network: nn.Module, tensors: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in weights(network).items():
             tensor.copy_(tensors[name])
-    return network.eval()
+
+
+def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 class NoDraws(TorchFunctionMode):

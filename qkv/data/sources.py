@@ -26,8 +26,10 @@ csv.field_size_limit(MAX_LINE)
 class Source(Protocol):
     """One pass over a corpus."""
 
-    skipped: Counter[str]
-    """What could not be read in the last pass, by reason."""
+    @property
+    def skipped(self) -> Counter[str]:
+        """What could not be read in the last pass, by reason."""
+        ...
 
     def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
         """Records from number `start` on, each with the number behind it."""

@@ -32,7 +32,7 @@ M = TypeVar("M", bound=nn.Module)
 def pack(network: M) -> M:
     """A fast twin of `network`, which stays as it is. Costs about one more copy of the matrices in memory."""
     keep_freed_memory()
-    return twin(network, {})
+    return twin(network, {}).eval()
 
 
 def twin(module: Any, done: dict[int, Any]) -> Any:
@@ -54,9 +54,8 @@ def replacement(module: nn.Module, done: dict[int, Any]) -> nn.Module | None:
 
 
 def same(module: nn.Module, done: dict[int, Any]) -> nn.Module:
-    """The module itself over twins of its children, in eval mode, its weights shared and frozen."""
+    """The module itself over twins of its children, its weights shared and frozen."""
     new = copy.copy(module)
-    new.training = False
     new._parameters = {n: None if p is None else twin_weight(p, done) for n, p in module._parameters.items()}
     new._modules = {n: None if m is None else twin(m, done) for n, m in module._modules.items()}
     return new

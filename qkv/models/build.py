@@ -152,7 +152,9 @@ def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Modu
 def embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed | PatchEmbed:
     if c.image_size is not None:
         position = absolute_position(c, c.d_model) if c.position_use == "add" else None
-        return PatchEmbed(c.patch_size or 1, c.n_channels, c.d_model, position, norm(c) if c.embed_norm else None, c.dropout)
+        return PatchEmbed(
+            c.patch_size or 1, c.n_channels, c.d_model, position, norm(c) if c.embed_norm else None, c.dropout
+        )
     return token_embedding(c, vocab_size)
 
 
@@ -163,7 +165,9 @@ def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
     return TokenEmbed(
         nn.Embedding(vocab_size, width),
         c.d_model,
-        position=None if c.position_use == "every-layer" else absolute_position(c, c.d_model - width if concat else width),
+        position=None
+        if c.position_use == "every-layer"
+        else absolute_position(c, c.d_model - width if concat else width),
         concat=concat,
         n_segments=c.n_segments,
         scale=c.embed_scale,

@@ -89,5 +89,7 @@ class Mask:
         if self.keys is None:
             return table
         # a padded query may see itself: a row without any key would be 0 / 0
-        itself = torch.eye(self.queries, self.length, dtype=torch.bool, device=device).roll(self.length - self.queries, 1)
+        itself = torch.eye(self.queries, self.length, dtype=torch.bool, device=device).roll(
+            self.length - self.queries, 1
+        )
         return table & self.keys[:, None, None, :] | itself  # (B, 1, T, S)

@@ -1,7 +1,17 @@
-"""Training state apart from the weights: optimiser, random numbers, step. safetensors and JSON, no pickle."""
+"""Checkpoints: all that decides how training goes on, in safetensors and JSON, no pickle.
+
+A checkpoint is a folder that gets its name last: it is written beside, brought to disk, then renamed. One that was
+interrupted never has the name, so the newest named one is whole.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,35 +19,88 @@ import torch
 from torch import Tensor, nn
 
 from qkv.convert.files import read_json, read_tensors, write_json, write_tensors
+from qkv.convert.folder import put
+from qkv.data.batching import Position
 from qkv.errors import FileError
 from qkv.models.weights import weights
 
-WEIGHTS, STATE, NUMBERS = "model.safetensors", "training.safetensors", "training.json"
+TENSORS, NUMBERS = "training.safetensors", "training.json"
 
 
-def save_training(folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Everything that decides how training goes on; `training.json` is written last and makes it complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = optimizer.state_dict()
-    tensors = {f"{index}.{name}": value for index, values in stored["state"].items() for name, value in values.items()}
-    tensors["random"] = torch.get_rng_state()
-    write_tensors(folder / WEIGHTS, weights(network), {"format": "pt"})
-    write_tensors(folder / STATE, tensors, {"format": "pt"})
-    write_json(folder / NUMBERS, {"step": step, "groups": stored["param_groups"]})
+@dataclass
+class Progress:
+    """Numbers that decide how training goes on."""
+
+    step: int = 0
+    position: Position = field(default_factory=Position)
+    best: float = -math.inf
+    best_step: int = 0
+    waited: int = 0
+    """Looks at the held-out set since the best one."""
+    seconds: float = 0.0
+    """Time spent training, over all resumptions."""
 
 
-def load_training(folder: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Put everything back as it was; returns the step to go on from."""
-    numbers = read_json(folder / NUMBERS)
-    tensors = read_tensors(folder / STATE)
-    torch.set_rng_state(tensors.pop("random"))
+@dataclass
+class Training:
+    """All that a checkpoint holds."""
+
+    network: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: dict[str, Tensor] = field(default_factory=dict)
+    """Moving average of the weights; empty = none is kept."""
+    progress: Progress = field(default_factory=Progress)
+
+
+def save(folder: Path, t: Training) -> None:
+    """Write weights, optimiser, average, random numbers and progress into `folder`, which gets its name last."""
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    stored = t.optimizer.state_dict()
+    tensors = {f"optimizer.{i}.{name}": x for i, values in stored["state"].items() for name, x in values.items()}
+    tensors |= {f"weights.{name}": x for name, x in weights(t.network).items()}
+    tensors |= {f"average.{name}": x for name, x in t.average.items()}
+    write_tensors(partial / TENSORS, {**tensors, "random": torch.get_rng_state()})
+    write_json(partial / NUMBERS, {"progress": asdict(t.progress), "groups": stored["param_groups"]})
+    shutil.rmtree(folder, ignore_errors=True)
+    os.rename(partial, folder)
+    _to_disk(folder.parent)
+
+
+def load(folder: Path, t: Training) -> None:
+    """Put everything back as it was."""
+    numbers, tensors = read_json(folder / NUMBERS), read_tensors(folder / TENSORS)
+    try:
+        random = tensors.pop("random")
+        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}}
+        for key, x in tensors.items():
+            part, _, name = key.partition(".")
+            parts[part][name] = x
+        put(t.network, parts["weights"], str(folder))
+        t.optimizer.load_state_dict({"state": _nested(parts["optimizer"]), "param_groups": _tuples(numbers["groups"])})
+        t.average = parts["average"]
+        t.progress = Progress(**{**numbers["progress"], "position": Position(**numbers["progress"]["position"])})
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(
+            f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
+        ) from None
+    torch.set_rng_state(random)
+
+
+def newest(run: Path) -> Path | None:
+    """The last whole checkpoint of a run."""
+    found = [p for p in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return max(found, key=lambda p: int(p.name.partition("-")[2]), default=None)
+
+
+def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """{"3.exp_avg": x} -> {3: {"exp_avg": x}}, as torch's optimisers have it."""
     state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
+    for key, x in flat.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": _tuples(numbers["groups"])})
-    fill(network, read_tensors(folder / WEIGHTS), str(folder))
-    return int(numbers["step"])
+        state.setdefault(int(index), {})[name] = x
+    return state
 
 
 def _tuples(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -45,18 +108,29 @@ def _tuples(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in groups]
 
 
-def fill(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Copy `tensors` into the network; every missing, unknown or misshapen one is named at once."""
-    wanted = weights(network)
-    problems = [f"lacks {name}" for name in wanted.keys() - tensors.keys()]
-    problems += [f"has unknown {name}" for name in tensors.keys() - wanted.keys()]
-    problems += [
-        f"{name} is {tuple(tensors[name].shape)}, expected {tuple(wanted[name].shape)}"
-        for name in wanted.keys() & tensors.keys()
-        if wanted[name].shape != tensors[name].shape
-    ]
-    if problems:
-        raise FileError(f"{where}: {'; '.join(sorted(problems))}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            wanted[name].copy_(tensor)
+def _to_disk(folder: Path) -> None:
+    """A rename is on disk when its folder is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- the log
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Drop what was logged after update `step`: those updates will be done, and logged, again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            break  # the line that was being written when the run died
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(line + "\n" for line in kept))
+    os.replace(partial, path)

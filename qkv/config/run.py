@@ -1,0 +1,138 @@
+"""DataConfig, TrainConfig, DecodeConfig: what a run reads, how it learns, how it writes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from qkv.config.strict import Strict
+
+Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters"]
+
+
+class CorpusConfig(Strict):
+    """Where records come from: exactly one of `files`, `table`, `grammar`."""
+
+    files: tuple[str, ...] = ()
+    """Parallel text files, source then target, line by line; .gz .bz2 .xz .zst are decompressed."""
+    table: str | None = None
+    """A .tsv, .csv or .jsonl file with both sides in one row."""
+    columns: tuple[int | str, ...] = (0, 1)
+    """The table's columns, by number or by name: source, target."""
+    grammar: int | None = Field(default=None, gt=0)
+    """So many pairs of the embedded English-German grammar."""
+    weight: float = Field(default=1.0, gt=0)
+    """How often it is drawn from, beside other corpora."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_to_tuples(cls, values: Any) -> Any:
+        return (
+            {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            if isinstance(values, dict)
+            else values
+        )
+
+    @model_validator(mode="after")
+    def _one(self) -> CorpusConfig:
+        given = [name for name in ("files", "table", "grammar") if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(
+                f"a corpus has exactly one of files, table and grammar, given {', '.join(given) or 'none'}"
+            )
+        return self
+
+
+class DataConfig(Strict):
+    """What is read, and how text becomes tokens and batches."""
+
+    source: str = "en"
+    """Language of the source side."""
+    target: str = "de"
+    """Language of the target side."""
+    root: str = ""
+    """Folder that relative file names start from."""
+    train: tuple[CorpusConfig, ...]
+    """Corpora to learn from."""
+    valid: CorpusConfig
+    """Held out; decides which checkpoint is best."""
+    test: CorpusConfig | None = None
+    """Held out; looked at once, at the end."""
+    tokenizer: Tokenizers = "bpe"
+    """Kind of tokenizer, trained on the training text."""
+    vocab_size: int = Field(default=8000, gt=10, le=1_000_000)
+    """Entries of a vocabulary."""
+    joint: bool = True
+    """One vocabulary for both languages."""
+    max_length: int = Field(default=128, gt=0)
+    """Training pairs with more tokens on a side are dropped."""
+    max_ratio: float = Field(default=9.0, gt=1)
+    """Training pairs in which one side has this many times the tokens of the other are dropped."""
+    duplicates: bool = True
+    """Keep pairs that occur more than once."""
+    batch_tokens: int = Field(default=4096, gt=0)
+    """Padded tokens of the longer side in a batch."""
+    pool: int = Field(default=100_000, gt=0)
+    """Pairs that are shuffled and sorted by length together; memory grows with it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists_to_tuples(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("train"), dict):
+            values = {**values, "train": [values["train"]]}
+        return (
+            {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+            if isinstance(values, dict)
+            else values
+        )
+
+
+class TrainConfig(Strict):
+    """How a network learns."""
+
+    steps: int = Field(default=10_000, gt=0)
+    """Updates at the most."""
+    time_budget: float | None = Field(default=None, gt=0)
+    """Minutes of training; schedules fit themselves to it."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Largest learning rate."""
+    schedule: Literal["inverse-sqrt", "cosine", "stable-decay", "constant"] = "inverse-sqrt"
+    """How the learning rate falls after the warm-up."""
+    warmup: int = Field(default=1000, ge=0)
+    """Updates in which the learning rate rises from 0."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Adam: memory of the gradient."""
+    beta2: float = Field(default=0.98, ge=0, lt=1)
+    """Adam: memory of its square."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW: on matrices, not on biases and norms."""
+    clip: float = Field(default=1.0, ge=0)
+    """Largest norm of the gradient; 0 = any."""
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Probability given to all words alike."""
+    accumulate: int = Field(default=1, gt=0)
+    """Batches per update."""
+    ema: float = Field(default=0.0, ge=0, lt=1)
+    """Decay of the moving average of the weights, which is what is evaluated and kept; 0 = none."""
+    evaluate_every: int = Field(default=500, gt=0)
+    """Updates between looks at the held-out set."""
+    save_every: int = Field(default=500, gt=0)
+    """Updates between checkpoints."""
+    patience: int = Field(default=0, ge=0)
+    """Looks without a better score before training stops; 0 = never."""
+    seed: int = Field(default=1, ge=0)
+    """Decides weights, order and dropout."""
+
+
+class DecodeConfig(Strict):
+    """How a network writes."""
+
+    beam: int = Field(default=4, gt=0, le=1000)
+    """Hypotheses kept per sentence; 1 = greedy."""
+    length_penalty: float = 1.0
+    """A hypothesis' log-probability is divided by its length to this power."""
+    max_length: int = Field(default=256, gt=0)
+    """Longest output in tokens."""
+    batch_tokens: int = Field(default=2048, gt=0)
+    """Source tokens translated at once."""

@@ -1,0 +1,38 @@
+"""Several corpora as one, each drawn from with its weight; a corpus that ends begins again."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from qkv.data.sources import Record, Source
+
+
+class Mixture:
+    """An endless corpus: which source record n comes from is a function of n, so reading can go on anywhere."""
+
+    def __init__(self, sources: Sequence[Source], weights: Sequence[float], seed: int = 0):
+        self.sources, self.weights, self.seed = sources, weights, seed
+
+    @property
+    def skipped(self) -> Counter[str]:
+        return sum((s.skipped for s in self.sources), Counter())
+
+    def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
+        """Records from number `start` on; those before it are read past, source by source."""
+        r = random.Random(self.seed)
+        choices = range(len(self.sources))
+        readers = [self.endless(source) for source in self.sources]
+        number = 0
+        while True:
+            number += 1
+            record = next(readers[r.choices(choices, self.weights)[0]])
+            if number > start:
+                yield number, record
+
+    @staticmethod
+    def endless(source: Source) -> Iterator[Record]:
+        while True:
+            for _, record in source.read():
+                yield record

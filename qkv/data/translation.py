@@ -1,0 +1,108 @@
+"""Translation data: pairs of sentences become pairs of ids, cleaned and counted, then Batches with shifts and masks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qkv.batch import IGNORED, Batch
+from qkv.config import CorpusConfig, DataConfig, ModelConfig
+from qkv.data.mixture import Mixture
+from qkv.data.sources import GrammarSource, Parallel, Record, Source, Table
+
+Pair = tuple[list[int], list[int]]
+"""Source ids, target ids; neither has special tokens yet."""
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+def source_of(c: CorpusConfig, data: DataConfig, split: str) -> Source:
+    """The corpus that a configuration names; the grammar reads from its own `split`."""
+    if c.grammar is not None:
+        return GrammarSource(split, c.grammar, reverse=data.source == "de")
+    if c.table is not None:
+        return Table(Path(data.root) / c.table, c.columns)
+    return Parallel([Path(data.root) / name for name in c.files])
+
+
+def training_source(data: DataConfig) -> Source:
+    """All training corpora as one."""
+    sources = [source_of(c, data, "train") for c in data.train]
+    return sources[0] if len(sources) == 1 else Mixture(sources, [c.weight for c in data.train])
+
+
+@dataclass
+class Encoder:
+    """Records -> pairs of ids; what cleaning drops is None, and counted by reason."""
+
+    source: Encode
+    target: Encode
+    data: DataConfig
+    dropped: Counter[str] = field(default_factory=Counter)
+    seen: set[int] = field(default_factory=set)
+
+    def __call__(self, records: Sequence[Record]) -> list[Pair | None]:
+        sources, targets = self.source([r[0] for r in records]), self.target([r[1] for r in records])
+        return [self.clean(*row) for row in zip(sources, targets, records, strict=True)]
+
+    def clean(self, source: list[int], target: list[int], record: Record) -> Pair | None:
+        problem = self.problem(source, target, record)
+        if problem:
+            self.dropped[problem] += 1
+            return None
+        return source, target
+
+    def problem(self, source: list[int], target: list[int], record: Record) -> str:
+        short, long = sorted((len(source), len(target)))
+        if short == 0:
+            return "an empty side"
+        if long > self.data.max_length:
+            return f"more than {self.data.max_length} tokens"
+        if long > self.data.max_ratio * short + 5:  # a few words may well become many
+            return f"one side {self.data.max_ratio:g} times as long as the other"
+        if not self.data.duplicates:
+            key = hash(record)
+            if key in self.seen:
+                return "a duplicate"
+            self.seen.add(key)
+        return ""
+
+
+def length(pair: Pair) -> int:
+    """The longer side, with its end token."""
+    return max(len(pair[0]), len(pair[1])) + 1
+
+
+def collate(pairs: Sequence[Pair], c: ModelConfig) -> Batch:
+    """source + </s>; target shifted right behind the start token; padding at the end. All masks are made here."""
+    end = c.eos_ids[0]
+    assert c.first_id is not None
+    source, source_mask = padded([[*s, end] for s, _ in pairs], c.pad_id)
+    inputs, mask = padded([[c.first_id, *t] for _, t in pairs], c.pad_id)
+    targets, _ = padded([[*t, end] for _, t in pairs], IGNORED)
+    return Batch(inputs, None if mask.all() else mask, targets, source, None if source_mask.all() else source_mask)
+
+
+def sources(texts: Sequence[list[int]], c: ModelConfig) -> Batch:
+    """Only the source side, and the start token: what a search begins with."""
+    source, mask = padded([[*s, c.eos_ids[0]] for s in texts], c.pad_id)
+    inputs = torch.full((len(texts), 1), c.first_id or 0)
+    return Batch(inputs, source=source, source_mask=None if mask.all() else mask)
+
+
+def padded(rows: Sequence[list[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """Ragged ids -> (B, T) with `filler` at the end, and which are real (B, T)."""
+    width = max(map(len, rows))
+    lengths = torch.tensor([len(row) for row in rows])
+    table = torch.tensor([row + [filler] * (width - len(row)) for row in rows])
+    return table, torch.arange(width)[None] < lengths[:, None]
+
+
+def texts(source: Source, side: int | None = None) -> Iterator[str]:
+    """All strings of a corpus, or those of one side."""
+    for _, record in source.read():
+        yield from record if side is None else (record[side],)

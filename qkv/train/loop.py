@@ -1,0 +1,180 @@
+"""The loop: one for every family and task. What differs between tasks comes in as a Task."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from qkv.batch import Batch
+from qkv.config import TrainConfig
+from qkv.data.batching import Batches
+from qkv.errors import QkvError
+from qkv.memory import keep_freed_memory
+from qkv.train.checkpoint import Progress, Training
+from qkv.train.schedule import learning_rate
+from qkv.train.step import Objective, step
+
+
+class Task(Protocol):
+    """What is learned: examples in batches, an objective, and a score on held-out examples."""
+
+    batches: Batches[Any]
+    objective: Objective
+    metric: str
+    """Name of the score that decides which weights are best; larger is better."""
+
+    def collate(self, examples: list[Any]) -> Batch: ...
+
+    def evaluate(self, network: nn.Module) -> dict[str, float]: ...
+
+
+@dataclass
+class Hooks:
+    """What the loop tells the outside: a log line, a picture of the moment, a checkpoint to store, a new best."""
+
+    log: Callable[[dict[str, Any]], None]
+    tick: Callable[[dict[str, Any]], None]
+    save: Callable[[Training], None]
+    best: Callable[[Training], None]
+
+
+def prepare(network: nn.Module, c: TrainConfig) -> Training:
+    """A fresh start."""
+    average = {name: p.detach().clone() for name, p in network.named_parameters()} if c.ema else {}
+    return Training(network, adam(network, c), average)
+
+
+def adam(network: nn.Module, c: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only (biases and norms are vectors)."""
+    matrices = [p for p in network.parameters() if p.dim() > 1]
+    vectors = [p for p in network.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": c.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-9, fused=True)
+
+
+def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
+    """Train until the steps, the time or the patience is over, or somebody stops it; why it ended.
+
+    Order within an update: learn, look (if due), keep the best, store (if due). A run killed anywhere between two
+    stores repeats those updates exactly, so nothing depends on where it was killed.
+    """
+    keep_freed_memory()
+    task.batches.position = t.progress.position
+    stream = iter(task.batches)
+    start, before = time.monotonic(), t.progress.seconds
+    with stopping() as stop:
+        while t.progress.step < c.steps:
+            t.network.train()
+            batches = [task.collate(examples) for examples in islice(stream, c.accumulate)]
+            lines = one_update(t, task, batches, c)
+            t.progress.position = task.batches.position
+            t.progress.seconds = before + time.monotonic() - start
+            ending = ended(t.progress, c)
+            if t.progress.step % c.evaluate_every == 0 or ending:
+                lines |= look(t, task, hooks)
+                ending = ending or ended(t.progress, c)
+            hooks.log(lines)
+            hooks.tick(lines | {"tokens": sum(b.count for b in batches)})
+            if t.progress.step % c.save_every == 0 or ending or stop:
+                hooks.save(t)
+            if ending or stop:
+                return ending or f"stopped by {stop[0]}; run the same command again to go on"
+    return "all steps are done"
+
+
+def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) -> dict[str, Any]:
+    """Learning rate, gradient, step, average; the numbers of this update."""
+    t.progress.step += 1
+    rate = learning_rate(c, t.progress.step, share_done(t.progress, c))
+    for group in t.optimizer.param_groups:
+        group["lr"] = rate
+    try:
+        loss = step(t.network, t.optimizer, batches, task.objective, c.clip)
+    except QkvError as error:
+        raise QkvError(f"update {t.progress.step}, batch {task.batches.position.batch} of pool "
+                       f"{task.batches.position.pool}, epoch {task.batches.position.epoch}: {error}") from None  # fmt: skip
+    if t.average:
+        follow(t, c.ema)
+    return {
+        "step": t.progress.step,
+        "epoch": task.batches.position.epoch,
+        "loss": loss.mean.item(),
+        "learning_rate": rate,
+    }
+
+
+def follow(t: Training, decay: float) -> None:
+    """average = decay * average + (1 - decay) * weights; short at first, so that the beginning is soon forgotten."""
+    decay = min(decay, (1 + t.progress.step) / (10 + t.progress.step))
+    weights = dict(t.network.named_parameters())
+    with torch.no_grad():
+        torch._foreach_lerp_(list(t.average.values()), [weights[name] for name in t.average], 1 - decay)
+
+
+@contextmanager
+def averaged(t: Training) -> Iterator[nn.Module]:
+    """The network with its averaged weights, where they are kept; the others come back afterwards."""
+    own = {name: p.detach().clone() for name, p in t.network.named_parameters()} if t.average else {}
+    with torch.no_grad():
+        for name, p in t.network.named_parameters():
+            p.copy_(t.average.get(name, p))
+    try:
+        yield t.network.eval()
+    finally:
+        with torch.no_grad():
+            for name, p in t.network.named_parameters():
+                p.copy_(own.get(name, p))
+
+
+def look(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
+    """Score the held-out examples; keep these weights if they are the best so far."""
+    state = torch.get_rng_state()  # looking must not change what is learned next
+    with averaged(t) as network:
+        scores = task.evaluate(network)
+        t.progress.waited += 1
+        if scores[task.metric] > t.progress.best:
+            t.progress.best, t.progress.best_step, t.progress.waited = scores[task.metric], t.progress.step, 0
+            hooks.best(t)
+    torch.set_rng_state(state)
+    return {f"valid_{name}": value for name, value in scores.items()}
+
+
+def share_done(p: Progress, c: TrainConfig) -> float:
+    """How much of the run is over: by steps, or by time where that runs out first."""
+    timed = 0.0 if c.time_budget is None else p.seconds / (60 * c.time_budget)
+    return max(p.step / c.steps, timed)
+
+
+def ended(p: Progress, c: TrainConfig) -> str:
+    """Why training ends here, or nothing."""
+    if c.patience and p.waited >= c.patience:
+        return f"no better score in {p.waited} looks"
+    if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
+        return f"the time budget of {c.time_budget:g} minutes is over"
+    return "all steps are done" if p.step >= c.steps else ""
+
+
+@contextmanager
+def stopping() -> Iterator[list[str]]:
+    """Within it, Ctrl-C and SIGTERM are noted instead of obeyed: the update is finished and stored first."""
+    noted: list[str] = []
+
+    def note(number: int, frame: object) -> None:
+        if noted:  # the second time, at once
+            raise KeyboardInterrupt
+        noted.append(signal.Signals(number).name)
+
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
