@@ -66,9 +66,10 @@ def worker(build: Callable[[str, dict[str, Any]], Work]) -> None:
         busy, own, start = busy_seconds(), own_seconds(), time.perf_counter()
         work.unit()
         seconds = time.perf_counter() - start
-        foreign = max(0.0, (busy_seconds() - busy) - (own_seconds() - own)) / seconds
+        processor = own_seconds() - own
+        foreign = max(0.0, busy_seconds() - busy - processor) / seconds
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        say({"seconds": seconds, "foreign": foreign, "memory": memory})
+        say({"seconds": seconds, "processor": processor, "foreign": foreign, "memory": memory})
 
 
 def say(answer: dict[str, Any]) -> None:

@@ -6,7 +6,20 @@ import sys
 
 import typer
 
-from qkv.commands import check, config, demo, export, generate, params, presets, version
+from qkv.commands import (
+    check,
+    compare,
+    config,
+    data,
+    demo,
+    evaluate,
+    export,
+    generate,
+    params,
+    presets,
+    tokenizer,
+    version,
+)
 from qkv.errors import QkvError
 
 app = typer.Typer(
@@ -19,8 +32,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, presets, params, config, generate, check, export, version):
+for verb in (demo, presets, params, config, generate, evaluate, compare, check, export, version):
     app.command(verb.__name__.rpartition(".")[2])(verb.run)
+for group in (data, tokenizer):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 
 def main() -> None:

@@ -12,14 +12,20 @@ Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "charac
 
 
 class CorpusConfig(Strict):
-    """Where records come from: exactly one of `files`, `table`, `grammar`."""
+    """Where records come from: exactly one of `files`, `table`, `dataset`, `grammar`."""
 
     files: tuple[str, ...] = ()
-    """Parallel text files, source then target, line by line; .gz .bz2 .xz .zst are decompressed."""
+    """Parallel text files, source then target, line by line; .gz .bz2 .xz .zst are decompressed, corpus.zip/file.en is in an archive."""
     table: str | None = None
     """A .tsv, .csv or .jsonl file with both sides in one row."""
     columns: tuple[int | str, ...] = (0, 1)
     """The table's columns, by number or by name: source, target."""
+    dataset: str | None = None
+    """A public data set by name (multi30k, tatoeba, opus/Books/v1, wmt14), fetched into the cache."""
+    path: str | None = None
+    """The data set's own folder or archive, where it is already here."""
+    split: str | None = None
+    """The part of the data set (train, valid, test, test_2017_flickr); otherwise the one that this place is for."""
     grammar: int | None = Field(default=None, gt=0)
     """So many pairs of the embedded English-German grammar."""
     weight: float = Field(default=1.0, gt=0)
@@ -36,11 +42,13 @@ class CorpusConfig(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> CorpusConfig:
-        given = [name for name in ("files", "table", "grammar") if getattr(self, name)]
+        given = [name for name in ("files", "table", "dataset", "grammar") if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(
-                f"a corpus has exactly one of files, table and grammar, given {', '.join(given) or 'none'}"
+                f"a corpus has exactly one of files, table, dataset and grammar, given {', '.join(given) or 'none'}"
             )
+        if self.dataset is None and (self.path is not None or self.split is not None):
+            raise ValueError("path and split belong to a corpus with a dataset")
         return self
 
 

@@ -11,7 +11,23 @@ from tokenizers import AddedToken, processors
 from qkv.convert.files import read_json, read_text, write_json, write_text
 from qkv.errors import FileError
 from qkv.text.kinds import byte_level_bpe, wordpiece
+from qkv.text.sentencepiece_file import read_sentencepiece
 from qkv.text.tokenizer import Tokenizer
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json, a SentencePiece .model or a model's folder."""
+    path = Path(path)
+    if path.is_dir():
+        found = open_tokenizer(path)
+        if found is None:
+            raise FileError(f"{path} has no tokenizer: looked for tokenizer.json, vocab.json, vocab.txt")
+        return found
+    if path.suffix in (".model", ".spm"):
+        return read_sentencepiece(path)
+    beside = path.parent / "tokenizer_config.json"
+    settings = read_json(beside) if path.name == "tokenizer.json" and beside.is_file() else {}
+    return Tokenizer.from_json(read_text(path), settings, str(path))
 
 
 def open_tokenizer(folder: str | Path) -> Tokenizer | None:

@@ -7,6 +7,8 @@ import gzip
 import io
 import lzma
 import sys
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +21,14 @@ MAX_LINE = 100_000
 
 
 def open_binary(path: str | Path) -> BinaryIO:
-    """A file, decompressed by its ending (.gz .bz2 .xz .zst); "-" is standard input."""
+    """A file, decompressed by its ending (.gz .bz2 .xz .zst), or one within an archive (corpus.zip/corpus.en); "-" is
+    standard input."""
     if str(path) == "-":
         return sys.stdin.buffer
     path = Path(path)
+    for archive in path.parents:
+        if archive.suffix == ".zip" and archive.is_file():
+            return _open_member(archive, path.relative_to(archive).as_posix())
     try:
         match path.suffix:
             case ".gz":
@@ -36,6 +42,16 @@ def open_binary(path: str | Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}; correct the path") from None
+
+
+def _open_member(archive: Path, name: str) -> BinaryIO:
+    try:
+        return zipfile.ZipFile(archive).open(name)  # type: ignore[return-value]
+    except KeyError:
+        held = zipfile.ZipFile(archive).namelist()
+        raise FileError(f"{archive} holds no {name!r}, but {', '.join(held[:8])}") from None
+    except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
+        raise FileError(f"{archive} is damaged or locked ({error}); fetch it again") from None
 
 
 def _open_zst(path: Path) -> BinaryIO:
@@ -54,7 +70,7 @@ def lines(path: str | Path, skipped: Counter[str] | None = None) -> Iterator[str
         try:
             while raw := file.readline(MAX_LINE + 1):
                 yield _text(raw, file, counts)
-        except (EOFError, OSError, lzma.LZMAError) as error:
+        except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
             raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qkv.batch import IGNORED, Batch
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
+from qkv.data.datasets import dataset
 from qkv.data.mixture import Mixture
 from qkv.data.sources import GrammarSource, Parallel, Record, Source, Table
 
@@ -21,9 +22,12 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 
 def source_of(c: CorpusConfig, data: DataConfig, split: str) -> Source:
-    """The corpus that a configuration names; the grammar reads from its own `split`."""
+    """The corpus that a configuration names; the grammar and data sets have a `split` of their own."""
     if c.grammar is not None:
         return GrammarSource(split, c.grammar, reverse=data.source == "de")
+    if c.dataset is not None:
+        path = None if c.path is None else Path(data.root) / c.path
+        return dataset(c.dataset, data.source, data.target, c.split or split, path)
     if c.table is not None:
         return Table(Path(data.root) / c.table, c.columns)
     return Parallel([Path(data.root) / name for name in c.files])

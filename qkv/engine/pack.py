@@ -16,15 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.memory import keep_freed_memory
-from qkv.parts.attention import Attention
+from qkv.parts.attention import Attention, one_by_one, side_by_side
 from qkv.parts.heads import Vocabulary
 from qkv.parts.masks import Mask
 from qkv.parts.positions import NOWHERE, Place
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
 
-FEW_ROWS = 256
-"""Up to here oneDNN's blocked layout is the faster product (1.4 to 1.7 x at 32 rows), beyond it MKL's plain one (1.15 x)."""
+FEW_ROWS = {1: 64, 2: 256}
+"""Threads (2 = two or more) -> rows up to which oneDNN's blocked layout is the faster product (at 32 rows 1.6 x with two
+threads, 1.15 x with one); beyond, and for a single row, it is MKL's plain one (1.15 x at 4096)."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -74,7 +75,8 @@ class PackedLinear(nn.Module):
         self.blocks = reorder(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.blocks is None or x.numel() > FEW_ROWS * x.size(-1):
+        rows = x.numel() // x.size(-1)
+        if self.blocks is None or not 1 < rows <= FEW_ROWS[min(torch.get_num_threads(), 2)]:
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.blocks, self.bias, "none", [], "")
 
@@ -95,7 +97,8 @@ def joined(*layers: nn.Linear) -> PackedLinear:
 class PackedAttention(nn.Module):
     """Attention with one product for query, key and value (key and value of the memory in cross-attention)."""
 
-    split, join = Attention.split, Attention.join
+    split: Any = Attention.split
+    join: Any = Attention.join
 
     def __init__(self, plain: Attention, mixer: nn.Module):
         super().__init__()
@@ -117,8 +120,8 @@ class PackedAttention(nn.Module):
         query, key, value, kept = (
             self.read_memory(x, place, memory, state) if self.cross else self.extend(x, place, state)
         )
-        mixed = self.mixer(query, key, value, mask, place)  # (B, H, T, D)
-        return self.output(self.join(mixed)), kept
+        mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
+        return self.output(self.join(one_by_one(mixed, x.size(0)))), kept  # (B, H, T, D) -> (B, T, C)
 
     def extend(self, x: Tensor, place: Place, state: Layer | None) -> tuple[Tensor, Tensor, Tensor, Layer]:
         query, key, value = map(self.split, self.query_key_value(x).split(self.widths, -1))  # (B, H or H_kv, T, D)

@@ -12,33 +12,36 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.generate.choose import Sampling, choose, seeded
+from qkv.generate.rules import Rules
 from qkv.models.decoder import Decoder
 from qkv.models.encoder_decoder import EncoderDecoder
 
 Writer = Decoder | EncoderDecoder
-GREEDY, PLAIN = Sampling(), Sampling(temperature=1.0)
+GREEDY, PLAIN, FREE = Sampling(), Sampling(temperature=1.0), Rules()
 Choice = Callable[[Tensor, list[int]], Tensor]
 """Logits (R, V) of the rows still being written, and which rows of the batch they are -> ids (R,)."""
 
 
 @torch.no_grad()
-def write(network: Writer, batch: Batch, max_new_tokens: int, choice: Choice, eos_ids: Sequence[int] = ()
+def write(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], choice: Choice, eos_ids: Sequence[int] = ()
           ) -> Iterator[list[int | None]]:  # fmt: skip
     """The next token of every row, step by step; None for a row that has ended. An end token is given, then the row
-    leaves the batch: the rest goes on with a smaller state."""
+    leaves the batch, as one at its own limit does: the rest goes on with a smaller state."""
     assert batch.inputs is not None
     rows = list(range(batch.inputs.size(0)))
+    limits = [max_new_tokens] * len(rows) if isinstance(max_new_tokens, int) else max_new_tokens
     hidden, state = network.step(batch.inputs, network.start(batch), batch.mask)  # (B, T, C)
     last = last_real(hidden, batch.mask)  # (B, C)
-    for step in range(max_new_tokens):
+    for length in range(1, max(limits) + 1):
         # only the last vector goes through the head: the vocabulary is the widest matrix of all
         ids = choice(network.head(last), rows)  # (R,)
-        written: list[int | None] = [None] * batch.inputs.size(0)
-        for row, token in zip(rows, ids.tolist(), strict=True):
+        tokens = ids.tolist()
+        written: list[int | None] = [None] * len(limits)
+        for row, token in zip(rows, tokens, strict=True):
             written[row] = token
         yield written
-        going = [i for i, token in enumerate(ids.tolist()) if token not in eos_ids]
-        if not going or step == max_new_tokens - 1:
+        going = [i for i, token in enumerate(tokens) if token not in eos_ids and length < limits[rows[i]]]
+        if not going:
             return
         if len(going) < len(rows):
             kept = torch.tensor(going, device=ids.device)
@@ -55,12 +58,23 @@ def last_real(hidden: Tensor, mask: Tensor | None) -> Tensor:
     return hidden[torch.arange(hidden.size(0), device=hidden.device), places.argmax(1)]
 
 
-def steps(network: Writer, batch: Batch, max_new_tokens: int, eos_ids: Sequence[int] = (), how: Sampling = GREEDY,
-          seed: int = 0) -> Iterator[list[int | None]]:  # fmt: skip
+def steps(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] = (),
+          how: Sampling = GREEDY, seed: int = 0, rules: Rules = FREE) -> Iterator[list[int | None]]:  # fmt: skip
     """`write` with greedy choice, or sampling with one stream of random numbers per row."""
     assert batch.inputs is not None
     streams = seeded(seed, batch.inputs.size(0))
-    choice = lambda logits, rows: choose(logits, how, [streams[row] for row in rows])  # noqa: E731
+    texts: list[list[int]] = [[] for _ in streams]
+
+    def choice(logits: Tensor, rows: list[int]) -> Tensor:
+        if not rules.idle:
+            logits = logits.float().log_softmax(-1)  # (R, V)
+            rules.apply(logits, [texts[row] for row in rows], rows)
+        ids = choose(logits, how, [streams[row] for row in rows])  # (R,)
+        if not rules.idle:
+            for row, token in zip(rows, ids.tolist(), strict=True):
+                texts[row].append(token)
+        return ids
+
     return write(network, batch, max_new_tokens, choice, eos_ids)
 
 
@@ -74,14 +88,15 @@ def rows_of(written: Iterator[list[int | None]], count: int) -> list[list[int]]:
     return texts
 
 
-def greedy(network: Writer, batch: Batch, max_new_tokens: int, eos_ids: Sequence[int] = ()) -> list[list[int]]:
+def greedy(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] = (),
+           rules: Rules = FREE) -> list[list[int]]:  # fmt: skip
     """The most probable token each time: the new ids of each row, its end token included."""
     assert batch.inputs is not None
-    return rows_of(steps(network, batch, max_new_tokens, eos_ids), batch.inputs.size(0))
+    return rows_of(steps(network, batch, max_new_tokens, eos_ids, rules=rules), batch.inputs.size(0))
 
 
-def sample(network: Writer, batch: Batch, max_new_tokens: int, eos_ids: Sequence[int] = (), how: Sampling = PLAIN,
-           seed: int = 0) -> list[list[int]]:  # fmt: skip
+def sample(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] = (),
+           how: Sampling = PLAIN, seed: int = 0, rules: Rules = FREE) -> list[list[int]]:  # fmt: skip
     """Drawn tokens: the new ids of each row, its end token included. Row i of seed s draws like row 0 of seed s + i."""
     assert batch.inputs is not None
-    return rows_of(steps(network, batch, max_new_tokens, eos_ids, how, seed), batch.inputs.size(0))
+    return rows_of(steps(network, batch, max_new_tokens, eos_ids, how, seed, rules), batch.inputs.size(0))

@@ -37,7 +37,8 @@ class Attention(nn.Module):
             key, value, kept = self.read_memory(memory, state)
         else:
             key, value, kept = self.extend(x, place, state)
-        mixed = self.tap_mixed(self.mixer(query, key, value, mask, place))  # (B, H, T, D)
+        mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
+        mixed = self.tap_mixed(one_by_one(mixed, query.size(0)))  # (B, H, T, D)
         return self.output(self.join(mixed)), kept
 
     def extend(self, x: Tensor, place: Place, state: Layer | None) -> tuple[Tensor, Tensor, Layer]:
@@ -67,3 +68,17 @@ class Attention(nn.Module):
     def join(self, x: Tensor) -> Tensor:
         """(B, H, T, D) -> (B, T, H * D)."""
         return x.transpose(1, 2).flatten(2)
+
+
+def side_by_side(query: Tensor, sentences: int) -> Tensor:
+    """(B * K, H, T, D) -> (B, H, K * T, D): K beams ask the one memory of their sentence together."""
+    if query.size(0) == sentences:
+        return query
+    return query.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3)
+
+
+def one_by_one(mixed: Tensor, rows: int) -> Tensor:
+    """The way back: (B, H, K * T, D) -> (B * K, H, T, D)."""
+    if mixed.size(0) == rows:
+        return mixed
+    return mixed.unflatten(2, (rows // mixed.size(0), -1)).transpose(1, 2).flatten(0, 1)

@@ -70,10 +70,14 @@ class StepAttention(nn.Module):
         self.tap_step, self.tap_weights = Tap(), Tap()
 
     def forward(self, hidden: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """hidden (B, C), key (B, 1, S, C), value (B, S, C) -> context (B, C), weights (B, 1, 1, S)."""
-        scores = self.score(self.query(hidden)[:, None, None], key)  # (B, 1, 1, S)
+        """hidden (B, C), key (B, 1, S, C), value (B, S, C) -> context (B, C), weights (B, 1, 1, S).
+
+        K beams of a sentence may ask its one memory: hidden is then (B * K, C), and so are the answers.
+        """
+        query = self.query(hidden).unflatten(0, (key.size(0), -1))[:, None]  # (B, 1, K, C)
+        scores = self.score(query, key)  # (B, 1, K, S)
         weights = self.tap_step(scores.masked_fill(~allowed, float("-inf")).softmax(-1))
-        return (weights[:, 0] @ value)[:, 0], weights
+        return (weights[:, 0] @ value).flatten(0, 1), weights[:, 0].flatten(0, 1)[:, None, None]
 
 
 # --- the stack

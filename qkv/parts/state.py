@@ -54,3 +54,20 @@ class State:
         layers = tuple({name: tensor[rows] for name, tensor in layer.items()} for layer in self.layers)
         keys = None if self.keys is None else self.keys[rows]
         return State(layers, self.length, keys, None if self.memory is None else self.memory.select(rows))
+
+    def move(self, rows: Tensor, sentences: Tensor | None = None) -> State:
+        """Beams move within their sentences: what was written follows `rows` (B * K,), which may be repeated or left out.
+
+        What belongs to the source stands once for all K beams of a sentence and stays where it is; `sentences` says
+        which go on, None = all. So K is the number of rows over the number of sentences, wherever both meet.
+        """
+
+        def moved(name: str, x: Tensor) -> Tensor:
+            if name.startswith("memory_"):
+                return x if sentences is None else x.index_select(0, sentences)
+            return x.index_select(0, rows)
+
+        layers = tuple({name: moved(name, tensor) for name, tensor in layer.items()} for layer in self.layers)
+        keys = None if self.keys is None else self.keys[rows]
+        memory = self.memory if self.memory is None or sentences is None else self.memory.select(sentences)
+        return State(layers, self.length, keys, memory)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import tokenizers
 
 from qkv.errors import FileError, QkvError
 from qkv.text.chat import render
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """What the library raises for a text, as our error: lone surrogates, or a word model without an unknown token."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # a Rust panic is no Exception
+            reason = " ".join(str(error).split())[:200]
+            raise QkvError(f"this text cannot be tokenized: {reason}") from None
+        raise
 
 
 class Tokenizer:
@@ -41,10 +55,20 @@ class Tokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of a text; with `special`, the tokens the model expects around it ([CLS] ... [SEP], or <s> before it)."""
-        try:
+        with in_words():
             return self.backend.encode(text, add_special_tokens=special).ids
-        except Exception as error:  # lone surrogates, or a word model without an unknown token
-            raise QkvError(f"this text cannot be tokenized: {' '.join(str(error).split())[:200]}") from None
+
+    def plain(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of many texts and nothing around them. All of it is text: "</s>" is four characters, not the end token."""
+        with in_words():
+            return [found.ids for found in self.literal.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def literal(self) -> tokenizers.Tokenizer:
+        """The same tokenizer, blind to the names of special tokens."""
+        copy = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        copy.encode_special_tokens = True
+        return copy
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of some ids; special tokens are left out unless asked for."""

@@ -1,0 +1,128 @@
+"""`qkv data`: look at a corpus before training on it, or fetch one by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.commands.common import Json
+from qkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qkv.data.inspect import Report
+
+app = typer.Typer(help="Look at a corpus before training on it, or fetch one by name.", no_args_is_help=True)
+
+WHAT = typer.Argument(
+    metavar="RECIPE|FILES", show_default=False,
+    help="A recipe; or one table (.tsv .csv .jsonl); or text files in step, source then target.",
+)  # fmt: skip
+TOKENIZER = typer.Option(help="Count its tokens, not words: tokenizer.json, a .model, or a model.", show_default=False)
+COLUMNS = typer.Option(help="The table's columns, by number or name.")
+LIMIT = typer.Option(min=0, help="Records read of each corpus; 0 = all.")
+PATH = typer.Option(help="Where it already is: a folder or an archive.", show_default=False)
+
+
+@app.command("inspect")
+def inspect_command(
+    what: Annotated[list[Path], WHAT],
+    tokenizer: Annotated[Path | None, TOKENIZER] = None,
+    columns: Annotated[str, COLUMNS] = "0,1",
+    max_length: Annotated[int, typer.Option(min=1, help="Drop pairs with more on a side.")] = 128,
+    max_ratio: Annotated[float, typer.Option(min=1.01, help="Drop pairs more unequal than this.")] = 9.0,
+    limit: Annotated[int, LIMIT] = 1_000_000,
+    as_json: Json = False,
+) -> None:
+    """Counts, lengths, examples, what training would drop and why, and lines that seem wrong.
+
+    [dim]qkv data inspect train.en train.de[/]
+    [dim]qkv data inspect recipes/demo.toml --tokenizer my-model --json[/]
+    """
+    from qkv.config import CorpusConfig, DataConfig, load_recipe
+    from qkv.data.inspect import inspect, inspect_recipe, words
+    from qkv.data.sources import Parallel, Source, Table
+    from qkv.data.translation import Encoder
+
+    count: Any = words if tokenizer is None else opened(tokenizer).plain
+    unit = "words" if tokenizer is None else "tokens"
+    leaks: dict[str, int] = {}
+    if what[0].suffix == ".toml":
+        data = load_recipe(what[0]).data
+        if data is None or len(what) > 1:
+            raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
+        reports, leaks = inspect_recipe(data, [count], unit, limit)
+    else:
+        if is_table(what[0]) and len(what) == 1:
+            chosen = [int(c) if c.isdecimal() else c for c in columns.split(",")]
+            source: Source = Table(what[0], chosen)
+        else:
+            source = Parallel(what)
+        anything = CorpusConfig(grammar=1)
+        data = DataConfig(train=(anything,), valid=anything, max_length=max_length, max_ratio=max_ratio)
+        name = " + ".join(map(str, what))
+        reports = [inspect(source, name, [count], unit, Encoder(count, count, data).problem, limit)]
+    if as_json:
+        print(json.dumps({"corpora": [r.to_json() for r in reports], "leaks": leaks}, indent=2, ensure_ascii=False))
+        return
+    for report in reports:
+        print_report(report)
+    for name, number in leaks.items():
+        print(f"{name}: {number:,} sentences are also trained on" + (": the score will flatter" if number else ""))
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="multi30k, tatoeba, opus/CORPUS/VERSION, wmt14 ...", show_default=False)],
+    source: Annotated[str, typer.Option(help="Language of the source side.")] = "en",
+    target: Annotated[str, typer.Option(help="Language of the target side.")] = "de",
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    path: Annotated[Path | None, PATH] = None,
+) -> None:
+    """Fetch a public data set into the cache, check it, and print its pairs as tab-separated lines.
+
+    [dim]qkv data fetch multi30k --source en --target de --split test > test.tsv[/]
+    """
+    from qkv.data.datasets import dataset
+
+    for _, record in dataset(name, source, target, split, path).read():
+        print("\t".join(text.replace("\t", " ") for text in record))
+
+
+def opened(path: Path) -> Any:
+    from qkv.convert.tokenizer_files import read_tokenizer
+
+    return read_tokenizer(path)
+
+
+def is_table(path: Path) -> bool:
+    return any(suffix in (".tsv", ".csv", ".jsonl", ".json", ".ndjson") for suffix in path.suffixes)
+
+
+def print_report(report: Report) -> None:
+    print(f"{report.name}: {report.records:,} records" + (" (and more: see --limit)" if report.partial else ""))
+    for side, lengths in enumerate(report.lengths, 1):
+        n = lengths.to_json()
+        quantiles = "  ".join(f"{key} {n[key]:,}" for key in ("p5", "p50", "p95", "p99", "max"))
+        print(f"\n  side {side}: {n['total']:,} {report.unit}, mean {n['mean']:.1f}  {quantiles}")
+        rows = lengths.histogram()
+        most = max((count for *_, count in rows), default=1)
+        for low, high, count in rows:
+            print(f"  {f'{low}-{high}':>11} {'█' * round(40 * count / most):<40} {count:,}")
+    for title, counts in (("no text", report.unreadable), ("training drops", report.dropped)):
+        for reason, count in counts.most_common():
+            print(f"\n  {title}: {count:,} {reason}", end="")
+    print()
+    for reason in ["examples", *dict(report.suspicious.most_common())]:
+        print(f"\n  {reason}" + (f": {report.suspicious[reason]:,}" if reason in report.suspicious else ""))
+        for number, record in report.shown[reason]:
+            print(f"    {number:>8,}  {'  |  '.join(shortened(text) for text in record)}")
+    print()
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """At most 80 characters of it, all of them printable."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most + 1])
+    return shown if len(shown) <= most else shown[:most] + "…"

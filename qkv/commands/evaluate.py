@@ -1,0 +1,111 @@
+"""`qkv evaluate`: how good translations are, or a model that makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Json
+from qkv.errors import ConfigError
+
+WHAT = typer.Argument(
+    metavar="HYPOTHESES|MODEL", help="A file of translations, or the model that makes them.", show_default=False
+)
+REFERENCES = typer.Option(
+    "--references", "-r", help="Correct translations, one per line; repeat it for several.", show_default=False
+)
+METRICS = typer.Option("--metrics", help="Some of bleu, chrf, ter.")
+TOKENIZE = typer.Option("--tokenize", help="How BLEU cuts words: 13a, intl, char, zh, none.")
+LOWER = typer.Option("--lower", help="Ignore case in BLEU and chrF.")
+SENTENCES = typer.Option("--sentences", help="Print one line per sentence: number, scores, hypothesis, reference.")
+OUTPUT = typer.Option("--output", help="Also write the model's translations to this file.", show_default=False)
+
+References = Annotated[list[Path], REFERENCES]
+Metrics = Annotated[str, METRICS]
+Tokenize = Annotated[str, TOKENIZE]
+Lower = Annotated[bool, LOWER]
+
+
+def run(
+    what: Annotated[Path, WHAT],
+    references: References,
+    source: Annotated[Path | None, typer.Option(help="With a model: what it translates.", show_default=False)] = None,
+    metrics: Metrics = "bleu,chrf,ter",
+    beam: Annotated[int, typer.Option(min=1, help="With a model: hypotheses kept; 1 = greedy.")] = 4,
+    length_penalty: Annotated[float, typer.Option(help="With a model: 0 favours short ones.")] = 1.0,
+    output: Annotated[Path | None, OUTPUT] = None,
+    bootstrap: Annotated[int, typer.Option(min=0, help="Resampled test sets for the intervals; 0 = none.")] = 1000,
+    tokenize: Tokenize = "13a",
+    lower: Lower = False,
+    sentences: Annotated[bool, SENTENCES] = False,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Score translations with sacreBLEU: BLEU, chrF2, TER, with intervals, signatures and BLEU by length.
+
+    [dim]qkv evaluate hypotheses.txt --references test.de[/]
+    [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
+    """
+    from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
+
+    names = metrics.split(",")
+    targets = [read_sentences(path) for path in references]
+    if what.is_dir():
+        hypotheses = translations(what, source, beam, length_penalty, output, device)
+    elif source or output:
+        raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
+    else:
+        hypotheses = read_sentences(what)
+    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
+    if sentences:
+        print_sentences(hypotheses, targets, sentence_scores(hypotheses, targets, names, **how), as_json)
+        return
+    scores = score(hypotheses, targets, names, bootstrap, **how)
+    buckets = by_length(hypotheses, targets, **how)
+    if as_json:
+        found = {"sentences": len(hypotheses), "scores": [s.to_json() for s in scores]}
+        print(json.dumps({**found, "bleu_by_length": [vars(b) for b in buckets]}, indent=2, ensure_ascii=False))
+        return
+    for s in scores:
+        print(f"{s!s:<32} {s.details}".rstrip())
+    for s in scores:
+        print(f"  {s.name}|{s.signature}")
+    print("\nreference words   sentences   BLEU")
+    for b in buckets:
+        print(f"{f'{b.shortest}-{b.longest}':>15} {b.sentences:11,} {b.bleu:6.1f}")
+
+
+def translations(folder: Path, source: Path | None, beam: int, length_penalty: float, output: Path | None,
+                 device: Device) -> list[str]:  # fmt: skip
+    """What the model makes of the source file."""
+    from qkv.api import load
+    from qkv.convert.files import write_text
+    from qkv.evaluate.scores import read_sentences
+
+    if source is None:
+        raise ConfigError(f"{folder} is a model: say what it translates with --source FILE")
+    texts = read_sentences(source)
+    found: list[str] = load(folder, device=device.value).translate(texts, beam=beam, length_penalty=length_penalty)
+    if output is not None:
+        write_text(output, "".join(" ".join(text.split("\n")) + "\n" for text in found))
+    return found
+
+
+def print_sentences(hypotheses: list[str], references: list[list[str]], found: dict[str, list[float]],
+                    as_json: bool) -> None:  # fmt: skip
+    """One line per sentence, as tab-separated values or JSON."""
+    titles = ["line", *found, "hypothesis", *["reference"] * len(references)]
+    if not as_json:
+        print("\t".join(titles))
+    for i, hypothesis in enumerate(hypotheses):
+        numbers = {name: values[i] for name, values in found.items()}
+        texts = [hypothesis, *(stream[i] for stream in references)]
+        if as_json:
+            row = {"line": i + 1, **numbers, "hypothesis": texts[0], "references": texts[1:]}
+            print(json.dumps(row, ensure_ascii=False))
+        else:
+            cells = [f"{value:.2f}" for value in numbers.values()] + [text.replace("\t", " ") for text in texts]
+            print("\t".join([str(i + 1), *cells]))

@@ -1,0 +1,1 @@
+"""How good is it: scores of what a model writes, by the same scorer in validation and in the final test."""

@@ -1,0 +1,155 @@
+"""BLEU, chrF2 and TER by sacreBLEU, with the signature that lets others repeat the number.
+
+BLEU (Papineni et al. 2002): geometric mean of the n-gram precisions n = 1 ... 4, times a penalty for being short; cased,
+tokenized by sacreBLEU's 13a, so that scores of different systems can be compared (Post 2018). chrF2 (Popović 2015): F-score
+of character n-grams, recall twice as important. TER (Snover et al. 2006): edits per reference word, smaller is better.
+Validation and the final test both come here: there is no second scorer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+
+from qkv.data.lines import lines
+from qkv.errors import FileError, QkvError
+
+METRICS = ("bleu", "chrf", "ter")
+TOKENIZERS = ("13a", "intl", "char", "zh", "none")
+"""How BLEU cuts text into words; the others of sacreBLEU need downloads."""
+References = Sequence[str] | Sequence[Sequence[str]]
+"""One reference per sentence, or several lists of them."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number of a whole test set, and how it was made."""
+
+    name: str
+    """BLEU, chrF2 or TER."""
+    value: float
+    signature: str
+    """What sacreBLEU needs to know to repeat the number."""
+    details: str = ""
+    """For BLEU: the precisions, the brevity penalty and the lengths."""
+    mean: float | None = None
+    """Mean over resampled test sets."""
+    interval: float | None = None
+    """95 % of them lie within mean ± interval."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    def __str__(self) -> str:
+        spread = "" if self.mean is None else f" (μ = {self.mean:.1f} ± {self.interval:.1f})"
+        return f"{self.name} = {self.value:.2f}{spread}"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """BLEU of the sentences whose reference has `shortest` to `longest` words."""
+
+    shortest: int
+    longest: int
+    sentences: int
+    bleu: float
+
+
+def metric(name: str, tokenize: str = "13a", lowercase: bool = False, sentence: bool = False) -> Metric:
+    """sacreBLEU's metric with the settings of its command; of a `sentence`, BLEU counts only the n-grams there are."""
+    match name:
+        case "bleu":
+            if tokenize not in TOKENIZERS:
+                raise QkvError(f"no BLEU tokenizer {tokenize!r}: one of {', '.join(TOKENIZERS)}")
+            return BLEU(lowercase=lowercase, tokenize=tokenize, effective_order=sentence)
+        case "chrf":
+            return CHRF(lowercase=lowercase)
+        case "ter":
+            return TER(case_sensitive=False)
+    raise QkvError(f"no metric {name!r}: one of {', '.join(METRICS)}")
+
+
+def score(hypotheses: Sequence[str], references: References, metrics: Sequence[str] = ("bleu",), bootstrap: int = 0,
+          tokenize: str = "13a", lowercase: bool = False) -> list[Score]:  # fmt: skip
+    """The scores of a test set; with `bootstrap`, intervals from so many resampled test sets (Koehn 2004)."""
+    streams = checked(hypotheses, references)
+    return [_scored(metric(name, tokenize, lowercase), hypotheses, streams, bootstrap) for name in metrics]
+
+
+def bleu(hypotheses: Sequence[str], references: References) -> float:
+    """The number that training watches: the first of `score`."""
+    return score(hypotheses, references)[0].value
+
+
+def _scored(m: Metric, hypotheses: Sequence[str], streams: list[list[str]], bootstrap: int) -> Score:
+    s = m.corpus_score(list(hypotheses), streams, n_bootstrap=bootstrap or 1)
+    mean, interval = (float(s._mean), float(s._ci)) if bootstrap > 1 else (None, None)
+    return Score(s.name, float(s.score), str(m.get_signature()), getattr(s, "_verbose", ""), mean, interval)
+
+
+def sentence_scores(hypotheses: Sequence[str], references: References, metrics: Sequence[str] = ("bleu",),
+                    tokenize: str = "13a", lowercase: bool = False) -> dict[str, list[float]]:  # fmt: skip
+    """metric -> one score per sentence. Their mean is not the score of the test set."""
+    rows = list(zip(hypotheses, *checked(hypotheses, references), strict=True))
+    found = {}
+    for name in metrics:
+        m = metric(name, tokenize, lowercase, sentence=True)
+        found[name] = [float(m.sentence_score(hypothesis, list(refs)).score) for hypothesis, *refs in rows]
+    return found
+
+
+def by_length(hypotheses: Sequence[str], references: References, edges: Sequence[int] = (5, 10, 15, 20, 30, 40),
+              tokenize: str = "13a", lowercase: bool = False) -> list[Bucket]:  # fmt: skip
+    """BLEU by the number of words of the (first) reference: 0 to 5, 6 to 10 ... Buckets without sentences are left out."""
+    streams = checked(hypotheses, references)
+    lengths = [len(text.split()) for text in streams[0]]
+    bounds = [0, *(edge + 1 for edge in edges), max(*lengths, *edges) + 1]
+    buckets = []
+    for low, high in pairwise(bounds):
+        rows = [i for i, n in enumerate(lengths) if low <= n < high]
+        if rows:
+            chosen = [[stream[i] for i in rows] for stream in streams]
+            value = score([hypotheses[i] for i in rows], chosen, tokenize=tokenize, lowercase=lowercase)[0].value
+            buckets.append(Bucket(low, high - 1, len(rows), value))
+    return buckets
+
+
+def checked(hypotheses: Sequence[str], references: References) -> list[list[str]]:
+    """References as one list per reference, each as long as the hypotheses."""
+    if isinstance(hypotheses, str) or not hypotheses:
+        raise QkvError("there is nothing to score: give a list of at least one sentence")
+    streams: list[list[str]] = (
+        [list(references)] if references and isinstance(references[0], str) else [list(r) for r in references]  # type: ignore
+    )
+    if not streams:
+        raise QkvError("there is no reference to score against")
+    for number, stream in enumerate(streams, 1):
+        if len(stream) != len(hypotheses):
+            which = f"reference {number}" if len(streams) > 1 else "the reference"
+            raise QkvError(
+                f"{len(hypotheses)} hypotheses but {which} has {len(stream)} lines: each needs one line for each "
+                "sentence; check that both are of the same test set"
+            )
+    return streams
+
+
+def read_sentences(path: str | Path) -> list[str]:
+    """The lines of a file to be scored. A line that is no text is an error: skipping one would change the score."""
+    skipped = Counter[str]()
+    found: list[str] = []
+    for number, text in enumerate(lines(path, skipped), 1):
+        if text is None:
+            raise FileError(f"{path}, line {number}: {next(iter(skipped))}; a file to be scored is text throughout")
+        found.append(text.rstrip())
+    if not found:
+        raise FileError(f"{path}: no lines at all; give a file with text")
+    return found

@@ -1,0 +1,432 @@
+"""Beam search: exact beside brute force, the same alone or in a batch, and every control does what it says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from qkv.batch import Batch
+from qkv.config import ModelConfig
+from qkv.engine.pack import pack
+from qkv.errors import QkvError
+from qkv.generate.beam import beam_search, search
+from qkv.generate.choose import Sampling
+from qkv.generate.constraints import begun, met, next_tokens, occurs
+from qkv.generate.hypotheses import Beam, Hypothesis
+from qkv.generate.rules import Rules, closing
+from qkv.generate.search import greedy, sample
+from qkv.models.build import build
+
+START, END = 1, 2
+SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 64}
+KINDS = {
+    "transformer": {"family": "encoder-decoder", "norm_order": "pre"},
+    "t5": {"family": "encoder-decoder", "position": "t5", "norm": "rms", "norm_order": "pre"},
+    "rnnsearch": {"family": "encoder-decoder", "recurrent": "gru", "bidirectional": True, "decoder_attention": "additive"},
+    "luong": {"family": "encoder-decoder", "recurrent": "lstm", "decoder_attention": "dot", "input_feeding": True},
+    "seq2seq": {"family": "encoder-decoder", "recurrent": "lstm"},
+    "decoder": {"family": "decoder", "position": "rotary", "norm_order": "pre"},
+}
+
+
+def make(kind: str, vocab: int = 23, sharp: float = 1.0, seed: int = 0) -> nn.Module:
+    """A network whose texts differ and end now and then."""
+    torch.manual_seed(seed)
+    position = {"position": "none"} if "recurrent" in KINDS[kind] else {}
+    network = build(ModelConfig(vocab_size=vocab, output_bias=True, **SIZES, **{**position, **KINDS[kind]})).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.5 if parameter.dim() > 1 else 0.2))
+        network.head.weight.mul_(sharp)
+        network.head.bias[END] += 0.5
+    return network
+
+
+def sources(network: nn.Module, rows: int = 5, vocab: int = 23, ragged: bool = True) -> Batch:
+    generator = torch.Generator().manual_seed(3)
+    ids, lengths = torch.randint(3, vocab, (rows, 6), generator=generator), torch.arange(rows) % 4 + 3
+    mask = torch.arange(6) < lengths[:, None] if ragged else None
+    if hasattr(network, "encoder"):
+        return Batch(inputs=torch.full((rows, 1), START), source=ids, source_mask=mask)
+    return Batch(inputs=ids, mask=mask)
+
+
+def alone(batch: Batch, row: int) -> Batch:
+    """One row without its padding."""
+    one = batch.rows(slice(row, row + 1))
+    if one.source is not None:
+        return Batch(inputs=one.inputs, source=one.source[:, one.source_mask[0]] if one.source_mask is not None else one.source)
+    return Batch(inputs=one.inputs if one.mask is None else one.inputs[:, one.mask[0]])
+
+
+@torch.no_grad()
+def forced(network: nn.Module, one: Batch, ids: list[int]) -> list[float]:
+    """What the network gives each token of a text, with the whole text read at once."""
+    inputs = torch.cat([one.inputs, torch.tensor([ids[:-1]], dtype=torch.long)], 1)
+    logits = network(replace(one, inputs=inputs)).logits[0, one.inputs.size(1) - 1 :]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def texts(results: list[list[Hypothesis]]) -> list[list[list[int]]]:
+    return [[h.ids for h in own] for own in results]
+
+
+def close(a: list[list[Hypothesis]], b: list[list[Hypothesis]]) -> None:
+    assert texts(a) == texts(b)
+    for x, y in zip((h for own in a for h in own), (h for own in b for h in own), strict=True):
+        assert x.score == pytest.approx(y.score, abs=1e-4) and x.log_prob == pytest.approx(y.log_prob, abs=1e-4)
+
+
+# --- brute force
+
+
+def everything(network: nn.Module, one: Batch, vocab: int, longest: int, alpha: float) -> list[tuple[float, list[int]]]:
+    """All texts that end within `longest` tokens, best first."""
+    words = [token for token in range(vocab) if token != END]
+    every = [[*ids, END] for n in range(longest) for ids in product(words, repeat=n)]
+    scored = [(sum(forced(network, one, ids)) / len(ids) ** alpha, ids) for ids in every]
+    return sorted(scored, key=lambda pair: -pair[0])
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("kind", ["transformer", "rnnsearch", "decoder"])
+def test_a_wide_beam_finds_what_brute_force_finds(kind: str, alpha: float) -> None:
+    """Beam >= V^L: the exact n-best list in the exact order with the exact scores."""
+    vocab, longest, n = 4, 4, 30
+    network = make(kind, vocab)
+    batch = sources(network, 2, vocab, ragged=False)
+    found = search(network, batch, longest, [END], Beam(vocab**longest, alpha, n))
+    for row, own in enumerate(found):
+        wanted = everything(network, alone(batch, row), vocab, longest, alpha)[:n]
+        assert [h.ids for h in own] == [ids for _, ids in wanted]
+        assert [h.score for h in own] == pytest.approx([score for score, _ in wanted], abs=1e-5)
+        assert all(h.ended for h in own)
+
+
+@pytest.mark.parametrize("alpha", [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0])
+@pytest.mark.parametrize("kind", ["transformer", "luong", "decoder"])
+def test_stopping_never_cuts_a_better_one(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = make(kind, sharp=2.0)
+    batch, steps = sources(network, 8), [0]
+    network.head.register_forward_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
+    for n in (1, 3):
+        stopped = search(network, batch, 25, [END], Beam(4, alpha, n))
+        taken, steps[0] = steps[0], 0
+        with monkeypatch.context() as patch:
+            patch.setattr("qkv.generate.hypotheses.Group.settled", lambda self: False)
+            close(stopped, search(network, batch, 25, [END], Beam(4, alpha, n)))
+        assert steps[0] == 25 and taken <= 25
+        steps[0] = 0
+
+
+def test_stopping_does_stop() -> None:
+    """Where texts end soon and length is not rewarded, the search does not go on to the longest length."""
+    network = make("transformer")
+    with torch.no_grad():
+        network.head.bias[END] += 8
+    steps = [0]
+    network.head.register_forward_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
+    search(network, sources(network), 60, [END], Beam(4, 0.0))
+    assert steps[0] < 20
+
+
+# --- scores and batches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_what_the_network_gives_the_whole_text(kind: str) -> None:
+    network = make(kind)
+    batch = sources(network)
+    for row, own in enumerate(search(network, batch, 12, [END], Beam(4, 0.7, 4))):
+        assert len({tuple(h.ids) for h in own}) == len(own) == 4
+        for h in own:
+            wanted = forced(network, alone(batch, row), h.ids)
+            assert h.log_probs == pytest.approx(wanted, abs=1e-4)
+            assert h.log_prob == pytest.approx(h.total, abs=1e-4) == sum(wanted)
+            assert h.score == pytest.approx(sum(wanted) / len(h.ids) ** 0.7, abs=1e-4)
+            assert h.ended == (h.ids[-1] == END) and END not in h.ids[:-1]
+        ended = [h.score for h in own if h.ended]
+        assert ended == sorted(ended, reverse=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_alone_as_in_a_batch(kind: str, packed: bool) -> None:
+    plain = make(kind)
+    network, batch = pack(plain) if packed else plain, sources(plain)
+    limits = [12, 3, 12, 7, 12]
+    together = search(network, batch, limits, [END], Beam(4, 1.0, 3))
+    assert len({tuple(own[0].ids) for own in together}) > 1
+    assert len({len(own[0].ids) for own in together}) > 1  # they leave at different times
+    for row, own in enumerate(together):
+        close([own], search(network, alone(batch, row), limits[row], [END], Beam(4, 1.0, 3)))
+    order = torch.tensor([3, 0, 4, 1, 2])
+    shuffled = search(network, batch.rows(order), [limits[i] for i in order], [END], Beam(4, 1.0, 3))
+    close(shuffled, [together[i] for i in order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_beam_of_one_is_greedy(kind: str) -> None:
+    network = make(kind)
+    batch = sources(network)
+    found = search(network, batch, [9, 12, 3, 12, 12], [END], Beam(1))
+    assert [own[0].ids for own in found] == [
+        ids[:limit] for ids, limit in zip(greedy(network, batch, 12, [END]), [9, 12, 3, 12, 12], strict=True)
+    ]
+    for row, (h,) in enumerate(found):
+        assert h.log_probs == pytest.approx(forced(network, alone(batch, row), h.ids), abs=1e-4)
+        assert h.score == pytest.approx(h.log_prob / len(h.ids), abs=1e-5)
+
+
+def test_several_end_tokens() -> None:
+    """With END and 7 both ending a text, brute force over both."""
+    network = make("transformer", 9)
+    batch = sources(network, 1, 9, ragged=False)
+    words = [t for t in range(9) if t not in (END, 7)]
+    every = [[*ids, end] for n in range(3) for ids in product(words, repeat=n) for end in (END, 7)]
+    wanted = sorted(every, key=lambda ids: -sum(forced(network, batch, ids)) / len(ids))[:6]
+    assert texts(search(network, batch, 3, [END, 7], Beam(9**3, 1.0, 6)))[0] == wanted
+
+
+def test_a_source_is_stored_once_for_all_beams() -> None:
+    network = make("transformer")
+    shapes = set()
+    cross = network.decoder.blocks[0].cross.layer.mixer
+    cross.register_forward_pre_hook(lambda module, inputs: shapes.add((inputs[0].size(0), inputs[1].size(0))))
+    search(network, sources(network), 6, [], Beam(4))
+    assert shapes == {(5, 5)}  # 20 hypotheses, 5 sentences
+
+
+# --- the lengths
+
+
+def test_lengths() -> None:
+    network = make("transformer")
+    batch = sources(network)
+    with torch.no_grad():
+        network.head.bias[END] += 3
+    free = search(network, batch, 12, [END], Beam(4, 0.0))
+    assert max(len(own[0].ids) for own in free) < 6
+    rules = Rules(ends=(END,), min_length=6)
+    for beam in (Beam(4, 0.0), Beam(1)):
+        for (h,) in search(network, batch, 12, [END], beam, rules):
+            assert 6 <= len(h.ids) <= 12 and END not in h.ids[:5]
+    short = search(network, batch, 3, [END], Beam(4, n_best=4), Rules(ends=(END,), min_length=9))
+    assert all(len(h.ids) == 3 and not h.ended for own in short for h in own)
+
+
+def test_finished_texts_come_before_cut_ones() -> None:
+    network = make("transformer")
+    for own in search(network, sources(network), 4, [END], Beam(6, 1.0, 6)):
+        flags = [h.ended for h in own]
+        assert flags == sorted(flags, reverse=True) and len(own) == 6
+
+
+# --- rules
+
+
+def test_no_ngram_occurs_twice() -> None:
+    network = make("transformer", vocab=7)
+    batch = sources(network, vocab=7)
+
+    def repeats(ids: list[int], n: int) -> bool:
+        grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+        return len(set(grams)) < len(grams)
+
+    for n in (1, 2, 3):
+        rules = Rules(ends=(END,), no_repeat_ngram=n, min_length=14)
+        plain = search(network, batch, 14, [END], Beam(4), Rules(ends=(END,), min_length=14))
+        assert any(repeats(own[0].ids, n) for own in plain)
+        for beam in (Beam(4, n_best=4), Beam(1)):
+            found = search(network, batch, 14, [END], beam, rules)
+            assert found and not any(repeats(h.ids, n) for own in found for h in own)
+        for ids in sample(network, batch, 14, [END], Sampling(1.0), 0, rules):
+            assert not repeats(ids, n)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=10), st.integers(1, 4), st.integers(0, 3))
+def test_closing_tokens_are_those_that_repeat(ids: list[int], n: int, token: int) -> None:
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    last = tuple([*ids, token][-n:])
+    assert (token in closing(ids, n)) == (len(last) == n and last in grams)
+
+
+def test_repetition_penalty_multiplies_and_the_model_s_own_numbers_stay() -> None:
+    network = make("transformer", vocab=9)
+    batch = sources(network, vocab=9)
+    rules = Rules(ends=(END,), repetition_penalty=1.7)
+    for beam in (Beam(4, 0.5, 2), Beam(1, 0.5)):
+        for row, own in enumerate(search(network, batch, 12, [END], beam, rules)):
+            for h in own:
+                true = forced(network, alone(batch, row), h.ids)
+                dearer = [p * (1.7 if token in h.ids[:i] else 1) for i, (token, p) in enumerate(zip(h.ids, true, strict=True))]
+                assert h.log_probs == pytest.approx(true, abs=1e-4)
+                assert h.total == pytest.approx(sum(dearer), abs=1e-4)
+                assert h.score == pytest.approx(sum(dearer) / len(h.ids) ** 0.5, abs=1e-4)
+    assert texts(search(network, batch, 12, [END], Beam(1), rules)) != texts(search(network, batch, 12, [END], Beam(1)))
+
+
+def test_tokens_that_are_never_written() -> None:
+    network = make("transformer", vocab=9)
+    batch = sources(network, vocab=9)
+    used = {t for own in search(network, batch, 12, [END], Beam(4)) for h in own for t in h.ids} - {END}
+    never = tuple(sorted(used))[:2]
+    rules = Rules(never=never)
+    assert not {t for own in search(network, batch, 12, [END], Beam(4, n_best=4), rules) for h in own for t in h.ids} & set(never)
+    assert not {t for ids in sample(network, batch, 12, [END], rules=rules) for t in ids} & set(never)
+    assert not {t for ids in greedy(network, batch, 12, [END], rules) for t in ids} & set(never)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "rnnsearch", "decoder"])
+def test_prefixes_are_kept_and_counted(kind: str) -> None:
+    network = make(kind)
+    batch = sources(network)
+    prefixes = [[], [5], [6, 6, 6, 9], [4, 8], [7, 3, 5, 11, 12]]
+    rules = Rules(ends=(END,), prefixes=prefixes, no_repeat_ngram=1)  # the prefix passes before the other rules
+    for beam in (Beam(4, 1.0, 3), Beam(1)):
+        together = search(network, batch, 12, [END], beam, rules)
+        for row, own in enumerate(together):
+            one = Rules(ends=(END,), prefixes=[prefixes[row]], no_repeat_ngram=1)
+            close([own], search(network, alone(batch, row), 12, [END], beam, one))
+            for h in own:
+                assert h.ids[: len(prefixes[row])] == prefixes[row]
+                assert h.log_probs == pytest.approx(forced(network, alone(batch, row), h.ids), abs=1e-4)
+    for ids, prefix in zip(sample(network, batch, 12, [END], rules=rules), prefixes, strict=True):
+        assert ids[: len(prefix)] == prefix
+
+
+def test_when_nothing_else_is_allowed_the_text_ends() -> None:
+    network = make("transformer", vocab=6)
+    rules = Rules(ends=(END,), no_repeat_ngram=1, min_length=30, never=(0, 1))
+    for beam in (Beam(3), Beam(1)):
+        for (h,) in search(network, sources(network, vocab=6), 30, [END], beam, rules):
+            assert h.ended and sorted(h.ids) == [2, 3, 4, 5]
+    for ids in sample(network, sources(network, vocab=6), 30, [END], rules=rules):
+        assert sorted(ids) == [2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("bad", [{"repetition_penalty": 0.5}, {"no_repeat_ngram": -1}, {"min_length": -2}])
+def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(QkvError, match=next(iter(bad))):
+        Rules(**bad)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"size": 0}, {"n_best": 5}, {"groups": 3}, {"length_penalty": math.nan}, {"length_penalty": 99.0}, {"diversity": -1}]
+)
+def test_impossible_beams_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(QkvError):
+        Beam(**bad)
+
+
+# --- constraints
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+@pytest.mark.parametrize("kind", ["transformer", "rnnsearch"])
+def test_constraints_are_met_alone_and_in_batches(kind: str, size: int) -> None:
+    network = make(kind)
+    batch = sources(network)
+    phrases = [[[11, 12]], [], [[5], [9, 9, 4]], [[20, 3, 20, 7]], [[8], [13], [17]]]
+    free = search(network, batch, 20, [END], Beam(size))
+    assert not all(occurs(p, own[0].ids) for own, ps in zip(free, phrases, strict=True) for p in ps)
+    together = search(network, batch, 20, [END], Beam(size), phrases=phrases)
+    for row, (own, wanted) in enumerate(zip(together, phrases, strict=True)):
+        assert all(occurs(phrase, own[0].ids) for phrase in wanted), (own[0].ids, wanted)
+        assert own[0].log_probs == pytest.approx(forced(network, alone(batch, row), own[0].ids), abs=1e-4)
+        close([own], beam_search(network, alone(batch, row), [20], [END], Beam(size), phrases=[wanted]))
+    if size > 1:
+        assert texts(together)[1] == texts(free)[1]  # nothing is asked of this one
+
+
+def test_constraints_of_a_wide_beam_are_brute_force_among_the_texts_that_have_them() -> None:
+    vocab, longest = 4, 4
+    network = make("transformer", vocab)
+    batch = sources(network, 1, vocab, ragged=False)
+    wanted = [ids for _, ids in everything(network, batch, vocab, longest, 1.0) if occurs([3, 1], ids)]
+    found = search(network, batch, longest, [END], Beam(vocab**longest, 1.0, len(wanted)), phrases=[[[3, 1]]])
+    assert texts(found)[0] == wanted
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=3), st.lists(st.integers(0, 3), max_size=6))
+def test_the_next_tokens_always_lead_to_all_constraints(phrases: list[list[int]], ids: list[int]) -> None:
+    total = sum(map(len, phrases))
+    for _ in range(total):
+        if met(phrases, ids) == total:
+            break
+        before, token = met(phrases, ids), max(next_tokens(phrases, ids), key=lambda t: met(phrases, [*ids, t]))
+        ids = [*ids, token]
+        assert met(phrases, ids) > before
+    assert met(phrases, ids) == total and all(occurs(p, ids) for p in phrases) and not next_tokens(phrases, ids)
+
+
+def test_begun_finds_the_longest_beginning() -> None:
+    assert begun([1, 1, 2], [0, 1, 1]) == 2 and begun([1, 1, 2], [1, 1, 1]) == 2 and begun([1, 2, 1, 3], [1, 2, 1]) == 3
+
+
+# --- diverse groups
+
+
+def test_groups_write_different_texts() -> None:
+    network = make("transformer", sharp=2.0)
+    batch = sources(network)
+    plain = search(network, batch, 12, [END], Beam(4, 1.0, 4))
+    diverse = search(network, batch, 12, [END], Beam(4, 1.0, 4, groups=4, diversity=50.0))
+    first = lambda own: {h.ids[0] for h in own}  # noqa: E731
+    assert all(len(first(own)) == 4 for own in diverse)  # so dear that no two groups begin alike
+    assert any(len(first(own)) < 4 for own in plain)
+    for row, own in enumerate(diverse):
+        for h in own:
+            assert h.log_probs == pytest.approx(forced(network, alone(batch, row), h.ids), abs=1e-4)
+    one = greedy(network, batch, 12, [END])
+    lone = search(network, batch, 12, [END], Beam(4, 1.0, 4, groups=4, diversity=0.0, early=True))
+    assert all(ids in [h.ids for h in own] for ids, own in zip(one, lone, strict=True))  # each group then is a beam of 1
+
+
+def test_groups_alone_as_in_a_batch() -> None:
+    network, beam = make("rnnsearch"), Beam(6, 0.8, 6, groups=3, diversity=1.0)
+    batch = sources(network)
+    for row, own in enumerate(search(network, batch, 10, [END], beam)):
+        close([own], search(network, alone(batch, row), 10, [END], beam))
+
+
+# --- beside Hugging Face
+
+
+@pytest.mark.parametrize("alpha", [-0.5, 0.0, 0.6, 1.0, 1.8])
+def test_parity_with_hugging_face(alpha: float, tmp_path: Path) -> None:
+    """The same n best texts with the same scores. "never" is their name for the exact stop rule; lengths count the end
+    token there too. They treat what is cut off at the longest length as finished; here nothing is, by a likely end."""
+    hf_models = pytest.importorskip("hf_models", reason="transformers is not installed")
+    theirs = hf_models.make("marian")
+    with torch.no_grad():
+        theirs.final_logits_bias[0, 2] += 6.0
+    _, _, network = hf_models.open_ours(hf_models.save(theirs, tmp_path))
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(3, 60, (6, 7), generator=generator)
+    mask = torch.arange(7) < torch.tensor([7, 5, 3, 7, 4, 6])[:, None]
+    batch = Batch(inputs=torch.full((6, 1), 2), source=source, source_mask=mask)
+    for early in ("never", True):
+        out = theirs.generate(
+            input_ids=source, attention_mask=mask.long(), num_beams=4, num_return_sequences=4 if early == "never" else 1,
+            max_new_tokens=40, early_stopping=early, length_penalty=alpha, do_sample=False, output_scores=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        n = out.sequences.size(0) // 6
+        found = search(network, batch, 40, [2], Beam(4, alpha, n, early=early is True))
+        ours = [h for own in found for h in own]
+        assert all(h.ended for h in ours)
+        assert len({len(h.ids) for h in ours}) > 2
+        for h, ids, score in zip(ours, out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+            assert h.ids == ids[1 : len(h.ids) + 1] and set(ids[len(h.ids) + 1 :]) <= {1}
+            assert h.score == pytest.approx(score, abs=1e-4)
