@@ -47,8 +47,9 @@ def compare(systems: Mapping[str, Sequence[str]], references: References, metric
     """All systems against the first of them. The random numbers are those of the `sacrebleu` command (SACREBLEU_SEED)."""
     if len(systems) < 2:
         raise QkvError("compare needs at least two systems")
-    if not os.environ.get("SACREBLEU_SEED", "0").isdecimal():
-        raise QkvError(f"SACREBLEU_SEED must be a whole number, given {os.environ['SACREBLEU_SEED']!r}")
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    if not seed.isdecimal() or int(seed) == 0:  # the library would draw another number each time
+        raise QkvError(f"SACREBLEU_SEED must be a whole number from 1 on, given {seed!r}")
     every = [checked(hypotheses, references) for hypotheses in systems.values()]
     chosen = {name.upper(): metric(name, tokenize, lowercase) for name in metrics}
     named: list[tuple[str, Sequence[str]]] = [(name, list(hypotheses)) for name, hypotheses in systems.items()]
@@ -58,9 +59,10 @@ def compare(systems: Mapping[str, Sequence[str]], references: References, metric
         first: Any = results[name][0]
         for system, r in zip(systems, results[name], strict=True):
             assert not isinstance(r, str)
+            p = 1.0 if r.p_value is not None and r.score == first.score else r.p_value  # the library says 0 there
             rows.append(
                 Compared(
-                    system, name, float(r.score), float(r.mean or 0), float(r.ci or 0), r.p_value,
+                    system, name, float(r.score), float(r.mean or 0), float(r.ci or 0), p,
                     float(r.score - first.score), str(signature),
                 )
             )  # fmt: skip

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from qkv.errors import FileError
 from qkv.text.kinds import merges_of
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, in_words
 
 MAX_BYTES = 100_000_000
 MAX_PIECES = 2_000_000
@@ -125,19 +125,13 @@ def read_sentencepiece(path: str | Path, settings: dict[str, Any] | None = None)
     """The tokenizer of a SentencePiece .model file. Like SentencePiece, it puts no token around a text by itself."""
     model = parse(path)
     unknown = check(model, path)
-    try:
-        backend = tokenizers.Tokenizer(
-            unigram(model, unknown) if model.trainer["kind"] == UNIGRAM else bpe(model, unknown)
-        )
+    with in_words(f"{path} holds no usable vocabulary", FileError):
+        backend = tokenizers.Tokenizer((unigram if model.trainer["kind"] == UNIGRAM else bpe)(model, unknown))
         backend.normalizer = normalizer(model)
-    except Exception as error:  # the library raises plain Exception
-        raise FileError(
-            f"{path} holds no usable vocabulary ({' '.join(str(error).split())[:200]}); fetch it again"
-        ) from None
-    if (cuts := cutter(model)) is not None:
-        backend.pre_tokenizer = cuts
-    backend.decoder = decoder(model, unknown)
-    backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in model.named(CONTROL)])
+        if (cuts := cutter(model)) is not None:
+            backend.pre_tokenizer = cuts
+        backend.decoder = decoder(model, unknown)
+        backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in model.named(CONTROL)])
     return Tokenizer(backend, names(model, unknown) | (settings or {}))
 
 

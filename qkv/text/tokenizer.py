@@ -14,14 +14,14 @@ from qkv.text.chat import render
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
-    """What the library raises for a text, as our error: lone surrogates, or a word model without an unknown token."""
+def in_words(what: str = "this text cannot be tokenized", kind: type[QkvError] = QkvError) -> Iterator[None]:
+    """What the library raises, as our error. Of a text: lone surrogates, or a word model without an unknown token."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # a Rust panic is no Exception
             reason = " ".join(str(error).split())[:200]
-            raise QkvError(f"this text cannot be tokenized: {reason}") from None
+            raise kind(f"{what}: {reason}") from None
         raise
 
 

@@ -29,12 +29,19 @@ class Report:
         count = sum(p.numel() for p in t.network.parameters())
         memory = count * 4 * (5 if t.average else 4) / 1e6  # weights, gradients, Adam's two, the average
         budget = f", at most {train.time_budget:g} minutes" if train.time_budget else ""
-        self.say(f"{c.family} of {count:,} parameters (about {memory:,.0f} MB without activations), up to {train.steps:,} updates{budget}")
+        self.say(
+            f"{c.family} of {count:,} parameters (about {memory:,.0f} MB without activations), up to {train.steps:,} updates{budget}"
+        )
         if t.progress.step:
             self.say(f"going on after update {t.progress.step:,}")
         if self.console.is_terminal:
-            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}")]
-            self.bar = Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"), console=self.console)
+            columns = [
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            ]
+            clock = [TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}")]
+            self.bar = Progress(*columns, *clock, console=self.console)
             self.bar.start()
             self.bar.add_task("training", total=train.steps, completed=t.progress.step, now="")
 
@@ -45,7 +52,11 @@ class Report:
         if "valid_bleu" in line:
             self.scores = f"BLEU {line['valid_bleu']:.2f} valid loss {line['valid_loss']:.3f}"
         if self.bar:
-            self.bar.update(self.bar.task_ids[0], completed=line["step"], now=f"loss {self.loss:.3f} {self.scores} {rate:,.0f} tokens/s")
+            self.bar.update(
+                self.bar.task_ids[0],
+                completed=line["step"],
+                now=f"loss {self.loss:.3f} {self.scores} {rate:,.0f} tokens/s",
+            )
         elif "valid_bleu" in line:
             self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}, {rate:,.0f} target tokens/s")
 

@@ -1,10 +1,10 @@
 """A run: a recipe and a folder that holds everything, so that the same command again goes on where it stopped.
 
-    recipe.toml            what was asked for
-    tokenizer.json         (and target_tokenizer.json)
-    log.jsonl              one line per update: the same bytes whether or not the run was interrupted
-    checkpoint-000500/     all that decides how training goes on; the newest one is kept
-    best/                  the model with the best score so far: what `qkv translate RUN` opens
+recipe.toml            what was asked for
+tokenizer.json         (and target_tokenizer.json)
+log.jsonl              one line per update: the same bytes whether or not the run was interrupted
+checkpoint-000500/     all that decides how training goes on; the newest one is kept
+best/                  the model with the best score so far: what `qkv translate RUN` opens
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from qkv.config import ModelConfig, Recipe
 from qkv.convert import folder as ours
 from qkv.convert.files import read_text, write_text
 from qkv.errors import FileError
+from qkv.look.figures import curves
 from qkv.models.build import build
 from qkv.text.tokenizer import Tokenizer
 from qkv.train import checkpoint
@@ -48,12 +49,11 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     """Train what the recipe (its `text` is kept) describes in `folder`, from the start or from where it stopped."""
     r = open_run(recipe, text, folder, report)
     report.begin(r.config, recipe.train, r.training)
-    log = open(folder / "log.jsonl", "a")
-    hooks = Hooks(lambda line: write_line(log, line), report.tick, lambda t: store(r, t), lambda t: keep_best(r, t))
-    try:
-        report.end(train(r.training, r.task, recipe.train, hooks), r.task.encode.dropped)
-    finally:
-        log.close()
+    with open(folder / "log.jsonl", "a") as log:
+        hooks = Hooks(lambda line: write_line(log, line), report.tick, lambda t: store(r, t), lambda t: keep_best(r, t))
+        why = train(r.training, r.task, recipe.train, hooks)
+    report.end(why, r.task.encode.dropped)
+    draw(folder)
     return r
 
 
@@ -92,6 +92,14 @@ def tokenizers(recipe: Recipe, folder: Path, report: Report) -> tuple[Tokenizer,
 def write_line(log: Any, line: dict[str, Any]) -> None:
     log.write(json.dumps(line) + "\n")
     log.flush()
+
+
+def draw(folder: Path) -> None:
+    """curves.svg from the log."""
+    lines = [json.loads(line) for line in read_text(folder / "log.jsonl").splitlines()]
+    of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
+    panels = {"loss per token": {"training": of("loss"), "held out": of("valid_loss")}, "BLEU": {"held out": of("valid_bleu")}}
+    write_text(folder / "curves.svg", curves(panels, "Training", "updates"))
 
 
 def store(r: Run, t: Training) -> None:

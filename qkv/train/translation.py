@@ -44,13 +44,22 @@ class TranslationTask:
 
     metric = "bleu"
 
-    def __init__(self, recipe: Recipe, c: ModelConfig, source: Tokenizer, target: Tokenizer, rank: int = 0, world: int = 1):
+    def __init__(
+        self, recipe: Recipe, c: ModelConfig, source: Tokenizer, target: Tokenizer, rank: int = 0, world: int = 1
+    ):
         assert recipe.data is not None
         data = recipe.data
         self.config, self.decode, self.source, self.target = c, recipe.decode, source, target
         self.encode = pairs.Encoder(source.plain, target.plain, data)
         self.batches = Batches(
-            pairs.training_source(data), self.encode, pairs.length, data.batch_tokens, data.pool, recipe.train.seed, rank, world
+            pairs.training_source(data),
+            self.encode,
+            pairs.length,
+            data.batch_tokens,
+            data.pool,
+            recipe.train.seed,
+            rank,
+            world,
         )
         self.objective = partial(translation, smoothing=recipe.train.label_smoothing)
         self.valid = held_out(pairs.source_of(data.valid, data, "valid"), "valid")
@@ -65,7 +74,13 @@ class TranslationTask:
 
     @torch.no_grad()
     def loss(self, network: nn.Module) -> float:
-        rows = list(zip(self.source.plain([r[0] for r in self.valid]), self.target.plain([r[1] for r in self.valid]), strict=True))
+        rows = list(
+            zip(
+                self.source.plain([r[0] for r in self.valid]),
+                self.target.plain([r[1] for r in self.valid]),
+                strict=True,
+            )
+        )
         total, count = 0.0, 0
         for batch in (self.collate(rows[at : at + 64]) for at in range(0, len(rows), 64)):
             found = translation(network(batch), batch, smoothing=0.0)

@@ -1,0 +1,1 @@
+"""Looking inside: data in, pictures out."""

@@ -1,0 +1,39 @@
+"""Pictures: well-formed, complete, safe."""
+
+import itertools
+import xml.etree.ElementTree as ET
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.look.figures import curves, heatmap, ticks
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+def test_ticks_span_the_values_in_equal_steps(values: list[float]) -> None:
+    found = ticks(values)
+    assert found[0] <= min(values) + 1e-6 and found[-1] >= max(values) - 1e-6 and 2 <= len(found) <= 13
+    steps = [b - a for a, b in itertools.pairwise(found)]
+    assert max(steps) - min(steps) <= 1e-6 * max(1, max(map(abs, found)))
+
+
+def test_curves_have_a_line_for_each_series_and_survive_nan() -> None:
+    picture = ET.fromstring(
+        curves(
+            {"loss": {"train": [(1, 2.0), (2, float("nan")), (3, 1.0)], "valid": [(1, 2.5)]}, "empty": {"x": []}},
+            "a <b> & c",
+            "updates",
+        )
+    )
+    assert len(picture.findall(f".//{SVG}polyline")) == 2
+    assert any(t.text == "a <b> & c" for t in picture.iter(f"{SVG}text"))
+
+
+def test_a_heatmap_has_a_square_for_each_weight_darker_for_more() -> None:
+    picture = ET.fromstring(heatmap(["Ich", "<esse>"], ["I", "eat", "&"], [[1.0, 0.0, 0.2], [0.1, 0.9, 0.0]], "t"))
+    squares = [r for r in picture.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    shades = [float(s.get("fill", "").rstrip(")").split(",")[-1]) for s in squares]
+    assert shades == [1.0, 0.0, 0.2, 0.1, 0.9, 0.0]
+    assert squares[4].find(f"{SVG}title").text == "<esse> - eat: 0.90"

@@ -1,0 +1,143 @@
+"""The loop: it learns, and a run that was killed anywhere and resumed is the run that never stopped."""
+
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
+from qkv.convert.files import read_tensors
+from qkv.errors import FileError, QkvError
+from qkv.train import checkpoint
+from qkv.train import run as training
+from qkv.train.report import Report
+from qkv.train.schedule import learning_rate
+
+
+def recipe(**train: object) -> Recipe:
+    model = ModelConfig(family="encoder-decoder", vocab_size=300, d_model=32, n_layers=1, n_heads=2, d_ff=64, tie="all",
+                        norm_order="pre", embed_scale=True, dropout=0.1)  # fmt: skip
+    data = checked(DataConfig, {"train": [{"grammar": 60}], "valid": {"grammar": 4}, "vocab_size": 200, "batch_tokens": 200})
+    fields = {"steps": 12, "evaluate_every": 4, "save_every": 3, "warmup": 4, "ema": 0.9, "seed": 3, **train}
+    return Recipe(model=model, data=data, train=checked(TrainConfig, fields))
+
+
+class Killed(BaseException):
+    """Like SIGKILL: nothing of ours catches it."""
+
+
+def run(folder: Path, r: Recipe, die_at: int | None = None, seed: int = 0) -> training.Run:
+    """Train; with `die_at`, die at that step, at a moment that the seed chooses."""
+    report = Report(quiet=True)
+    moment = random.Random(f"{seed}:{die_at}").choice(["before log", "after log", "saving", "saved"])
+    original_save, original_line = checkpoint.write_json, training.write_line
+
+    def line(log, entry):  # noqa: ANN001, ANN202
+        if entry["step"] == die_at and moment == "before log":
+            log.write('{"step": ')  # half a line
+            raise Killed
+        original_line(log, entry)
+        if entry["step"] == die_at and moment == "after log":
+            raise Killed
+
+    def json_file(path, value):  # noqa: ANN001, ANN202
+        if die_at is not None and value["progress"]["step"] >= die_at and moment == "saving":
+            raise Killed
+        original_save(path, value)
+        if die_at is not None and value["progress"]["step"] >= die_at and moment == "saved":
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "write_line", line)
+        patch.setattr(checkpoint, "write_json", json_file)
+        return training.run(r, "recipe", folder, report)
+
+
+def contents(folder: Path) -> tuple[str, dict, dict]:
+    last = checkpoint.newest(folder)
+    return (folder / "log.jsonl").read_text(), read_tensors(last / checkpoint.TENSORS), read_tensors(folder / "best")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(folder, recipe())
+    return contents(folder)
+
+
+def same(a: tuple, b: tuple) -> None:
+    assert a[0] == b[0]
+    for first, second in zip(a[1:], b[1:], strict=True):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_killed_anywhere_and_resumed_is_never_stopped(seed: int, tmp_path: Path, uninterrupted: tuple) -> None:
+    r, folder = random.Random(seed), tmp_path / "run"
+    for die_at in sorted(r.sample(range(1, 12), 3)):  # killed, resumed, killed again
+        try:
+            run(folder, recipe(), die_at, seed)
+        except Killed:
+            torch.manual_seed(r.randrange(1000))  # another process starts with other random numbers
+    run(folder, recipe())
+    same(contents(folder), uninterrupted)
+
+
+def test_an_ended_run_changes_nothing_when_run_again(tmp_path: Path, uninterrupted: tuple) -> None:
+    run(tmp_path / "run", recipe())
+    run(tmp_path / "run", recipe())
+    same(contents(tmp_path / "run"), uninterrupted)
+
+
+def test_the_log_has_every_update_and_no_times(uninterrupted: tuple) -> None:
+    lines = [json.loads(line) for line in uninterrupted[0].splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["step"] for line in lines if "valid_bleu" in line] == [4, 8, 12]
+    assert set().union(*lines) == {"step", "epoch", "loss", "learning_rate", "valid_bleu", "valid_loss"}
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    finished = run(tmp_path / "run", recipe(steps=80, evaluate_every=80, save_every=80, ema=0.0, learning_rate=1e-2, schedule="constant"))
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    assert finished.training.progress.best_step == 80 and (tmp_path / "run" / "curves.svg").exists()
+
+
+def test_patience_and_budget_end_a_run(tmp_path: Path) -> None:
+    r = recipe(patience=1, evaluate_every=2, learning_rate=1e-9)
+    assert run(tmp_path / "a", r).training.progress.step < 12
+    assert run(tmp_path / "b", recipe(time_budget=1e-6)).training.progress.step == 1
+
+
+def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run", recipe(steps=1))
+    with pytest.raises(FileError, match="another recipe"):
+        training.run(recipe(), "other text", tmp_path / "run", Report(quiet=True))
+    shutil.rmtree(tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path) -> None:
+    r = training.open_run(recipe(), "recipe", tmp_path / "run", Report(quiet=True))
+    with torch.no_grad():
+        next(r.training.network.parameters()).fill_(math.nan)
+    others = [p.clone() for p in list(r.training.network.parameters())[1:]]
+    with pytest.raises(QkvError, match="update 1, batch 1 of pool 0, epoch 0: the loss of micro-batch 0 is nan"):
+        training.train(r.training, r.task, r.recipe.train, training.Hooks(print, print, print, print))
+    for before, after in zip(others, list(r.training.network.parameters())[1:], strict=True):
+        assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "stable-decay", "constant"])
+def test_schedules_rise_then_fall(schedule: str) -> None:
+    c = TrainConfig(steps=100, warmup=10, learning_rate=1.0, schedule=schedule)
+    rates = [learning_rate(c, step, step / 100) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.1, rel=0.01) and max(rates) == pytest.approx(1.0, rel=0.03)
+    assert all(a <= b for a, b in zip(rates[:9], rates[1:10], strict=True))
+    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert rates[-1] == pytest.approx({"inverse-sqrt": 10**-0.5, "cosine": 0.1, "stable-decay": 0.0, "constant": 1.0}[schedule])
