@@ -37,7 +37,7 @@ def dataset(name: str, source: str, target: str, split: str, path: str | Path | 
         return multi30k(source, target, split, local)
     if kind == "tatoeba" and not rest:
         return tatoeba(source, target, split, local)
-    if kind == "opus" and re.fullmatch(r"[\w.-]+/[\w.-]+", rest):
+    if kind == "opus" and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", rest):
         corpus, version = rest.split("/")
         return opus(corpus, version, source, target, split, local)
     if re.fullmatch(r"wmt\d\d", kind):
