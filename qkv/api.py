@@ -20,21 +20,25 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.convert import detect, export, folder
+from qkv.convert.tokenizer_files import unread_tokenizer_files
+from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
+from qkv.generate.hypotheses import Beam
 from qkv.generate.pieces import pieces, until
 from qkv.generate.search import steps
+from qkv.generate.translate import Request, Translator
 from qkv.models.build import Network
+from qkv.models.inputs import Ids, batch_of, bounded
 from qkv.text.tokenizer import Tokenizer
-
-Ids = Tensor | Sequence[int] | Sequence[Sequence[int]]
-"""(B, T) ids, or lists of them; rows of different length are padded on the right. One row alone is a batch of one."""
 
 
 def load(path: str | Path, device: str = "auto") -> Model:
     """Open a model: our folder, a Hugging Face folder, a .gguf file or a llama2.c .bin file."""
     config, network, tokenizer = detect.open_model(path)
-    return Model(config, network, tokenizer, device)
+    model = Model(config, network, tokenizer, device)
+    model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
+    return model
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -45,10 +49,17 @@ def read_config(path: str | Path) -> ModelConfig:
 class Model:
     """A network ready for use, with its configuration and (where there is one) its tokenizer."""
 
-    def __init__(self, config: ModelConfig, network: Network, tokenizer: Tokenizer | None = None, device: str = "auto"):
+    def __init__(self, config: ModelConfig, network: Network, tokenizer: Tokenizer | None = None, device: str = "auto",
+                 target_tokenizer: Tokenizer | None = None):  # fmt: skip
         self.config = config
         self.network = network.to(pick_device(device)).eval()
         self.tokenizer = tokenizer
+        self.target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
+        """Of the target side, where that has a vocabulary of its own."""
+        self.unread: list[str] = []
+        """Files of a tokenizer that were found but are of a kind not read here."""
+        self.twin: tuple[tuple[int, ...], Any] = ((), None)
+        """A packed copy of the network, and the versions of the weights it was made from."""
 
     @property
     def device(self) -> torch.device:
@@ -57,8 +68,8 @@ class Model:
     # --- numbers in, numbers out
 
     @torch.no_grad()
-    def logits(self, ids: Ids, target_ids: Ids | None = None, *, mask: Tensor | None = None,
-               segments: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:  # fmt: skip
+    def logits(self, ids: Ids, target_ids: Ids | None = None, *, mask: Ids | None = None, segments: Ids | None = None,
+               source_mask: Ids | None = None) -> Tensor:  # fmt: skip
         """What the head says: (B, T, V) words, (B, n) classes, (B, T, n) tags.
 
         An encoder-decoder takes (source_ids, target_ids), the target beginning with its start token; a vision model
@@ -68,8 +79,8 @@ class Model:
         return self.network(self.batch(ids, target_ids, mask, segments, source_mask)).logits
 
     @torch.no_grad()
-    def hidden(self, ids: Ids, target_ids: Ids | None = None, *, mask: Tensor | None = None,
-               segments: Tensor | None = None, source_mask: Tensor | None = None) -> list[Tensor]:  # fmt: skip
+    def hidden(self, ids: Ids, target_ids: Ids | None = None, *, mask: Ids | None = None, segments: Ids | None = None,
+               source_mask: Ids | None = None) -> list[Tensor]:  # fmt: skip
         """n_layers + 1 tensors (B, T, C): the embeddings, what each block gives, the last one after the final norm.
 
         Of an encoder-decoder: the encoder's with the source alone, the decoder's with source and target. A recurrent
@@ -80,10 +91,9 @@ class Model:
         source_only = both and target_ids is None
         if source_only:
             embed, stack = network.source, network.encoder
-            target_ids = [self.start_id()]
         else:
             embed, stack = (network.target, network.decoder) if both else (network.embed, network.stack)
-        batch = self.batch(ids, target_ids, mask, segments, source_mask)
+        batch = self.batch(ids, target_ids, mask, segments, source_mask, encoding=source_only)
         with outputs(embed) as first, outputs(*getattr(stack, "blocks", ())) as blocks, outputs(stack) as last:
             network.encode(batch) if source_only else network(batch)
         return [*first, *blocks[:-1], *last]
@@ -180,10 +190,50 @@ class Model:
 
     def words(self) -> Tokenizer:
         if self.tokenizer is None:
+            found = f" of a kind read here (there is {', '.join(self.unread)})" if self.unread else ""
             raise QkvError(
-                "this model came without a tokenizer: give ids instead of text, or put tokenizer.json beside it"
+                f"this model came without a tokenizer{found}: give ids instead of text, or put tokenizer.json beside it"
             )
         return self.tokenizer
+
+    # --- translating
+
+    def translate(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
+                  max_length: int | None = None, prefix: str | Sequence[str] | None = None,
+                  constraints: Sequence[Sequence[str]] | None = None, alignments: bool = False, scores: bool = False,
+                  batch_tokens: int = 2048, *, min_length: int = 0, groups: int = 1, diversity: float = 0.5,
+                  no_repeat_ngram: int = 0, repetition_penalty: float = 1.0, early: bool = False, fast: bool = True
+                  ) -> list[Any]:  # fmt: skip
+        """The translations of some texts, in their order: strings, or Translations (text, score, log_prob, tokens,
+        token_log_probs, alignment, n_best, problem) where scores, alignments or several are asked for.
+
+        A text that cannot be translated (over `config.max_length` tokens, not tokenizable) gives an empty one, and a
+        Translation then says why in `problem`; an empty text gives an empty one. `prefix`: how each translation begins,
+        one for all or one per text. `constraints`: for each text the words or phrases that must occur. What the other
+        settings mean is said in generate/: hypotheses.py (Beam), rules.py (Rules), translate.py (Request).
+        With `fast` a packed copy of the network does the work on a CPU.
+        """
+        if isinstance(texts, str):
+            raise QkvError("translate takes a list of texts: put the text into brackets")
+        search = Beam(beam, length_penalty, n_best, groups, diversity, early)
+        prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()
+        how = Request(search, max_length, min_length, no_repeat_ngram, repetition_penalty, prefixes, constraints or (),
+                      alignments, None, batch_tokens)  # fmt: skip
+        found = self.translator(fast).translate(texts, how)
+        return found if scores or alignments or n_best > 1 else [one.text for one in found]
+
+    def translator(self, fast: bool = True) -> Translator:
+        source = self.words()
+        network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
+        return Translator(self.config, network, source, self.target_tokenizer or source)
+
+    def packed(self) -> Network:
+        """The network with its weights laid out for the processor; made once, and again when they have changed."""
+        versions = tuple(weight._version for weight in self.network.parameters())
+        if self.twin[1] is None or self.twin[0] != versions:
+            self.twin = versions, pack(self.network)
+        network: Network = self.twin[1]
+        return network
 
     # --- keeping
 
@@ -197,26 +247,10 @@ class Model:
 
     # --- what is given, checked
 
-    def batch(self, ids: Ids, target_ids: Ids | None = None, mask: Tensor | None = None, segments: Tensor | None = None,
-              source_mask: Tensor | None = None) -> Batch:  # fmt: skip
+    def batch(self, ids: Ids, target_ids: Ids | None = None, mask: Ids | None = None, segments: Ids | None = None,
+              source_mask: Ids | None = None, encoding: bool = False) -> Batch:  # fmt: skip
         """What the network reads, on its device; anything it could not read is an error in words."""
-        c = self.config
-        if (target_ids is not None) != (c.family == "encoder-decoder"):
-            raise QkvError(
-                f"a model of family {c.family!r} takes " + ("(source_ids, target_ids)" if target_ids is None else "ids")
-            )
-        if c.image_size is not None:
-            images = picture(ids, c)
-            inputs, own = (None, None) if target_ids is None else rows(target_ids, c.target_size, c)
-            return Batch(inputs, own if mask is None else mask, images=images).to(self.device)
-        first, first_mask = rows(ids, c.vocab_size, c)
-        if target_ids is None:
-            return Batch(first, first_mask if mask is None else mask.bool(), segments=segments).to(self.device)
-        target, own = rows(target_ids, c.target_size, c)
-        if target.size(0) != first.size(0):
-            raise QkvError(f"{first.size(0)} sources but {target.size(0)} targets")
-        source_mask = first_mask if source_mask is None else source_mask.bool()
-        return Batch(target, own if mask is None else mask.bool(), None, first, source_mask, segments).to(self.device)
+        return batch_of(self.config, ids, target_ids, mask, segments, source_mask, encoding).to(self.device)
 
 
 # --- small helpers
@@ -240,55 +274,15 @@ def outputs(*modules: nn.Module) -> Iterator[list[Tensor]]:
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(
+            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        )
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
         return device
     except (RuntimeError, AssertionError):
         raise QkvError(f"device {name!r} is not on this machine: use 'auto', 'cpu' or another") from None
-
-
-def bounded(c: ModelConfig) -> bool:
-    """Whether max_length is a wall (learned positions, Linformer) and not only what the model was trained on."""
-    return c.position == "learned" or "linformer" in c.mixer
-
-
-def rows(ids: Ids, vocab_size: int, c: ModelConfig) -> tuple[Tensor, Tensor | None]:
-    """Ids as (B, T), checked, and the mask (B, T) of rows padded on the right; None where all are of one length."""
-    table, mask = padded(ids, c.pad_id if c.pad_id < vocab_size else 0)
-    if table.dim() != 2 or table.numel() == 0 or (mask is not None and not mask.any(1).all()):
-        raise QkvError("ids are rows of at least one token each; an empty one was given")
-    if int(table.min()) < 0 or int(table.max()) >= vocab_size:
-        wrong = int(table.min()) if int(table.min()) < 0 else int(table.max())
-        raise QkvError(
-            f"token id {wrong} is not in the vocabulary, which has {vocab_size} words (0 to {vocab_size - 1})"
-        )
-    if bounded(c) and table.size(1) > c.max_length:
-        raise QkvError(f"{table.size(1)} tokens, but this model reads at most {c.max_length}: shorten the text")
-    return table, mask
-
-
-def padded(ids: Ids, pad_id: int) -> tuple[Tensor, Tensor | None]:
-    if isinstance(ids, Tensor):
-        if ids.is_floating_point() or ids.dtype == torch.bool:
-            raise QkvError(f"ids are whole numbers, given a tensor of {ids.dtype}")
-        return (ids[None] if ids.dim() == 1 else ids).long(), None
-    lists: list[list[int]] = [list(ids)] if all(isinstance(i, int) for i in ids) else [list(row) for row in ids]  # type: ignore
-    if not all(isinstance(i, int) and abs(i) < 2**62 for row in lists for i in row):
-        raise QkvError("ids are whole numbers, in a list or a list of lists")
-    longest = max(map(len, lists), default=0)
-    table = torch.tensor([row + [pad_id] * (longest - len(row)) for row in lists], dtype=torch.long)
-    if all(len(row) == longest for row in lists):
-        return table, None
-    return table, torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in lists])
-
-
-def picture(images: Any, c: ModelConfig) -> Tensor:
-    shape = (c.n_channels, c.image_size, c.image_size)
-    if not isinstance(images, Tensor) or tuple(images.shape[1:]) != shape or not images.is_floating_point():
-        raise QkvError(f"this model reads images: a float tensor (batch, {', '.join(map(str, shape))})")
-    return images
 
 
 def pooled(vectors: Tensor, mask: Tensor | None, pooling: str) -> Tensor:

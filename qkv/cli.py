@@ -19,6 +19,7 @@ from qkv.commands import (
     presets,
     tokenizer,
     train,
+    translate,
     version,
 )
 from qkv.errors import QkvError
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, presets, params, config, train, generate, evaluate, compare, check, export, version):
+for verb in (demo, presets, params, config, train, translate, generate, evaluate, compare, check, export, version):
     app.command(verb.__name__.rpartition(".")[2])(verb.run)
 for group in (data, tokenizer):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])

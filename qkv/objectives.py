@@ -80,7 +80,10 @@ def cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Lo
     """-log p(target) summed over the real targets (B, T); IGNORED ones are dropped before the word matrix."""
     hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
     head: Any = output.head
-    total = ChunkedCrossEntropy.apply(head.features(hidden), head.weight, head.bias, targets, smoothing)
+    weight, bias = head.weight, head.bias
+    if not torch.is_grad_enabled():  # the function takes its gradient while it goes forward, unless nobody wants one
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+    total = ChunkedCrossEntropy.apply(head.features(hidden), weight, bias, targets, smoothing)
     return Loss(total, targets.numel())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,7 @@ from qkv.errors import QkvError
 from qkv.generate.beam import beam_search, search
 from qkv.generate.choose import Sampling
 from qkv.generate.constraints import begun, met, next_tokens, occurs
-from qkv.generate.hypotheses import Beam, Hypothesis
+from qkv.generate.hypotheses import Beam, Continuations, Group, Hypothesis, Sentence
 from qkv.generate.rules import Rules, closing
 from qkv.generate.search import greedy, sample
 from qkv.models.build import build
@@ -30,7 +31,12 @@ SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 6
 KINDS = {
     "transformer": {"family": "encoder-decoder", "norm_order": "pre"},
     "t5": {"family": "encoder-decoder", "position": "t5", "norm": "rms", "norm_order": "pre"},
-    "rnnsearch": {"family": "encoder-decoder", "recurrent": "gru", "bidirectional": True, "decoder_attention": "additive"},
+    "rnnsearch": {
+        "family": "encoder-decoder",
+        "recurrent": "gru",
+        "bidirectional": True,
+        "decoder_attention": "additive",
+    },
     "luong": {"family": "encoder-decoder", "recurrent": "lstm", "decoder_attention": "dot", "input_feeding": True},
     "seq2seq": {"family": "encoder-decoder", "recurrent": "lstm"},
     "decoder": {"family": "decoder", "position": "rotary", "norm_order": "pre"},
@@ -63,7 +69,9 @@ def alone(batch: Batch, row: int) -> Batch:
     """One row without its padding."""
     one = batch.rows(slice(row, row + 1))
     if one.source is not None:
-        return Batch(inputs=one.inputs, source=one.source[:, one.source_mask[0]] if one.source_mask is not None else one.source)
+        return Batch(
+            inputs=one.inputs, source=one.source[:, one.source_mask[0]] if one.source_mask is not None else one.source
+        )
     return Batch(inputs=one.inputs if one.mask is None else one.inputs[:, one.mask[0]])
 
 
@@ -111,6 +119,64 @@ def test_a_wide_beam_finds_what_brute_force_finds(kind: str, alpha: float) -> No
         assert all(h.ended for h in own)
 
 
+def naive(network: nn.Module, one: Batch, longest: int, size: int) -> list[tuple[float, list[int]]]:
+    """Beam search from the textbook, on whole texts: every text that ended, (log-probability, ids)."""
+    live, ended = [(0.0, list[int]())], []
+    for _ in range(longest):
+        every = [(total + forced(network, one, [*ids, t])[-1], [*ids, t]) for total, ids in live for t in range(9)]
+        every.sort(key=lambda pair: -pair[0])
+        ended += [(total, ids) for total, ids in every[:size] if ids[-1] == END]
+        live = [(total, ids) for total, ids in every if ids[-1] != END][:size]
+    return ended
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_narrow_beam_is_the_textbook_s(size: int) -> None:
+    network = make("transformer", 9)
+    with torch.no_grad():
+        network.head.bias[END] += 1.5
+    batch, found = sources(network, 4, 9), 0
+    for row, own in enumerate(search(network, batch, 6, [END], Beam(size, 0.8, size))):
+        ended = sorted(naive(network, alone(batch, row), 6, size), key=lambda pair: -pair[0] / len(pair[1]) ** 0.8)
+        wanted = [ids for _, ids in ended[:size]]
+        assert [h.ids for h in own if h.ended] == wanted
+        found += len(wanted)
+    assert found > size
+
+
+# --- when to stop
+
+
+def toy(ids: list[int], seed: int) -> Continuations:
+    """Continuations out of thin air, cheap ones too, so that a long text may yet be the best."""
+    r = random.Random(hash((tuple(ids), seed)))
+    gains = sorted((-r.expovariate(r.choice([0.3, 1, 30])) for _ in range(5)), reverse=True)
+    return Continuations(r.sample(range(5), 5), gains, gains)
+
+
+def toy_search(beam: Beam, longest: int, seed: int) -> tuple[list[Hypothesis], int]:
+    sentence, steps = Sentence(beam, longest, [END]), 0
+    while sentence.live:
+        sentence.advance([toy(h.ids, seed) for h in sentence.live])
+        steps += 1
+    return sentence.results(), steps
+
+
+@pytest.mark.parametrize("alpha", [-3.0, -1.0, 0.0, 0.5, 1.0, 2.0])
+def test_stopping_early_enough_and_never_too_early(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On many small random trees: the same n best as without stopping, in fewer steps."""
+    saved = 0
+    for seed in range(150):
+        beam, longest = Beam(1 + seed % 4, alpha, 1 + seed % 2 * (seed % 4 > 0)), 4 + seed % 9
+        stopped, steps = toy_search(beam, longest, seed)
+        with monkeypatch.context() as patch:
+            patch.setattr(Group, "settled", lambda self: False)
+            everything, all_steps = toy_search(beam, longest, seed)
+        assert [h.ids for h in stopped if h.ended] == [h.ids for h in everything if h.ended]
+        saved += all_steps - steps
+    assert saved > 30
+
+
 @pytest.mark.parametrize("alpha", [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("kind", ["transformer", "luong", "decoder"])
 def test_stopping_never_cuts_a_better_one(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +187,7 @@ def test_stopping_never_cuts_a_better_one(kind: str, alpha: float, monkeypatch: 
         stopped = search(network, batch, 25, [END], Beam(4, alpha, n))
         taken, steps[0] = steps[0], 0
         with monkeypatch.context() as patch:
-            patch.setattr("qkv.generate.hypotheses.Group.settled", lambda self: False)
+            patch.setattr(Group, "settled", lambda self: False)
             close(stopped, search(network, batch, 25, [END], Beam(4, alpha, n)))
         assert steps[0] == 25 and taken <= 25
         steps[0] = 0
@@ -268,7 +334,9 @@ def test_repetition_penalty_multiplies_and_the_model_s_own_numbers_stay() -> Non
         for row, own in enumerate(search(network, batch, 12, [END], beam, rules)):
             for h in own:
                 true = forced(network, alone(batch, row), h.ids)
-                dearer = [p * (1.7 if token in h.ids[:i] else 1) for i, (token, p) in enumerate(zip(h.ids, true, strict=True))]
+                dearer = [
+                    p * (1.7 if token in h.ids[:i] else 1) for i, (token, p) in enumerate(zip(h.ids, true, strict=True))
+                ]
                 assert h.log_probs == pytest.approx(true, abs=1e-4)
                 assert h.total == pytest.approx(sum(dearer), abs=1e-4)
                 assert h.score == pytest.approx(sum(dearer) / len(h.ids) ** 0.5, abs=1e-4)
@@ -281,7 +349,9 @@ def test_tokens_that_are_never_written() -> None:
     used = {t for own in search(network, batch, 12, [END], Beam(4)) for h in own for t in h.ids} - {END}
     never = tuple(sorted(used))[:2]
     rules = Rules(never=never)
-    assert not {t for own in search(network, batch, 12, [END], Beam(4, n_best=4), rules) for h in own for t in h.ids} & set(never)
+    assert not {
+        t for own in search(network, batch, 12, [END], Beam(4, n_best=4), rules) for h in own for t in h.ids
+    } & set(never)
     assert not {t for ids in sample(network, batch, 12, [END], rules=rules) for t in ids} & set(never)
     assert not {t for ids in greedy(network, batch, 12, [END], rules) for t in ids} & set(never)
 
@@ -321,7 +391,15 @@ def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"size": 0}, {"n_best": 5}, {"groups": 3}, {"length_penalty": math.nan}, {"length_penalty": 99.0}, {"diversity": -1}]
+    "bad",
+    [
+        {"size": 0},
+        {"n_best": 5},
+        {"groups": 3},
+        {"length_penalty": math.nan},
+        {"length_penalty": 99.0},
+        {"diversity": -1},
+    ],
 )
 def test_impossible_beams_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(QkvError):
@@ -358,7 +436,10 @@ def test_constraints_of_a_wide_beam_are_brute_force_among_the_texts_that_have_th
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=3), st.lists(st.integers(0, 3), max_size=6))
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=1, max_size=3),
+    st.lists(st.integers(0, 3), max_size=6),
+)
 def test_the_next_tokens_always_lead_to_all_constraints(phrases: list[list[int]], ids: list[int]) -> None:
     total = sum(map(len, phrases))
     for _ in range(total):
@@ -390,7 +471,9 @@ def test_groups_write_different_texts() -> None:
             assert h.log_probs == pytest.approx(forced(network, alone(batch, row), h.ids), abs=1e-4)
     one = greedy(network, batch, 12, [END])
     lone = search(network, batch, 12, [END], Beam(4, 1.0, 4, groups=4, diversity=0.0, early=True))
-    assert all(ids in [h.ids for h in own] for ids, own in zip(one, lone, strict=True))  # each group then is a beam of 1
+    assert all(
+        ids in [h.ids for h in own] for ids, own in zip(one, lone, strict=True)
+    )  # each group then is a beam of 1
 
 
 def test_groups_alone_as_in_a_batch() -> None:
@@ -422,7 +505,9 @@ def test_parity_with_hugging_face(alpha: float, tmp_path: Path) -> None:
             early_stopping=early, length_penalty=alpha, do_sample=False, output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
         found = search(network, batch, 40, [2], Beam(4, alpha, 4, early=early is True))
-        written = [(ids[1:], score) for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True)]
+        written = [
+            (ids[1:], score) for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True)
+        ]
         for row, own in enumerate(found):
             ended = [(ids[: ids.index(2) + 1], score) for ids, score in written[4 * row : 4 * row + 4] if 2 in ids]
             assert [h.ids for h in own[: len(ended)]] == [ids for ids, _ in ended]

@@ -70,6 +70,13 @@ def test_all_wrong_fields_are_named_at_once() -> None:
 
 
 IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
+    ({**DECODER, "mixer": ["linear", "softmax"], "share_layers": True}, ["share_layers", "'linear', 'softmax'"]),
+    ({**DECODER, "mixer": "linear", "attention_dropout": 0.1}, ["attention_dropout = 0.1", "'linear'"]),
+    ({**DECODER, "recurrent": "gru", "position": "rotary"}, ["position = 'rotary'", "recurrent = 'gru'"]),
+    ({**DECODER, "recurrent": "gru", "position": "none", "share_layers": True}, ["share_layers", "recurrent = 'gru'"]),
+    ({**DECODER, "recurrent": "gru", "position": "none", "reverse_source": True}, ["reverse_source", "'decoder'"]),
+    ({**DECODER, "n_segments": 2}, ["n_segments = 2", "'decoder'"]),
+    ({**DECODER, "eos_id": -3}, ["eos_id = -3"]),
     ({**DECODER, "n_heads": 3}, ["n_heads = 3", "d_model = 16", "d_head"]),
     ({**DECODER, "n_heads": 4, "n_kv_heads": 3}, ["n_kv_heads = 3", "n_heads = 4"]),
     ({**DECODER, "position": "rotary", "d_head": 5}, ["position = 'rotary'", "(5)", "even d_head"]),
@@ -265,3 +272,7 @@ def test_a_recipe_that_is_not_there() -> None:
 )
 def test_a_setting_is_read_as_toml_or_as_text(text: str, value: Any) -> None:
     assert override({}, [f"a.b={text}"]) == {"a": {"b": value}}
+
+
+def test_there_is_always_a_mixer() -> None:
+    assert "mixer" in complaint({**DECODER, "mixer": []})

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling, choose, seeded
+from qkv.generate.choose import Sampling, best, choose, seeded
 from qkv.generate.pieces import pieces, until
 from qkv.generate.search import greedy, sample, steps
 from qkv.models.build import build
@@ -134,17 +134,42 @@ def test_top_p_keeps_the_fewest_that_reach_p():
     assert kept[2:].sum() == 0 and torch.allclose(kept[:2], LOGITS[:2].softmax(-1), atol=0.03)
 
 
+def test_min_p_keeps_what_has_a_share_of_the_best():
+    """softmax = .61 .22 .14 .03 .004: a fifth of .61 keeps three; of the first alone, everything below falls."""
+    kept = frequencies(Sampling(1.0, min_p=0.2))
+    assert kept[3:].sum() == 0 and torch.allclose(kept[:3], LOGITS[:3].softmax(-1), atol=0.03)
+    assert frequencies(Sampling(1.0, min_p=1.0))[0] == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3000), st.integers(0, 1000))
+def test_the_best_in_chunks_are_the_best(rows, count, size, seed):
+    scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    values, places = best(scores, count, chunk=8)
+    wanted = scores.sort(-1, descending=True)
+    assert torch.equal(values, wanted.values[:, :count]) and torch.equal(places, wanted.indices[:, :count])
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.floats(0.01, 100), st.integers(0, 6), st.floats(1e-6, 1), st.integers(0, 1000))
-def test_a_choice_is_always_among_those_kept(temperature, top_k, top_p, seed):
+@given(st.floats(0.01, 100), st.integers(0, 6), st.floats(1e-6, 1), st.floats(0, 1), st.integers(0, 1000))
+def test_a_choice_is_always_among_those_kept(temperature, top_k, top_p, min_p, seed):
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed)) * 20
-    chosen = choose(logits, Sampling(temperature, top_k, top_p), seeded(seed, 3))
+    chosen = choose(logits, Sampling(temperature, top_k, top_p, min_p), seeded(seed, 3))
     rank = (logits > logits.gather(1, chosen[:, None])).sum(1)
     assert (rank < (top_k or 6)).all()
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}]
+    "bad",
+    [
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.5},
+    ],
 )
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(QkvError, match=next(iter(bad))):

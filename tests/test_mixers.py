@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from qkv.errors import QkvError
 from qkv.parts.masks import Mask
 from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Softmax, Window, orthogonal_normal, repeat_heads
 from qkv.parts.positions import NOWHERE
@@ -304,7 +305,7 @@ def test_linformer_refuses_the_causal_rule_and_longer_sequences_but_not_longer_p
     with pytest.raises(ValueError, match="causal"):
         mixer(q, k, v, Mask(8, causal=True), NOWHERE)
     for keys in (None, torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]]).bool()):
-        with pytest.raises(ValueError, match="end at 6"):
+        with pytest.raises(QkvError, match="end at 6"):
             mixer(q, k, v, Mask(8, keys), NOWHERE)
     for keys in (torch.arange(8)[None] < 6, torch.arange(8)[None] >= 2):
         real = keys[0]

@@ -1,6 +1,7 @@
 """Properties of the single parts: scores, positions, norms, feed-forward, masks, attention, embeddings, heads, taps."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from qkv.batch import Batch
 from qkv.config import RotaryScaling
+from qkv.errors import QkvError
+from qkv.models.build import build, skeleton
+from qkv.models.example import example
 from qkv.parts.attention import Attention
 from qkv.parts.embed import PatchEmbed, TokenEmbed
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.heads import First, Pooler, Vocabulary
-from qkv.parts.masks import Mask, causal, window
+from qkv.parts.masks import Mask, causal
 from qkv.parts.mixers import Softmax
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.positions import (
@@ -32,6 +37,7 @@ from qkv.parts.positions import (
 from qkv.parts.scores import make_score
 from qkv.parts.state import Memory, State
 from qkv.parts.tap import Tap, record
+from qkv.presets import PRESETS, tiny
 
 SCORES = ["dot", "scaled-dot", "bilinear", "low-rank", "additive"]
 
@@ -92,7 +98,7 @@ def test_sinusoid_layouts_hold_the_same_waves_and_the_base_is_a_setting() -> Non
     interleaved, halves = sinusoids(t, 6), sinusoids(t, 6, layout="halves")
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)
     assert not torch.allclose(sinusoids(t, 6, base=100_000.0), interleaved)
-    assert torch.equal(Sinusoidal(6).vectors(torch.tensor([[600]])), sinusoids(torch.tensor([[600]]), 6))
+    assert torch.equal(Sinusoidal(6).vectors(Mask(1, length=601)), sinusoids(torch.tensor([[600]]), 6))
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -162,9 +168,11 @@ def test_relative_positions_are_shaws_formula() -> None:
 def test_learned_positions_end_where_the_table_ends() -> None:
     """Claim C8: there is nothing beyond the trained length."""
     learned = Learned(4, 8, offset=2)
-    assert torch.equal(learned.vectors(torch.tensor([[0, 3]])), learned.table[[2, 5]][None])
-    with pytest.raises(ValueError, match="5 tokens"):
-        learned.vectors(torch.tensor([[4]]))
+    assert torch.equal(learned.vectors(Mask(4)), learned.table[2:][None])
+    with pytest.raises(QkvError, match="5 tokens"):
+        learned.vectors(Mask(5))
+    left = torch.tensor([[False, False, True, True, True]])
+    assert torch.equal(learned.vectors(Mask(5, left))[:, 2:], learned.table[2:5][None])  # three real tokens fit
 
 
 # --- norms and feed-forward
@@ -197,13 +205,11 @@ def test_feedforward_kinds(kind: str, gated: bool, f) -> None:  # noqa: ANN001
 # --- masks
 
 
-@given(t=st.integers(1, 6), past=st.integers(0, 5), size=st.integers(0, 4))
-def test_mask_tables(t: int, past: int, size: int) -> None:
-    s = t + past
+@given(t=st.integers(1, 6), past=st.integers(0, 5))
+def test_the_causal_table(t: int, past: int) -> None:
     for i in range(t):
-        for j in range(s):
-            assert causal(t, s)[i, j] == (j <= past + i)
-            assert window(t, s, size)[i, j] == (abs(j - past - i) <= size)
+        for j in range(t + past):
+            assert causal(t, t + past)[i, j] == (j <= past + i)
 
 
 @settings(deadline=None)
@@ -224,7 +230,7 @@ def test_kernel_mask_and_readable_mask_agree_on_real_tokens(lengths: list[int], 
 
 
 def test_a_source_of_padding_alone_gives_no_nan() -> None:
-    mask = Mask.for_memory(3, torch.tensor([[True, False], [False, False]]), 2)
+    mask = Mask.for_memory(3, Memory(torch.zeros(2, 2, 16), torch.tensor([[True, False], [False, False]])))
     mixer = Softmax(make_score("scaled-dot", 2, 8))
     for fast in (True, False):
         mixer.fast = fast
@@ -360,3 +366,30 @@ def test_select_moves_rows_of_everything_a_state_holds() -> None:
         moved.memory.mask, state.memory.mask[rows]
     )
     assert moved.length == 2
+
+
+def test_positions_stay_exact_in_a_half_precision_network() -> None:
+    """Rates rounded to bfloat16 would turn position 1000 by another angle altogether."""
+    mask = Mask(3000)
+    for scheme in (Rotary(64), Sinusoidal(64), Alibi(8)):
+        exact, half = scheme(mask), scheme.bfloat16()(mask)
+        for name, tensor in vars(exact).items():
+            if isinstance(tensor, Tensor):
+                assert torch.equal(tensor, vars(half)[name]), (scheme, name)
+    network = build(tiny("llama-7b")).bfloat16()
+    assert network(Batch(inputs=torch.randint(0, 60, (2, 5)))).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if tiny(name).recurrent is None])
+def test_nothing_is_made_on_another_device_than_the_network(name: str) -> None:
+    """The meta device stands for any accelerator: a tensor made on the CPU by the way would meet it and fail."""
+    c = tiny(name)
+    network = skeleton(c).eval()
+    with torch.device("meta"):
+        batch = example(c)
+    assert network(replace(batch, targets=None)).logits.is_meta
+    if c.family != "encoder":
+        state = network.start(batch)
+        for _ in range(2):
+            hidden, state = network.step(batch.inputs[:, :3], state)
+        assert hidden.is_meta

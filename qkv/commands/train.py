@@ -15,7 +15,7 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe (TOML), for example recipes/demo.toml.", show_default=False)],
     out: Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)] = None,
     settings: Settings = None,
-    time_budget: Annotated[str | None, typer.Option("--time-budget", help="Stop after so long (10m, 1h, 90s); the schedule fits itself to it.")] = None,
+    time_budget: Annotated[str | None, typer.Option("--time-budget", help="Stop after 10m, 1h or 90s; the schedule fits itself to it.")] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default all cores.")] = None,
 ) -> None:
     """Train a model; the same command again goes on where it stopped.

@@ -102,7 +102,7 @@ class ModelConfig(Strict):
     """How a query is compared with a key."""
     score_rank: int | None = Field(default=None, gt=0)
     """Rank of the low-rank bilinear score."""
-    mixer: tuple[Mixer, ...] = ("softmax",)
+    mixer: tuple[Mixer, ...] = Field(default=("softmax",), min_length=1)
     """How scores become an average in self-attention; several are dealt to the layers in turn."""
     window: int = Field(default=256, gt=0)
     """Window mixer: how many tokens a query sees on each side."""

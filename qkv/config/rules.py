@@ -65,6 +65,9 @@ def heads_and_words(c: ModelConfig) -> Rules:
          f"tie = {c.tie!r} joins two halves; family {c.family!r} can tie 'output' or 'none'"),
         (c.tie in ("embeddings", "all") and c.target_size != c.vocab_size,
          f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
+        (c.n_segments > 0 and c.family != "encoder",
+         f"n_segments = {c.n_segments} belongs to family 'encoder', not {c.family!r}"),
+        (any(i < 0 for i in c.eos_ids), f"eos_id = {c.eos_id} is not a token: ids begin at 0"),
     ]  # fmt: skip
 
 
@@ -95,6 +98,10 @@ def mixers(c: ModelConfig) -> Rules:
          f"mixer = {c.mixer} works on dot products, not on score = {c.score!r}"),
         (any(m != "softmax" for m in c.mixer) and c.position in ("relative", "t5", "alibi"),
          f"position = {c.position!r} acts on scores, which mixer = {c.mixer} does not form; use 'rotary', 'learned' or 'sinusoidal'"),
+        (c.share_layers and len(set(c.mixer)) > 1,
+         f"share_layers = true has one block, so it can have one mixer, not {c.mixer}"),
+        (c.attention_dropout > 0 and any(m != "softmax" for m in c.mixer),
+         f"attention_dropout = {c.attention_dropout} needs weights to drop, which mixer = {c.mixer} does not form: set 0"),
     ]  # fmt: skip
 
 
@@ -109,4 +116,9 @@ def recurrence(c: ModelConfig) -> Rules:
         (c.input_feeding and c.decoder_attention is None, "input_feeding = true needs decoder_attention"),
         (c.decoder_attention is not None and c.family != "encoder-decoder",
          f"decoder_attention looks at a source: family 'encoder-decoder', not {c.family!r}"),
+        (c.recurrent is not None and c.position not in ("none", "sinusoidal", "learned"),
+         f"position = {c.position!r} acts inside attention blocks, which recurrent = {c.recurrent!r} has not: use 'none'"),
+        (c.recurrent is not None and (c.position_use == "every-layer" or c.share_layers or c.mixer != ("softmax",)),
+         f"position_use = 'every-layer', share_layers and mixer are for attention blocks, not for recurrent = {c.recurrent!r}"),
+        (c.reverse_source and c.family == "decoder", "reverse_source = true reads a source backwards: not in family 'decoder'"),
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 from qkv.config import ModelConfig
 from qkv.convert import folder as ours
 from qkv.convert import g2p, gguf_file, huggingface, llama2c
-from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors
+from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
 from qkv.convert.tokenizer_files import open_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network
@@ -56,6 +56,8 @@ def detect(path: Path) -> tuple[str, Path]:
     """What kind of model is it, and where exactly."""
     if path.is_dir():
         return detect_folder(path)
+    if not path.is_file() and replaced(path).is_dir():
+        raise FileError(f"the saving of {path} was interrupted: the model before it is {replaced(path)}, rename it")
     if not path.is_file():
         raise FileError(f"{path} does not exist: give a model folder, a .gguf file or a llama2.c .bin file")
     start = read_bytes(path, 4)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -264,6 +266,11 @@ def refuse_pickle(path: Path) -> None:
         raise FileError(f"{path} looks like a pickle by its name; {NO_PICKLE}")
 
 
+UMASK = os.umask(0)
+"""What new files may not allow. It can only be read by setting it, for all threads: so once, here."""
+os.umask(UMASK)
+
+
 # --- writing: a reader sees the old file or the new one, never half of it
 
 
@@ -303,24 +310,59 @@ def _atomically(path: Path, write: Callable[[str], object]) -> None:
         os.close(handle)
         try:
             write(temporary)
-            os.chmod(temporary, 0o666 & ~_umask())
-            _flush(temporary)
+            os.chmod(temporary, 0o666 & ~UMASK)
+            to_disk(temporary)
             os.replace(temporary, path)
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        _flush(str(path.parent))
+        to_disk(path.parent)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; is there room, and may you write there?") from None
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` to write into: it takes the place of `path` when the block ends, and only then.
+
+    A folder that is not empty takes two renames to replace. Who is killed between them finds the old one as .name.old,
+    and the next call puts it back.
+    """
+    path = path.resolve()
+    partial, old = path.with_name(f".{path.name}.partial"), replaced(path)
+    try:
+        if path == Path.cwd() or path in Path.cwd().parents or path.is_mount():
+            raise FileError(f"{path} is in use as the current folder or a disk: give a new folder in it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _settle(path, partial, old)
+        partial.mkdir()
+        try:
+            yield partial
+            if path.exists():
+                path.rename(old)
+            partial.rename(path)
+            to_disk(path.parent)
+        finally:
+            _settle(path, partial, old)
+    except OSError as error:
+        raise FileError(f"cannot write {path}: {error.strerror}; choose another folder") from None
 
 
-def _flush(path: str) -> None:
+def replaced(path: Path) -> Path:
+    """Where the old folder is while a new one takes its place."""
+    return path.with_name(f".{path.name}.old")
+
+
+def _settle(path: Path, partial: Path, old: Path) -> None:
+    """Put back what was moved away, and clear up."""
+    if old.is_dir() and not path.exists():
+        old.rename(path)
+    for left in (partial, old):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def to_disk(path: str | Path) -> None:
+    """Wait until a file is on the disk; a rename is when its folder is."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

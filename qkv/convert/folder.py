@@ -6,6 +6,7 @@ weights file are known to agree.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,17 @@ from torch.overrides import TorchFunctionMode
 
 import qkv
 from qkv.config import ModelConfig, checked
-from qkv.convert.files import Entry, read_headers, read_json, read_tensors, some, write_json, write_tensors, write_text
+from qkv.convert.files import (
+    Entry,
+    new_folder,
+    read_headers,
+    read_json,
+    read_tensors,
+    some,
+    write_json,
+    write_tensors,
+    write_text,
+)
 from qkv.convert.tokenizer_files import open_tokenizer, save_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network, build, skeleton
@@ -24,6 +35,8 @@ from qkv.text.tokenizer import Tokenizer
 
 MARKER = "COMPLETE"
 MODEL_TYPE = "qkv"
+FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", MARKER}
+"""What a save replaces; other files in the folder stay."""
 MAX_TABLES = 2**28
 """Most elements of tables that a network computes for itself (sinusoids, random features)."""
 
@@ -108,15 +121,24 @@ class NoDraws(TorchFunctionMode):
 
 
 def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None = None) -> None:
-    """Write the folder; the marker goes first and comes back last."""
+    """Write a folder, or put a new one in the place of one of ours: until the new one is whole, the old one stays."""
     folder = Path(folder)
-    if (folder / "config.json").exists() and read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
+    if folder.exists() and not folder.is_dir():
+        raise FileError(f"{folder} is a file: choose another name for the folder")
+    used = folder.is_dir() and any(folder.iterdir())
+    if used and not (folder / "config.json").is_file():
+        raise FileError(f"{folder} is not empty and holds no model: choose another folder")
+    if used and read_json(folder / "config.json").get("model_type") != MODEL_TYPE:
         raise FileError(f"{folder} holds a model of another kind, which would be overwritten: choose another folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / MARKER).unlink(missing_ok=True)
-    except OSError as error:
-        raise FileError(f"cannot write {folder}: {error.strerror}; choose another folder") from None
+    with new_folder(folder) as new:
+        if used:
+            others = lambda at, names: FILES & set(names) if Path(at) == folder else ()  # noqa: E731
+            shutil.copytree(folder, new, symlinks=True, ignore=others, dirs_exist_ok=True)
+        write(new, config, network, tokenizer)
+
+
+def write(folder: Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None) -> None:
+    """The files, into an empty folder; the marker comes last."""
     model = config.model_dump(mode="json")  # all fields: a later default must not change an old model
     write_json(folder / "config.json", {"model_type": MODEL_TYPE, "qkv_version": qkv.__version__, "model": model})
     write_tensors(folder / "model.safetensors", weights(network))

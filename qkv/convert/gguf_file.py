@@ -18,7 +18,7 @@ from qkv.convert.files import read_bytes
 from qkv.convert.folder import agree, filled
 from qkv.errors import ConfigError, FileError
 from qkv.models.build import Network
-from qkv.text.kinds import SPLITS, add_bos, byte_level_bpe, scored_bpe
+from qkv.text.kinds import SPLITS, byte_level_bpe, put_around, scored_bpe
 from qkv.text.tokenizer import Tokenizer
 
 NAMES = {
@@ -48,6 +48,11 @@ FIELDS = {
     "tokenizer.ggml.padding_token_id": "pad_id",
     "tokenizer.ggml.bos_token_id": "bos_id",
 }
+OPTIONAL = {
+    "llama.attention.head_count_kv", "llama.attention.key_length", "llama.rope.freq_base",
+    "tokenizer.ggml.padding_token_id", "tokenizer.ggml.bos_token_id",
+}  # fmt: skip
+"""Those of the fields for which llama.cpp has a default, which is ours too."""
 CHECKED = {"llama.vocab_size", "llama.rope.dimension_count", "llama.attention.value_length", "llama.rope.scaling.type"}
 """Fields that must agree with the others; any further llama.* field is something this reader does not know."""
 NORMAL, CONTROL, USER = 1, 3, 4
@@ -116,6 +121,9 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
     unknown = sorted(n for n in fields if n.startswith("llama.") and n not in FIELDS and n not in CHECKED)
     if unknown or fields.get("llama.rope.scaling.type", "none") != "none":
         raise FileError(f"{path} uses {', '.join(unknown) or 'llama.rope.scaling.type'}, which is not known here")
+    missing = [name for name in FIELDS if name not in fields and name not in OPTIONAL]
+    if missing:
+        raise FileError(f"{path} does not say {', '.join(missing)}: it is not a whole model; fetch it again")
     if "rope_freqs.weight" in shapes:
         raise FileError(
             f"{path} has Llama 3's stretched rotary wavelengths: take the Hugging Face folder of this model"
@@ -200,7 +208,7 @@ def read_tokenizer(fields: dict[str, Any], path: Path) -> Tokenizer | None:
     merges = [tuple(merge.split(" ", 1)) for merge in fields.get("tokenizer.ggml.merges", [])]
     vocab = {token: index for index, token in enumerate(tokens)}
     tokenizer = byte_level_bpe(vocab, merges, special, split, settings)
-    add_bos(tokenizer.backend, bos)
+    put_around(tokenizer.backend, bos)
     return tokenizer
 
 

@@ -1,5 +1,5 @@
-"""Tokenizer files in a model's folder: tokenizer.json, or the older vocab.json + merges.txt (GPT-2, RoBERTa, BART) and
-vocab.txt (BERT)."""
+"""Tokenizer files in a model's folder: tokenizer.json, or the older vocab.json + merges.txt (GPT-2, RoBERTa, BART),
+vocab.txt (BERT), spiece.model (T5) and tokenizer.model (LLaMA)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from tokenizers import AddedToken, processors
 
 from qkv.convert.files import read_json, read_text, write_json, write_text
 from qkv.errors import FileError
-from qkv.text.kinds import byte_level_bpe, wordpiece
+from qkv.text.kinds import byte_level_bpe, put_around, wordpiece
 from qkv.text.sentencepiece_file import read_sentencepiece
 from qkv.text.tokenizer import Tokenizer
+
+SENTENCEPIECE = ("spiece.model", "tokenizer.model")
+"""SentencePiece files whose ids are the model's. Those of Marian (source.spm) and XLM-R (sentencepiece.bpe.model) are not:
+the model counts them otherwise."""
+PARTS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
+"""Files that make a tokenizer in pairs."""
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
@@ -21,7 +27,9 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     if path.is_dir():
         found = open_tokenizer(path)
         if found is None:
-            raise FileError(f"{path} has no tokenizer: looked for tokenizer.json, vocab.json, vocab.txt")
+            seen = f"; found {', '.join(unread_tokenizer_files(path))}" if unread_tokenizer_files(path) else ""
+            looked = ", ".join(["tokenizer.json", "vocab.json with merges.txt", "vocab.txt", *SENTENCEPIECE])
+            raise FileError(f"{path} has no tokenizer that is read here: looked for {looked}{seen}")
         return found
     if path.suffix in (".model", ".spm"):
         return read_sentencepiece(path)
@@ -41,7 +49,16 @@ def open_tokenizer(folder: str | Path) -> Tokenizer | None:
             return open_gpt2(folder / vocab, folder / merges, settings)
     if (folder / "vocab.txt").is_file():
         return open_bert(folder / "vocab.txt", settings)
+    for name in SENTENCEPIECE:
+        if (folder / name).is_file():
+            return open_sentencepiece(folder / name, settings)
     return None
+
+
+def unread_tokenizer_files(path: str | Path) -> list[str]:
+    """Files of a tokenizer in a model's folder, of which none can be made here."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    return sorted(file.name for file in folder.iterdir() if file.suffix in (".spm", ".model") or file.name in PARTS)
 
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
@@ -75,6 +92,21 @@ def open_gpt2(vocab_path: Path, merges_path: Path, settings: dict[str, Any]) -> 
         tokenizer.backend.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=False)
         if "<mask>" in vocab:  # takes the space before it
             tokenizer.backend.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False, special=True)])
+    return tokenizer
+
+
+def open_sentencepiece(path: Path, settings: dict[str, Any]) -> Tokenizer:
+    """T5's and LLaMA's file, with the tokens around a text that tokenizer_config.json or the family asks for."""
+    config = path.parent / "config.json"
+    family = read_json(config).get("model_type") if config.is_file() else None
+    tokenizer = read_sentencepiece(path, settings)
+    if family == "t5":  # the spans that were taken out are named <extra_id_0>, <extra_id_1> ... from the end
+        names = [f"<extra_id_{i}>" for i in reversed(range(100))]
+        tokenizer.backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    named = tokenizer.special_names()
+    bos = named.get("bos_token") if settings.get("add_bos_token", family == "llama") else None
+    eos = named.get("eos_token") if settings.get("add_eos_token", family == "t5") else None
+    put_around(tokenizer.backend, bos, eos)
     return tokenizer
 
 

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from qkv.config import ModelConfig, checked
 from qkv.convert.files import read_bytes, read_tensors, some
-from qkv.convert.folder import fill
+from qkv.convert.folder import fill, plausible
+from qkv.convert.tables import THIRDS, Row, both, layers, read_weights, row
 from qkv.errors import FileError
-from qkv.models.build import Network
+from qkv.models.build import Network, skeleton
+from qkv.models.weights import weights
 
 ATTENTION = {"self_attn": "attention", "multihead_attn": "cross"}
-FEEDFORWARD = {"linear1": "up", "linear2": "down"}
 NORMS = {"encoder": ("attention", "feedforward"), "decoder": ("attention", "cross", "feedforward")}
-LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(\w+)(?:\.(\w+))?\.?(\w+)?$")
 
 
 def read(source: str | Path | Mapping[str, Tensor], n_heads: int, *, prefix: str = "transformer.",
@@ -40,28 +40,30 @@ def read(source: str | Path | Mapping[str, Tensor], n_heads: int, *, prefix: str
     words = [embedding, *([target_embedding] if target_embedding else []), *([f"{output}.weight"] if output else [])]
     inside = {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     outside = [name for name in tensors if not name.startswith(prefix)]
-    missing = [name for name in words if name not in tensors]
+    missing = [name for name in words if name not in tensors or tensors[name].dim() != 2]
     if missing or "encoder.layers.0.self_attn.in_proj_weight" not in inside:
         raise FileError(
             f"{where} holds no nn.Transformer under {prefix!r} or lacks {', '.join(missing) or 'it'}; outside of it there is "
             f"{some(outside) or 'nothing'}: name them with prefix=, embedding=, target_embedding=, output="
         )
-    known = {*words, f"{output}.bias", *ignore}
+    ignored = set(ignore)
+    known = {*words, f"{output}.bias", *ignored}
     if unknown := [name for name in outside if name not in known]:
         raise FileError(f"{where} also holds {some(unknown)}: name them, or list them in ignore=")
     sizes = sizes_of(inside, tensors, words, output)
     if target_embedding is not None:
         sizes |= {"target_vocab_size": tensors[target_embedding].size(0)}
     config = checked(ModelConfig, {"n_heads": n_heads, "tie": tie(target_embedding, output), **sizes, **settings})
-    renamed = rename(inside, "before" if config.norm_order == "pre" else "after")
-    renamed["source.tokens.weight"] = tensors[embedding]
-    if target_embedding is not None:
-        renamed["target.tokens.weight"] = tensors[target_embedding]
-    if output is not None:
-        renamed |= {
-            f"head.{part}": tensors[name] for part in ("weight", "bias") if (name := f"{output}.{part}") in tensors
-        }
-    return config, fill(config, renamed, where)
+    plausible(config, len(tensors), where)
+    rows = [
+        row(embedding, "source.tokens.weight"),
+        *([row(target_embedding, "target.tokens.weight")] if target_embedding is not None else []),
+        *(both([(output, "head")]) if output is not None else []),
+        *table(config, prefix),
+    ]
+    given = {name: tensor for name, tensor in tensors.items() if name not in ignored}
+    ours = read_weights(rows, weights(skeleton(config)), given)
+    return config, fill(config, ours, where)
 
 
 def tie(target_embedding: str | None, output: str | None) -> str:
@@ -91,19 +93,17 @@ def sizes_of(
     inside: dict[str, Tensor], tensors: dict[str, Tensor], words: list[str], output: str | None
 ) -> dict[str, Any]:
     """The fields of a configuration that the tensors tell by themselves."""
-    counts = {
-        half: 1
-        + max((int(name.split(".")[2]) for name in inside if re.match(rf"{half}\.layers\.\d+\.", name)), default=-1)
-        for half in ("encoder", "decoder")
-    }
+    found = [re.match(r"(encoder|decoder)\.layers\.(\d{1,6})\.", name) for name in inside]
+    last = lambda half: max((int(m[2]) for m in found if m and m[1] == half), default=-1)  # noqa: E731
     first = "encoder.layers.0."
+    inner = inside.get(f"{first}linear1.weight", torch.zeros(1, 1))
     return {
         "family": "encoder-decoder",
         "vocab_size": tensors[words[0]].size(0),
         "d_model": tensors[words[0]].size(-1),
-        "d_ff": inside[f"{first}linear1.weight"].size(0) if f"{first}linear1.weight" in inside else 1,
-        "n_layers": counts["encoder"],
-        "n_decoder_layers": max(counts["decoder"], 1),
+        "d_ff": inner.size(0) if inner.dim() else 1,
+        "n_layers": last("encoder") + 1,
+        "n_decoder_layers": max(last("decoder") + 1, 1),
         "attention_bias": "all" if f"{first}self_attn.in_proj_bias" in inside else "none",
         "ffn_bias": f"{first}linear1.bias" in inside,
         "norm": "layer" if f"{first}norm1.bias" in inside else "layer-without-bias",
@@ -112,26 +112,26 @@ def sizes_of(
     }
 
 
-def rename(inside: dict[str, Tensor], slot: str) -> dict[str, Tensor]:
-    """nn.Transformer's names -> ours; a name that is not of its making stays, and is refused as unknown later."""
-    ours: dict[str, Tensor] = {}
-    for name, tensor in inside.items():
-        found = LAYER.match(name)
-        if found is None:
-            ours[name] = tensor  # encoder.norm, decoder.norm
-            continue
-        half, layer, module, *rest = [part for part in found.groups() if part]
-        block = f"{half}.blocks.{layer}"
-        if module in ATTENTION and rest[0].startswith("in_proj_"):
-            kind = rest[0].removeprefix("in_proj_")
-            for part, piece in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                ours[f"{block}.{ATTENTION[module]}.layer.{part}.{kind}"] = piece
-        elif module in ATTENTION:  # out_proj
-            ours[f"{block}.{ATTENTION[module]}.layer.output.{rest[-1]}"] = tensor
-        elif module in FEEDFORWARD:
-            ours[f"{block}.feedforward.layer.{FEEDFORWARD[module]}.{rest[0]}"] = tensor
-        elif module.startswith("norm") and int(module[4:]) <= len(NORMS[half]):
-            ours[f"{block}.{NORMS[half][int(module[4:]) - 1]}.{slot}.{rest[0]}"] = tensor
-        else:
-            ours[name] = tensor
-    return ours
+def table(c: ModelConfig, prefix: str) -> list[Row]:
+    """nn.Transformer's names and ours."""
+    halves = {"encoder": c.n_layers, "decoder": c.decoder_layers}
+    blocks = [r for half, count in halves.items() for r in layers(count, block(half, prefix, c.norm_order))]
+    return [*blocks, *both([(f"{prefix}{half}.norm", f"{half}.norm") for half in halves])]
+
+
+def block(half: str, prefix: str, order: str) -> list[Row]:
+    """The rows of one layer."""
+    theirs, ours = f"{prefix}{half}.layers.{{}}", f"{half}.blocks.{{}}"
+    slot = "before" if order == "pre" else "after"
+    norms = [(f"{theirs}.norm{n}", f"{ours}.{sublayer}.{slot}") for n, sublayer in enumerate(NORMS[half], 1)]
+    rows = both([
+        *norms,
+        (f"{theirs}.linear1", f"{ours}.feedforward.layer.up"),
+        (f"{theirs}.linear2", f"{ours}.feedforward.layer.down"),
+    ])  # fmt: skip
+    for name, sublayer in ATTENTION.items():
+        rows += both([(f"{theirs}.{name}.out_proj", f"{ours}.{sublayer}.layer.output")])
+        for part in ("weight", "bias"):
+            three = tuple(f"{ours}.{sublayer}.layer.{x}.{part}" for x in ("query", "key", "value"))
+            rows.append(row(f"{theirs}.{name}.in_proj_{part}", three, THIRDS))
+    return rows

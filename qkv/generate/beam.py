@@ -38,7 +38,10 @@ def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequ
     sentences = [Sentence(beam, limit, ends, phrases[i] if phrases else ()) for i, limit in enumerate(limits)]
     assert batch.inputs is not None
     hidden, state = network.step(batch.inputs, network.start(batch), batch.mask)  # (B, T, C)
-    going, width = list(range(len(sentences))), beam.groups  # sentences in the batch, and K, the rows that each has there
+    going, width = (
+        list(range(len(sentences))),
+        beam.groups,
+    )  # sentences in the batch, and K, the rows that each has there
     first = torch.arange(len(sentences), device=hidden.device).repeat_interleave(width)
     last, state = last_real(hidden, batch.mask)[first], state.move(first)  # (B * K, C)
     while True:

@@ -133,7 +133,9 @@ class Group:
 
     def results(self) -> list[Hypothesis]:
         """The best texts that ended; where they are too few, what was cut off, the most constraints first."""
-        scored = [Hypothesis(h.ids, h.log_probs, h.total, self.beam.score(h.total, len(h.ids))) for h in self.cut if h.ids]
+        scored = [
+            Hypothesis(h.ids, h.log_probs, h.total, self.beam.score(h.total, len(h.ids))) for h in self.cut if h.ids
+        ]
         scored.sort(key=lambda h: (-met(self.phrases, h.ids), -h.score))
         return [*self.finished, *scored][: self.wanted]
 

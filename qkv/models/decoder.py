@@ -37,5 +37,6 @@ class Decoder(nn.Module):
 
     def read(self, ids: Tensor, mask: Tensor | None, state: State | None) -> tuple[Tensor, State | None]:
         past = State() if state is None else state
-        seen = Mask(ids.size(1), past.seen(ids.size(1), mask), past.length + ids.size(1), causal=True)
+        new = ids.size(1)
+        seen = Mask(new, past.seen(new, mask), past.length + new, causal=True, device=ids.device)
         return self.stack(self.embed(ids, seen), seen, None, state)

@@ -33,7 +33,7 @@ class EncoderDecoder(nn.Module):
         """The source as the decoder sees it."""
         x = batch.images if batch.source is None else batch.source
         assert x is not None
-        mask = Mask(1 + self.n_patches if batch.source is None else x.size(1), batch.source_mask)
+        mask = Mask(1 + self.n_patches if batch.source is None else x.size(1), batch.source_mask, device=x.device)
         vectors, state = self.encoder(self.source(x, mask), mask)
         return Memory(vectors, batch.source_mask, state)
 
@@ -46,5 +46,6 @@ class EncoderDecoder(nn.Module):
         return self.write(ids, mask, state, keep=True)
 
     def write(self, ids: Tensor, mask: Tensor | None, state: State, keep: bool) -> tuple[Tensor, State]:
-        seen = Mask(ids.size(1), state.seen(ids.size(1), mask), state.length + ids.size(1), causal=True)
+        new = ids.size(1)
+        seen = Mask(new, state.seen(new, mask), state.length + new, causal=True, device=ids.device)
         return self.decoder(self.target(ids, seen), seen, state.memory, state if keep else None)

@@ -36,7 +36,7 @@ class TokenEmbed(nn.Module):
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
         if self.position is not None:
-            where = self.position.vectors(mask.positions.to(ids.device))  # type: ignore[operator]  # (B or 1, T, d_position)
+            where = self.position.vectors(mask).to(x.dtype)  # type: ignore[operator]  # (B or 1, T, d_position)
             x = torch.cat([x, where.expand(x.size(0), -1, -1)], -1) if self.concat else x + where
         return self.dropout(self.project(self.norm(x)))
 
@@ -59,5 +59,5 @@ class PatchEmbed(nn.Module):
         x = self.patches(images).flatten(2).transpose(1, 2)  # (B, patches, C)
         x = torch.cat([self.cls.expand(x.size(0), 1, -1), x], 1)  # (B, 1 + patches, C)
         if self.position is not None:
-            x = x + self.position.vectors(mask.positions.to(x.device))  # type: ignore[operator]
+            x = x + self.position.vectors(mask).to(x.dtype)  # type: ignore[operator]
         return self.dropout(self.norm(x))

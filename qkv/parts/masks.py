@@ -7,17 +7,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from qkv.parts.state import Memory
+
 
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
     """(T, S): row t sees keys up to its own; the queries are the last T of the S keys (lecture 004's mask table)."""
     rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1)
     return torch.arange(keys, device=device)[None, :] <= rows  # (T, S)
-
-
-def window(queries: int, keys: int, size: int, device: torch.device | None = None) -> Tensor:
-    """(T, S): row t sees keys at most `size` places away, on either side."""
-    rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1)
-    return (torch.arange(keys, device=device)[None, :] - rows).abs() <= size  # (T, S)
 
 
 def padded_right(keys: Tensor) -> bool:
@@ -37,23 +33,24 @@ class Mask:
     fast kernel, the window and the linear mixers need only these two facts and never the (T, S) table.
     """
 
-    def __init__(self, queries: int, keys: Tensor | None = None, length: int | None = None, causal: bool = False):
+    def __init__(self, queries: int, keys: Tensor | None = None, length: int | None = None, causal: bool = False,
+                 device: torch.device | None = None):  # fmt: skip
         self.queries = queries
         self.length = queries if length is None else length  # S
         self.keys = keys
         self.causal = causal
+        self.device = device if keys is None else keys.device
 
     @classmethod
-    def for_memory(cls, queries: int, memory_mask: Tensor | None, length: int) -> Mask:
+    def for_memory(cls, queries: int, memory: Memory) -> Mask:
         """Cross-attention: every query sees every real key."""
-        return cls(queries, memory_mask, length)
+        return cls(queries, memory.mask, memory.vectors.size(1), device=memory.vectors.device)
 
     @cached_property
     def key_positions(self) -> Tensor:
         """(1 or B, S): the place of each key among the real ones, so padding on either side moves nothing."""
-        device = None if self.keys is None else self.keys.device
         if self.keys is None or padded_right(self.keys):
-            return torch.arange(self.length, device=device)[None]
+            return torch.arange(self.length, device=self.device)[None]
         return (self.keys.long().cumsum(-1) - 1).clamp(min=0)
 
     @property
@@ -81,15 +78,14 @@ class Mask:
     @cached_property
     def dense(self) -> Tensor:
         """(1 or B, 1, 1 or T, S): the whole table, for the readable path."""
-        device = None if self.keys is None else self.keys.device
         if not self.causal:
-            everything = torch.ones(1, self.length, dtype=torch.bool, device=device)
+            everything = torch.ones(1, self.length, dtype=torch.bool, device=self.device)
             return (everything if self.keys is None else some_key(self.keys))[:, None, None, :]  # (B, 1, 1, S)
-        table = causal(self.queries, self.length, device)[None, None]  # (1, 1, T, S)
+        table = causal(self.queries, self.length, self.device)[None, None]  # (1, 1, T, S)
         if self.keys is None:
             return table
         # a padded query may see itself: a row without any key would be 0 / 0
-        itself = torch.eye(self.queries, self.length, dtype=torch.bool, device=device).roll(
+        itself = torch.eye(self.queries, self.length, dtype=torch.bool, device=self.device).roll(
             self.length - self.queries, 1
         )
         return table & self.keys[:, None, None, :] | itself  # (B, 1, T, S)

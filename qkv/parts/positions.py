@@ -6,11 +6,13 @@ A scheme is asked once per forward pass, `position(mask)`, and answers with a Pl
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv.errors import QkvError
 from qkv.parts.masks import Mask
 
 
@@ -46,15 +48,29 @@ def sinusoids(positions: Tensor, width: int, base: float = 10_000.0, layout: str
     An odd width drops the last cosine, which is lecture 004's table for width 5. The base is a setting: lecture 003
     uses 100,000, the paper 10,000.
     """
-    half = (width + 1) // 2
-    rates = base ** (-torch.arange(half, dtype=torch.float64, device=positions.device) * 2 / width)
-    angles = positions[..., None].double() * rates  # (..., T, half)
+    half, device = (width + 1) // 2, positions.device
+    place = torch.device("cpu") if device.type == "mps" else device  # which has no float64
+    rates = base ** (-torch.arange(half, dtype=torch.float64, device=place) * 2 / width)
+    angles = positions.to(place)[..., None].double() * rates  # (..., T, half)
     if layout == "halves":
-        return torch.cat([angles.sin(), angles.cos()], -1)[..., :width].float()
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].float()
+        return torch.cat([angles.sin(), angles.cos()], -1)[..., :width].float().to(device)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].float().to(device)
 
 
-class Sinusoidal(nn.Module):
+class Fixed(nn.Module):
+    """A module whose buffers are numbers to count with: they move between devices and stay float32 in a half-precision
+    network, where position 1000 times a rounded rate would be another angle."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            if not buffer.is_meta:
+                self._buffers[name] = buffer.to(self._buffers[name].device)  # type: ignore[union-attr]
+        return self
+
+
+class Sinusoidal(Fixed):
     """A fixed wave per channel. P(t + c) is a rotation of P(t) that depends on c alone (claim C9)."""
 
     def __init__(self, width: int, base: float = 10_000.0, layout: str = "interleaved"):
@@ -62,15 +78,15 @@ class Sinusoidal(nn.Module):
         self.width, self.base, self.layout = width, base, layout
         self.register_buffer("table", sinusoids(torch.arange(512), width, base, layout), persistent=False)
 
-    def vectors(self, positions: Tensor) -> Tensor:
-        """(B or 1, T) -> (B or 1, T, width)."""
+    def vectors(self, mask: Mask) -> Tensor:
+        """Of the queries of a pass: (B or 1, T, width)."""
         table: Tensor = self.table  # type: ignore[assignment]
-        if int(positions.max()) >= table.size(0):
-            return sinusoids(positions, self.width, self.base, self.layout).to(table.dtype)
-        return table[positions]
+        if mask.length > table.size(0):
+            return sinusoids(mask.positions, self.width, self.base, self.layout)
+        return table[mask.positions]
 
     def forward(self, mask: Mask) -> Place:
-        return AtEveryLayer(self.vectors(mask.positions))
+        return AtEveryLayer(self.vectors(mask))
 
 
 class Learned(nn.Module):
@@ -81,15 +97,17 @@ class Learned(nn.Module):
         self.table = nn.Parameter(torch.randn(length + offset, width) * 0.02)
         self.offset = offset
 
-    def vectors(self, positions: Tensor) -> Tensor:
-        """(B or 1, T) -> (B or 1, T, width)."""
+    def vectors(self, mask: Mask) -> Tensor:
+        """Of the queries of a pass: (B or 1, T, width)."""
         longest = self.table.size(0) - self.offset
-        if positions.size(-1) and int(positions.max()) >= longest:
-            raise ValueError(f"a sequence of {int(positions.max()) + 1} tokens, but learned positions end at {longest}")
-        return F.embedding(positions + self.offset, self.table)
+        if mask.length > longest and int(mask.positions.max()) >= longest:
+            raise QkvError(
+                f"a sequence of {int(mask.positions.max()) + 1} tokens, but learned positions end at {longest}"
+            )
+        return F.embedding((mask.positions + self.offset).clamp(max=self.table.size(0) - 1), self.table)
 
     def forward(self, mask: Mask) -> Place:
-        return AtEveryLayer(self.vectors(mask.positions))
+        return AtEveryLayer(self.vectors(mask))
 
 
 class AtEveryLayer(Place):
@@ -99,10 +117,10 @@ class AtEveryLayer(Place):
         self.vectors = vectors  # (B or 1, T, C)
 
     def enter(self, x: Tensor) -> Tensor:
-        return x + self.vectors
+        return x + self.vectors.to(x.dtype)
 
 
-class Rotary(nn.Module):
+class Rotary(Fixed):
     """Turn each pair of channels by an angle that grows with the position (Su et al. 2021, RoFormer).
 
     q at m and k at n then meet at an angle that depends on m - n alone (claim C10). Pairs are neighbours
@@ -119,7 +137,7 @@ class Rotary(nn.Module):
 
     def forward(self, mask: Mask) -> Place:
         rates: Tensor = self.rates  # type: ignore[assignment]
-        angles = mask.positions[:, None, :, None].to(rates.device) * rates  # (B or 1, 1, T, D/2)
+        angles = mask.positions[:, None, :, None] * rates  # (B or 1, 1, T, D/2)
         return Turned(angles.cos(), angles.sin(), self.interleaved)
 
 
@@ -153,7 +171,7 @@ class Added(Place):
         self.scores = scores
 
     def bias(self, query: Tensor) -> Tensor:
-        return self.scores
+        return self.scores.to(query.dtype)
 
 
 def distances(mask: Mask) -> Tensor:
@@ -180,11 +198,11 @@ class T5Bias(nn.Module):
         return ahead + torch.where(back < exact, back, far)
 
     def forward(self, mask: Mask) -> Place:
-        buckets = self.buckets(distances(mask).to(self.table.device))
+        buckets = self.buckets(distances(mask))
         return Added(F.embedding(buckets, self.table).permute(0, 3, 1, 2))  # (B or 1, H, T, S)
 
 
-class Alibi(nn.Module):
+class Alibi(Fixed):
     """A penalty per step of distance, steeper for some heads: -slope_h |i - j| (Press et al. 2022)."""
 
     def __init__(self, n_heads: int):
@@ -193,7 +211,7 @@ class Alibi(nn.Module):
 
     def forward(self, mask: Mask) -> Place:
         slopes: Tensor = self.slopes  # type: ignore[assignment]
-        return Added(-distances(mask).abs()[:, None].to(slopes.device) * slopes[:, None, None])  # (B or 1, H, T, S)
+        return Added(-distances(mask).abs()[:, None] * slopes[:, None, None])  # (B or 1, H, T, S)
 
 
 def alibi_slopes(n_heads: int) -> Tensor:
@@ -218,7 +236,7 @@ class Relative(nn.Module):
 
     def forward(self, mask: Mask) -> Place:
         clipped = distances(mask).clamp(-self.max_distance, self.max_distance) + self.max_distance  # (B or 1, T, S)
-        return Related(clipped.to(self.keys.device), self.keys, self.values, self.scale)
+        return Related(clipped, self.keys, self.values, self.scale)
 
 
 class Related(Place):

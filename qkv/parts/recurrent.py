@@ -233,7 +233,7 @@ class RecurrentStack(nn.Module):
         """Step by step, looking at the memory each time. Its keys are computed once and kept in the top layer."""
         assert self.attention is not None and memory is not None, "a decoder with attention needs a memory"
         key = layers[-1]["memory_key"] if "memory_key" in layers[-1] else self.attention.key(memory.vectors)[:, None]
-        allowed = Mask.for_memory(1, memory.mask, memory.vectors.size(1)).dense.to(x.device)  # (B, 1, 1, S)
+        allowed = Mask.for_memory(1, memory).dense  # (B, 1, 1, S)
         look = partial(self.attention, key=key, value=memory.vectors, allowed=allowed)
         entered = self.enter("l0", x)  # (B, T, gates * C)
         outputs, weights = [], []

@@ -25,7 +25,7 @@ class Stack(nn.Module):
         """(B, T, C) -> (B, T, C). With a state, T more tokens are added to those it holds; without one, none is kept."""
         places = [position(mask) for position in self.positions] or [NOWHERE]
         vectors = None if memory is None else memory.vectors
-        memory_mask = None if memory is None else Mask.for_memory(x.size(1), memory.mask, memory.vectors.size(1))
+        memory_mask = None if memory is None else Mask.for_memory(x.size(1), memory)
         layers = []
         for index, block in enumerate(self.blocks):
             place = places[index % len(places)]

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.errors import FileError
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, in_words
 
 LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 BYTES = pre_tokenizers.ByteLevel
@@ -26,6 +26,9 @@ SPLITS = {
 def byte_level_bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], special: Iterable[str] = (),
                    split: str = "gpt-2", settings: dict[str, Any] | None = None) -> Tokenizer:  # fmt: skip
     """GPT-2's tokenizer (Radford et al. 2019): merges of bytes, each byte shown as a printable character."""
+    absent = next((pair for pair in merges if "".join(pair) not in vocab), None)
+    if absent is not None:  # the library panics on this, with a page of its own on standard error
+        raise FileError(f"this is no vocabulary for BPE: it lacks {''.join(absent)!r}, which a merge makes")
     backend = tokenizers.Tokenizer(_made(models.BPE, vocab=dict(vocab), merges=list(merges)))
     backend.pre_tokenizer = SPLITS[split]()
     backend.decoder = decoders.ByteLevel()
@@ -68,7 +71,7 @@ def scored_bpe(pieces: Sequence[str], scores: Sequence[float], special: Iterable
     join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*join, decoders.Strip(" ", 1, 0)] if prefix else join)
     _add(backend, special)
-    add_bos(backend, bos)
+    put_around(backend, bos)
     return Tokenizer(backend, settings)
 
 
@@ -83,13 +86,15 @@ def merges_of(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[s
     return [(left, right) for _, _, left, right in sorted(ranked, key=lambda pair: pair[:2])]
 
 
-def add_bos(backend: tokenizers.Tokenizer, bos: str | None) -> None:
-    """Put the begin-of-sentence token before every text."""
-    if bos is not None:
-        place = (bos, backend.token_to_id(bos))
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[place]
-        )
+def put_around(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None = None) -> None:
+    """Put the begin-of-sentence token before every text and the end-of-sentence token after it, where there is one."""
+    before, after = [bos] if bos is not None else [], [eos] if eos is not None else []
+    ids = {token: backend.token_to_id(token) for token in before + after}
+    if absent := [token for token, index in ids.items() if index is None]:
+        raise FileError(f"{absent[0]!r} should stand around each text, but is not in the vocabulary")
+    if ids:
+        single, second = [*before, "$A", *after], [f"{part}:1" for part in [*before, "$B", *after]]
+        backend.post_processor = processors.TemplateProcessing(single, [*single, *second], list(ids.items()))
 
 
 def _add(backend: tokenizers.Tokenizer, special: Iterable[str]) -> None:
@@ -98,7 +103,5 @@ def _add(backend: tokenizers.Tokenizer, special: Iterable[str]) -> None:
 
 def _made(kind: Any, **tables: Any) -> Any:
     """The library's model, or why these tables make none (a merge of unknown pieces ...)."""
-    try:
+    with in_words(f"this is no vocabulary for {kind.__name__}", FileError):
         return kind(**tables)
-    except Exception as error:  # the library raises plain Exception
-        raise FileError(f"this is no vocabulary for {kind.__name__}: {' '.join(str(error).split())[:200]}") from None

@@ -36,11 +36,8 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, settings: dict[str, Any] | None = None, where: str = "tokenizer.json") -> Tokenizer:
-        try:
+        with in_words(f"{where} is not a tokenizer; fetch it again", FileError):
             return cls(tokenizers.Tokenizer.from_str(text), settings)
-        except Exception as error:  # the library raises plain Exception
-            reason = " ".join(str(error).split())[:200]
-            raise FileError(f"{where} is not a tokenizer ({reason}); fetch it again") from None
 
     def to_json(self) -> str:
         return self.backend.to_str(pretty=True)

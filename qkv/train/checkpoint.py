@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.convert.files import read_json, read_tensors, write_json, write_tensors
+from qkv.convert.files import new_folder, read_json, read_tensors, write_json, write_tensors
 from qkv.convert.folder import put
 from qkv.data.batching import Position
 from qkv.errors import FileError
@@ -54,18 +53,13 @@ class Training:
 
 def save(folder: Path, t: Training) -> None:
     """Write weights, optimiser, average, random numbers and progress into `folder`, which gets its name last."""
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     stored = t.optimizer.state_dict()
     tensors = {f"optimizer.{i}.{name}": x for i, values in stored["state"].items() for name, x in values.items()}
     tensors |= {f"weights.{name}": x for name, x in weights(t.network).items()}
     tensors |= {f"average.{name}": x for name, x in t.average.items()}
-    write_tensors(partial / TENSORS, {**tensors, "random": torch.get_rng_state()})
-    write_json(partial / NUMBERS, {"progress": asdict(t.progress), "groups": stored["param_groups"]})
-    shutil.rmtree(folder, ignore_errors=True)
-    os.rename(partial, folder)
-    _to_disk(folder.parent)
+    with new_folder(folder) as new:
+        write_tensors(new / TENSORS, {**tensors, "random": torch.get_rng_state()})
+        write_json(new / NUMBERS, {"progress": asdict(t.progress), "groups": stored["param_groups"]})
 
 
 def load(folder: Path, t: Training) -> None:
@@ -106,15 +100,6 @@ def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 def _tuples(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """JSON has lists only; Adam's betas are a pair."""
     return [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in groups]
-
-
-def _to_disk(folder: Path) -> None:
-    """A rename is on disk when its folder is."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- the log

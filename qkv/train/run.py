@@ -10,7 +10,6 @@ best/                  the model with the best score so far: what `qkv translate
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,18 +105,11 @@ def store(r: Run, t: Training) -> None:
     """A new checkpoint; the older ones go when it is whole."""
     new = r.folder / f"checkpoint-{t.progress.step:07d}"
     checkpoint.save(new, t)
-    for old in r.folder.glob("checkpoint-*"):
+    for old in (*r.folder.glob("checkpoint-*"), *r.folder.glob(".checkpoint-*")):  # the latter were interrupted
         if old != new:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def keep_best(r: Run, t: Training) -> None:
     """`best/` with the weights that the network has now; the old one stays until the new one is whole."""
-    new, old, best = r.folder / "best.partial", r.folder / "best.old", r.folder / "best"
-    shutil.rmtree(new, ignore_errors=True)
-    ours.save(new, r.config, t.network, r.source)
-    shutil.rmtree(old, ignore_errors=True)
-    if best.exists():
-        os.rename(best, old)
-    os.rename(new, best)
-    shutil.rmtree(old, ignore_errors=True)
+    ours.save(r.folder / "best", r.config, t.network, r.source)

@@ -20,6 +20,7 @@ from qkv.generate.search import greedy
 from qkv.objectives import translation
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
+from qkv.train.step import Objective
 
 
 def learn_tokenizers(data: DataConfig) -> tuple[Tokenizer, Tokenizer]:
@@ -61,7 +62,7 @@ class TranslationTask:
             rank,
             world,
         )
-        self.objective = partial(translation, smoothing=recipe.train.label_smoothing)
+        self.objective: Objective = partial(translation, smoothing=recipe.train.label_smoothing)
         self.valid = held_out(pairs.source_of(data.valid, data, "valid"), "valid")
 
     def collate(self, examples: list[Any]) -> Batch:

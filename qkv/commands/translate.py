@@ -1,0 +1,196 @@
+"""`qkv translate`: lines of text in, their translations out."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json
+
+if TYPE_CHECKING:
+    from qkv.generate.translate import Translation
+
+FILE = typer.Argument(
+    metavar="[FILE]", help="Lines of text, plain or compressed; default: standard input.", show_default=False
+)
+CHUNK = 512
+"""Lines that are read, sorted by length and translated together."""
+PAUSE = 0.05
+"""Seconds without a new line on standard input after which those that are there are translated."""
+
+
+def run(
+    folder: Folder,
+    file: Annotated[Path | None, FILE] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy.")] = 4,
+    length_penalty: Annotated[
+        float, typer.Option(help="Scores are divided by length to this power: larger = longer.")
+    ] = 1.0,
+    n_best: Annotated[int, typer.Option(min=1, help="So many translations: lines of `0 ||| text ||| score`.")] = 1,
+    alignments: Annotated[bool, typer.Option("--alignments", help="Add ` ||| 0-0 1-2`: source word - word.")] = False,
+    as_json: Json = False,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Longest translation in tokens.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="How every translation begins.")] = None,
+    constraints: Annotated[
+        bool, typer.Option("--constraints", help="What follows a tab in a line are words that must occur.")
+    ] = False,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated at once.")] = 2048,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Translate text line by line; the order is kept, an empty line gives an empty line.
+
+    A line that cannot be translated (not UTF-8, NUL bytes, too long) gives an empty line and a message on standard
+    error; the others are translated, and the exit code is 1.
+
+    [dim]echo "A man rides a bicycle." | qkv translate my-model[/]
+    [dim]qkv translate my-model test.en --beam 5 --alignments > test.de[/]
+    """
+    from qkv.api import load
+    from qkv.data.lines import open_binary
+
+    if file is not None:
+        open_binary(file).close()  # a wrong path is said before the model is read
+    model = load(folder, device=device.value)
+    how: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length, "prefix": prefix,
+           "alignments": alignments, "batch_tokens": batch_tokens, "scores": True}  # fmt: skip
+    model.translate([], **how)  # so is a wrong setting, before the text
+    shown = Shown(as_json, n_best > 1, alignments)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    try:
+        for chunk in chunks(file):
+            texts, wanted = split(chunk) if constraints else ([text or "" for text, _ in chunk], None)
+            found = model.translate(texts, **how, constraints=wanted)
+            shown.chunk(found, [problem for _, problem in chunk])
+    except BrokenPipeError:  # whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    shown.end()
+    if shown.problems:
+        raise typer.Exit(1)
+
+
+Line = tuple[str | None, str]
+"""The text, or None and what is wrong with it."""
+
+
+def read(file: Path | None) -> Iterator[Line]:
+    from qkv.data.lines import lines
+
+    skipped = Counter[str]()
+    for text in lines("-" if file is None else file, skipped):
+        yield text, "" if text is not None else next(iter(skipped))
+        skipped.clear()
+
+
+def chunks(file: Path | None) -> Iterator[list[Line]]:
+    """Lines in chunks: of equal size from a file; from standard input also what is there when no more comes for a
+    moment, so that whoever types gets an answer."""
+    from itertools import islice
+
+    if file is not None:
+        source = read(file)
+        while chunk := list(islice(source, CHUNK)):
+            yield chunk
+        return
+    from queue import Empty, Queue
+    from threading import Thread
+
+    waiting: Queue[Line | BaseException | None] = Queue(2 * CHUNK)
+    Thread(target=feed, args=(waiting,), daemon=True).start()
+    chunk, line = list[Line](), waiting.get()
+    while line is not None:
+        if isinstance(line, BaseException):
+            raise line
+        chunk.append(line)
+        try:
+            line = waiting.get(timeout=PAUSE) if len(chunk) < CHUNK else waiting.get_nowait()
+        except Empty:
+            yield chunk
+            chunk, line = [], waiting.get()
+            continue
+        if len(chunk) == CHUNK or line is None:
+            yield chunk
+            chunk = []
+
+
+def feed(waiting: Any) -> None:
+    """Standard input, line by line, into a queue; None at its end."""
+    try:
+        for line in read(None):
+            waiting.put(line)
+        waiting.put(None)
+    except BaseException as error:
+        waiting.put(error)
+
+
+def split(chunk: list[Line]) -> tuple[list[str], list[list[str]]]:
+    """Texts, and what must occur in the translation of each."""
+    parts = [(text or "").split("\t") for text, _ in chunk]
+    return [text for text, *_ in parts], [words for _, *words in parts]
+
+
+class Shown:
+    """What is printed, and how far it is."""
+
+    def __init__(self, as_json: bool, several: bool, alignments: bool):
+        self.as_json, self.several, self.alignments = as_json, several, alignments
+        self.done, self.problems, self.start = 0, 0, time.monotonic()
+        self.progress = sys.stderr.isatty() and not sys.stdout.isatty()
+
+    def chunk(self, found: list[Translation], problems: list[str]) -> None:
+        for one, problem in zip(found, problems, strict=True):
+            problem = problem or one.problem
+            if problem:
+                self.problems += 1
+                print(f"{self.clear()}line {self.done + 1} is not translated: {problem}", file=sys.stderr)
+            print("\n".join(self.lines(one, problem)))
+            self.done += 1
+        sys.stdout.flush()
+        if self.progress:
+            rate = self.done / (time.monotonic() - self.start)
+            print(f"\r{self.done:,} lines, {rate:,.1f} per second", end="", file=sys.stderr, flush=True)
+
+    def lines(self, one: Translation, problem: str) -> list[str]:
+        """One line per translation that is asked for."""
+        from qkv.generate.alignment import pharaoh
+
+        if self.as_json:
+            return [json.dumps(as_json(one, problem), ensure_ascii=False)]
+        every = (one.n_best or [one]) if self.several else [one]
+        parts = [
+            ([str(self.done)] if self.several else [])
+            + [" ".join(each.text.splitlines())]
+            + ([f"{each.score:.4f}"] if self.several else [])
+            + ([pharaoh(each.alignment or [])] if self.alignments else [])
+            for each in every
+        ]
+        return [" ||| ".join(part) for part in parts]
+
+    def clear(self) -> str:
+        return "\r\033[K" if self.progress else ""
+
+    def end(self) -> None:
+        if self.progress:
+            print(file=sys.stderr)
+        if self.problems:
+            print(f"{self.problems:,} of {self.done:,} lines are not translated", file=sys.stderr)
+
+
+def as_json(one: Translation, problem: str) -> dict[str, Any]:
+    from qkv.generate.alignment import pharaoh
+
+    fields: dict[str, Any] = {"text": one.text, "score": one.score, "log_prob": one.log_prob, "tokens": one.tokens,
+                              "token_log_probs": one.token_log_probs}  # fmt: skip
+    if one.alignment is not None:
+        fields["alignment"] = pharaoh(one.alignment)
+    if len(one.n_best) > 1:
+        fields["n_best"] = [as_json(each, "") for each in one.n_best]
+    return fields | ({"problem": problem} if problem else {})

@@ -1,0 +1,89 @@
+"""Word alignments: which source word each written word looks at, read from the cross-attention of a finished text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from qkv.batch import Batch
+from qkv.errors import QkvError
+from qkv.generate.pieces import Decodes
+from qkv.parts.tap import record
+
+Link = tuple[int, int]
+"""Source word, target word, both counted from 0."""
+Span = tuple[int, int]
+"""Characters of a text, from and to."""
+
+
+def tap_of(network: nn.Module, layer: int | None = None) -> str:
+    """The tap of the decoder's attention to the source: of the last layer but one unless said otherwise, where words are
+    aligned best (Garg et al. 2019); a recurrent decoder has only one."""
+    names = [name for name, _ in network.named_modules(remove_duplicate=False) if name.endswith("tap_weights")]
+    cross = [
+        name
+        for name in names
+        if name.startswith("decoder.") and (".cross." in name or name.startswith("decoder.attention."))
+    ]
+    if not cross:
+        raise QkvError("this model has no attention between target and source: it cannot align words")
+    if layer is not None and not -len(cross) <= layer < len(cross):
+        raise QkvError(f"alignments come from one of {len(cross)} layers, given {layer}")
+    return cross[max(len(cross) - 2, 0) if layer is None else layer]
+
+
+@torch.no_grad()
+def attention(network: nn.Module, batch: Batch, layer: int | None = None, head: int | None = None) -> Tensor:
+    """(B, T, S): how much each written token of `batch` (its inputs are the start token and all tokens but the last)
+    looks at each source token while it is being predicted: exact weights of one head, or the mean of all."""
+    name = tap_of(network, layer)
+    with record(network, [name]) as kept:
+        network(batch)
+    weights = kept[name]  # (B, H, T, S)
+    return weights.mean(1) if head is None else weights[:, head]
+
+
+def links(weights: Tensor, source: Sequence[int | None], target: Sequence[int | None]) -> list[Link]:
+    """Each target word with the source word that its tokens look at most.
+
+    weights (T, S) of tokens; `source` and `target` say which word each token belongs to, None for special tokens.
+    """
+    columns = [(at, word) for at, word in enumerate(source) if word is not None]
+    if not columns:
+        return []
+    looks: dict[int, dict[int, float]] = {}
+    for row, word in zip(weights.tolist(), target, strict=True):
+        if word is not None:
+            sums = looks.setdefault(word, dict.fromkeys((w for _, w in columns), 0.0))
+            for at, source_word in columns:
+                sums[source_word] += row[at]
+    return sorted((max(sums, key=lambda w: sums[w]), word) for word, sums in looks.items())
+
+
+def pharaoh(found: Sequence[Link]) -> str:
+    """`0-0 1-2`: source word - target word."""
+    return " ".join(f"{source}-{target}" for source, target in found)
+
+
+# --- from tokens to words; a word is what stands between spaces
+
+
+def words_at(text: str, spans: Sequence[Span]) -> list[int | None]:
+    """The word that the first visible character of each span belongs to; None for a span without any."""
+    numbers: list[int | None] = []
+    count, inside = 0, False
+    for character in text:
+        count += not inside and not character.isspace()
+        inside = not character.isspace()
+        numbers.append(count - 1 if inside else None)
+    return [next((word for word in numbers[start:end] if word is not None), None) for start, end in spans]
+
+
+def written_spans(ids: Sequence[int], tokenizer: Decodes) -> list[Span]:
+    """Which characters of the decoded text each token wrote: what is there with it and was not without it."""
+    ends = [len(tokenizer.decode(ids[:n]).rstrip("\ufffd")) for n in range(len(ids) + 1)]
+    # a token that completes no character (one byte of several) belongs to the character that comes next
+    return [(start, max(end, start + 1)) for start, end in pairwise(ends)]

@@ -1,0 +1,38 @@
+"""A random batch of the kind that a network reads and is trained on, to try it out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qkv.batch import IGNORED, Batch
+from qkv.config import ModelConfig
+
+
+def example(c: ModelConfig, rows: int = 3, length: int = 7, draw: torch.Generator | None = None) -> Batch:
+    """Words, segments, images, targets: what this model has, without padding."""
+    length = min(length, c.max_length)
+    side = lambda size: torch.randint(size, (rows, length), generator=draw)  # noqa: E731
+    image = c.image_size is not None
+    shape = (rows, c.n_channels, c.image_size or 1, c.image_size or 1)
+    return Batch(
+        inputs=None if image and c.family == "encoder" else side(c.target_size),
+        targets=targets(c, rows, length, draw),
+        source=side(c.vocab_size) if c.family == "encoder-decoder" and not image else None,
+        segments=side(c.n_segments) if c.n_segments else None,
+        images=torch.randn(shape, generator=draw) if image else None,
+    )
+
+
+def targets(c: ModelConfig, rows: int, length: int, draw: torch.Generator | None = None) -> Tensor | None:
+    """What the head is asked for: a class per row, or a word or tag per token; None where it is asked for nothing."""
+    if c.head in ("pooled", "none"):
+        return None
+    if c.head == "classes":
+        return torch.randint(c.n_classes, (rows,), generator=draw)
+    size = {"tags": c.n_classes, "replaced": 2}.get(c.head, c.target_size)
+    answers = torch.randint(size, (rows, length), generator=draw)
+    # rows of unequal count are what accumulation gets wrong
+    answers[torch.rand(rows, length, generator=draw) < 0.3] = IGNORED
+    answers[:, 0] = 0
+    return answers
