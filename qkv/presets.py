@@ -62,14 +62,14 @@ SEQ2SEQ = define(
 )  # fmt: skip
 define(
     "rnnsearch",
-    "Bahdanau et al. 2015: bidirectional GRU and additive attention; here the two directions share d_model",
+    "Bahdanau et al. 2015: bidirectional GRU, additive attention; here the directions share d_model, no maxout before the words",
     family="encoder-decoder", recurrent="gru", vocab_size=30_000, target_vocab_size=30_000, d_model=1000, d_embed=620,
     n_layers=1, bidirectional=True, decoder_attention="additive", position="none", dropout=0.0, pad_id=0, bos_id=1,
     eos_id=2,
 )  # fmt: skip
 define(
     "luong",
-    "Luong et al. 2015: LSTM with bilinear attention after each step, fed into the next",
+    "Luong et al. 2015: LSTM with bilinear attention after each step, fed into the next; here also query and key are projected",
     SEQ2SEQ, vocab_size=50_000, target_vocab_size=50_000, decoder_attention="bilinear", input_feeding=True, dropout=0.2,
 )  # fmt: skip
 
@@ -252,7 +252,7 @@ define("bloom-176b", "BLOOM 176B", BLOOM, d_model=14_336, n_layers=70, n_heads=1
 
 define(
     "transformer-dmca",
-    "Liu et al. 2018, Generating Wikipedia: local and memory-compressed layers in turn (L M L M L)",
+    "Liu et al. 2018, Generating Wikipedia: local and memory-compressed layers in turn; a sliding window for their blocks, no experts",
     family="decoder", vocab_size=32_000, d_model=512, n_layers=5, n_heads=8, d_ff=2048, mixer=("window", "compressed"),
     window=256, compression=3, norm_order="post", position="sinusoidal", embed_scale=True, tie="output",
     attention_bias="none", max_length=11_000, dropout=0.1, pad_id=0, bos_id=1, eos_id=2,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.convert import files
-from qkv.convert.files import read_header, read_headers, read_json, read_tensors, write_json, write_tensors
+from qkv.convert.files import new_folder, read_header, read_headers, read_json, read_tensors, write_json, write_tensors
 from qkv.errors import FileError
 
 TENSORS = {
@@ -92,6 +92,72 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(FileError, match="No space left"):
         write_tensors(path, {"a": TENSORS["a"] + 1})
     assert os.listdir(tmp_path) == ["model.safetensors"] and torch.equal(read_tensors(path)["a"], TENSORS["a"])
+
+
+def test_new_files_may_be_read_by_whom_the_system_lets_and_the_mask_is_left_alone(tmp_path, monkeypatch):
+    """Setting the mask, even for a moment, changes what other threads write."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the mask was touched"))
+    write_json(tmp_path / "a.json", {})
+    (tmp_path / "b.json").write_text("")
+    assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "b.json").stat().st_mode
+
+
+# --- folders: the old one or the new one, never half of one
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {p.name: p.read_text() for p in folder.iterdir()}
+
+
+def replace(folder: Path, text: str = "new") -> None:
+    with new_folder(folder) as new:
+        (new / "a").write_text(text)
+
+
+@pytest.mark.parametrize("stop_at", range(5))
+def test_a_folder_that_is_replaced_is_old_or_new_wherever_it_stops(tmp_path, monkeypatch, stop_at):
+    """Stopped in the block, before, between and after the renames: what is there is whole, and nothing is left over."""
+    folder, calls, rename = tmp_path / "m", iter(range(100)), Path.rename
+    replace(folder, "old")
+
+    def stopping(path, target):
+        if next(calls) == stop_at - 1:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", stopping)
+    try:
+        with new_folder(folder) as new:
+            (new / "a").write_text("new")
+            if stop_at == 0:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert stop_at < 3
+    assert content(folder) == {"a": "old" if stop_at < 3 else "new"}
+    assert os.listdir(tmp_path) == ["m"]
+
+
+def test_the_next_one_puts_back_what_a_killed_process_had_moved_away(tmp_path):
+    replace(tmp_path / "m", "old")
+    (tmp_path / "m").rename(tmp_path / ".m.old")  # killed between the two renames
+    with pytest.raises(KeyError), new_folder(tmp_path / "m"):
+        raise KeyError
+    assert content(tmp_path / "m") == {"a": "old"} and os.listdir(tmp_path) == ["m"]
+
+
+def test_folders_that_cannot_be_replaced(tmp_path, monkeypatch):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "below")
+    for folder in (Path("."), Path(".."), tmp_path / "here", Path("/")):
+        with pytest.raises(FileError, match="give a new folder"):
+            replace(folder)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileError, match="cannot write"):
+        replace(tmp_path / "file" / "m")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "real").mkdir()
+    replace(tmp_path / "link")
+    assert content(tmp_path / "real") == {"a": "new"} and (tmp_path / "link").is_symlink()
 
 
 # --- what is broken, or something else

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 import qkv
-from qkv.api import Model
+from qkv.api import Model, pick_device
 from qkv.config import ModelConfig
 from qkv.convert import folder
 from qkv.convert.files import read_tensors, write_json, write_tensors
@@ -80,21 +80,52 @@ def test_saving_again_replaces(saved):
     assert qkv.load(saved).config.n_layers == 1
 
 
-def test_an_interrupted_save_is_not_opened(saved, monkeypatch):
+def test_an_interrupted_save_leaves_the_old_model(saved, monkeypatch):
     def fails(*_):
         raise KeyboardInterrupt
 
+    before = qkv.load(saved).logits([[1, 4, 5]])
     monkeypatch.setattr(folder, "write_tensors", fails)
     with pytest.raises(KeyboardInterrupt):
-        model().save(saved)
+        model(DECODER.changed(n_layers=1)).save(saved)
+    assert torch.equal(qkv.load(saved).logits([[1, 4, 5]]), before)
+    assert [p.name for p in saved.parent.iterdir()] == ["model"]
+    with pytest.raises(KeyboardInterrupt):
+        model().save(saved.parent / "first")
+    assert not (saved.parent / "first").exists()
+
+
+def test_a_folder_without_its_marker_is_not_opened(saved):
+    (saved / "COMPLETE").unlink()
     with pytest.raises(FileError, match="interrupted"):
         qkv.load(saved)
 
 
-def test_another_model_is_not_overwritten(tmp_path):
+def test_a_save_killed_between_two_renames_is_explained(saved):
+    saved.rename(saved.with_name(".model.old"))
+    with pytest.raises(FileError, match=r"interrupted: the model before it is .*\.model\.old"):
+        qkv.load(saved)
+    model(DECODER.changed(n_layers=1)).save(saved)
+    assert qkv.load(saved).config.n_layers == 1 and [p.name for p in saved.parent.iterdir()] == ["model"]
+
+
+def test_other_files_stay_when_a_model_is_saved_again(saved):
+    (saved / "notes").mkdir()
+    (saved / "notes" / "config.json").write_text("mine")
+    model().save(saved)
+    assert (saved / "notes" / "config.json").read_text() == "mine"
+    assert qkv.load(saved).tokenizer is None  # the old one was another model's
+
+
+def test_what_is_no_model_of_ours_is_not_overwritten(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    for path, words in [(tmp_path, "holds no model"), (tmp_path / "thesis.txt", "is a file")]:
+        with pytest.raises(FileError, match=words):
+            model().save(path)
     write_json(tmp_path / "config.json", {"model_type": "bert"})
     with pytest.raises(FileError, match="another kind"):
         model().save(tmp_path)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_all_weights_that_do_not_fit_are_named_at_once(saved):
@@ -230,6 +261,79 @@ def test_hidden_is_every_layer_and_ends_before_the_head():
     assert torch.equal(m.network.head(target[-1]), m.logits([[4, 5, 6]], [[1, 5]]))
 
 
+def test_hidden_of_several_sources_needs_no_start_token():
+    m = model(TRANSLATION.changed(bos_id=None))
+    together = m.hidden([[4, 5, 6], [7]])
+    assert [tuple(x.shape) for x in together] == [(2, 3, 16)] * 3
+    for a, b in zip(together, m.hidden([[7]]), strict=True):
+        assert torch.allclose(a[1, :1], b[0], atol=1e-6)
+    masked = m.hidden([[4, 5, 6]], source_mask=[[1, 1, 0]])
+    assert torch.allclose(masked[-1][:, :2], m.hidden([[4, 5]])[-1], atol=1e-6)
+    with pytest.raises(QkvError, match="source_mask goes with the source"):
+        m.hidden([[4, 5]], mask=[[1, 1]])
+
+
+MASKS = {"wrong width": torch.ones(1, 2), "a row too many": torch.ones(2, 3), "one dimension": torch.ones(3),
+         "additive": torch.tensor([[0.0, 0.0, -1e9]]), "ragged": [[1, 1], [1]], "words": "110", "a number": 3,
+         "nothing real": torch.zeros(1, 3)}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_bad_masks(mask):
+    for config in (DECODER, BERT):
+        with pytest.raises(QkvError, match="mask"):
+            model(config).logits([[4, 5, 6]], mask=mask)
+    with pytest.raises(QkvError, match="mask"):
+        model(TRANSLATION).logits([[4, 5, 6]], [[1, 4]], source_mask=mask)
+    with pytest.raises(QkvError, match="source_mask goes with"):
+        model().logits([[4, 5, 6]], source_mask=torch.ones(1, 3))
+
+
+def test_a_mask_may_be_a_list_and_never_brings_padding_back():
+    m = model(BERT)
+    assert torch.equal(m.logits([[4, 5, 6]], mask=[[1, 1, 0]]), m.logits([[4, 5, 6]], mask=torch.tensor([[1, 1, 0]])))
+    all_real = m.logits([[4, 5, 6], [7, 8]], mask=torch.ones(2, 3))
+    assert torch.equal(all_real, m.logits([[4, 5, 6], [7, 8]]))
+
+
+@pytest.mark.parametrize(
+    "segments", [[[0, 2, 0]], [[0, -1, 0]], [[0, 1]], [[0, 1, 0]] * 2, torch.zeros(1, 3), "010", 3]
+)
+def test_bad_segments(segments):
+    with pytest.raises(QkvError, match="segments are|whole numbers"):
+        model(BERT).logits([[4, 5, 6]], segments=segments)
+
+
+def test_segments_of_a_model_that_has_none():
+    for config, more in [(DECODER, {}), (BERT.changed(n_segments=0), {}), (TRANSLATION, {"target_ids": [[1]]})]:
+        with pytest.raises(QkvError, match="has no segments"):
+            model(config).logits([[4, 5]], segments=[[0, 0]], **more)
+
+
+def test_images_of_an_encoder_decoder_are_masked():
+    """Captions: (B, 1 + patches) says which patches are seen; ints are as good as bools."""
+    m = model(ModelConfig(family="encoder-decoder", target_vocab_size=12, image_size=4, patch_size=2, d_model=8, d_ff=8,
+                          n_layers=1))  # fmt: skip
+    images = torch.randn(2, 3, 4, 4)
+    whole, target = m.logits(images, [[1, 4], [1]]), [[1, 4], [1]]
+    seen = torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]])
+    masked = m.logits(images, target, source_mask=seen)
+    assert torch.equal(masked[1], whole[1]) and not torch.allclose(masked[0], whole[0])
+    changed = images.clone()
+    changed[0, :, :2, 2:] += 1  # the patch that is not seen
+    assert torch.allclose(m.logits(changed, target, source_mask=seen), masked, atol=1e-6)
+    assert torch.equal(m.logits(images, [[1, 4], [1, 5]], mask=[[1, 1], [1, 0]])[0], whole[0])
+    with pytest.raises(QkvError, match="mask"):
+        m.logits(images, target, source_mask=torch.ones(2, 4))
+
+
+def test_auto_takes_the_best_device_there_is(monkeypatch):
+    for cuda, mps, expected in [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")]:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=cuda: found)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda found=mps: found)
+        assert pick_device("auto").type == expected
+
+
 def test_images():
     config = ModelConfig(
         family="encoder",
@@ -262,6 +366,12 @@ def test_images():
         (torch.randn(1, 2), "whole numbers"),
         (torch.zeros(1, 2, 3, dtype=torch.long), "rows"),
         ([[2**80]], "whole numbers"),
+        (None, "whole numbers"),
+        (3, "whole numbers"),
+        ([1, [2]], "whole numbers"),
+        ([None], "whole numbers"),
+        ("12", "whole numbers"),
+        (torch.zeros(1, 2, dtype=torch.complex64), "whole numbers"),
     ],
 )
 def test_bad_ids(ids, words):
@@ -371,6 +481,13 @@ def test_an_export_is_checked_before_it_gets_its_name(tmp_path, monkeypatch):
     with pytest.raises(QkvError, match="differ"):
         m.export(tmp_path / "wrong", "qkv")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # nothing half-made stays
+
+
+def test_an_export_into_the_current_folder_asks_for_a_new_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileError, match="give a new folder"):
+        model().export(".", "qkv")
+    assert model().export("new/one", "qkv") == 0 and [p.name for p in tmp_path.iterdir()] == ["new"]
 
 
 def test_export_to_hugging_face_opens_here_and_there(tmp_path):

@@ -99,7 +99,40 @@ def test_state_dict_files_and_what_they_must_be(tmp_path):
     broken = dict(state)
     del broken["transformer.decoder.layers.1.norm3.weight"]
     broken["transformer.encoder.layers.0.linear3.weight"] = torch.zeros(2)
-    refused("missing decoder.blocks.1.feedforward.after.weight; unknown encoder.layers.0.linear3.weight", broken)
+    where = "transformer.encoder.layers.0.linear3.weight"
+    refused(f"missing: transformer.decoder.layers.1.norm3.weight; unknown: {where}", broken)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.layers.0.norm0.weight",
+        "encoder.layers.0.norm3.weight",
+        "encoder.layers.0.normalizer.weight",
+        "encoder.layers.0.norm.weight",
+        "encoder.layers.0.self_attn",
+        "encoder.layers.0.self_attn.in_proj_scale",
+        "encoder.layers.0.self_attn.q_proj.weight",
+        "encoder.layers.0.multihead_attn.in_proj_weight",
+        "encoder.layers.0.linear1.weight.weight",
+        "encoder.layers.00.norm1.weight",
+        "encoder.blocks.0.feedforward.layer.up.weight",
+        "encoder.layers." + "9" * 5000 + ".norm1.weight",
+        "decoder.norm.scale",
+        "",
+    ],
+)
+def test_names_that_are_not_of_nn_transformers_making_are_refused(name):
+    state = {**around().state_dict(), f"transformer.{name}": torch.zeros(16)}
+    with pytest.raises(FileError, match="unknown: transformer."):
+        torch_transformer.read(state, 4, embedding="words.weight", output="out", ignore=["others.weight"])
+
+
+@pytest.mark.parametrize("name", ["words.weight", "transformer.encoder.layers.0.linear1.weight", "out.bias"])
+def test_state_dict_tensors_without_dimensions_are_refused(name):
+    state = {**around().state_dict(), name: torch.tensor(1.0)}
+    with pytest.raises(FileError, match=f"lacks {name}|wrong shape"):
+        torch_transformer.read(state, 4, embedding="words.weight", output="out", ignore=["others.weight"])
 
 
 def test_a_pickle_with_code_in_it_is_not_run(tmp_path):
@@ -263,12 +296,12 @@ def write_gguf(path: Path, config, network, quantised=(), arch="llama", skip=(),
     fields = {
         "block_count": config.n_layers, "context_length": config.max_length, "embedding_length": config.d_model,
         "feed_forward_length": config.d_ff, "head_count": config.n_heads, "head_count_kv": config.kv_heads,
-        "rope_dimension_count": config.head_width, "vocab_size": config.vocab_size,
+        "rope_dimension_count": config.head_width, "vocab_size": config.vocab_size, "layer_norm_rms_eps": config.norm_eps,
     } | changed  # fmt: skip
     for name, value in fields.items():
-        getattr(writer, f"add_{name}")(value)
+        if name not in skip:
+            getattr(writer, f"add_{name}")(value)
     writer.add_rope_freq_base(config.position_base)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
     writer.add_tokenizer_model("llama")
     pieces = [p.strip("\n").replace(" ", "\u2581") for p in PIECES]
     writer.add_token_list(pieces)
@@ -357,6 +390,8 @@ def test_gguf_quantised_tensors_are_within_half_a_step_and_the_rounding_of_the_s
         ({"expert_count": 8}, "llama.expert_count"),
         ({"skip": ["blk.0.attn_q.weight", "output_norm.weight"]}, "attention.layer.query.weight, stack.norm.weight"),
         ({"skip": ["token_embd.weight"]}, "not a whole model"),
+        ({"skip": ["layer_norm_rms_eps"]}, "does not say llama.attention.layer_norm_rms_epsilon"),
+        ({"skip": ["head_count", "context_length"]}, "context_length, llama.attention.head_count"),
     ],
 )
 def test_gguf_that_is_something_else(tmp_path, changed, words):

@@ -9,6 +9,7 @@ import torch
 
 hf = pytest.importorskip("transformers")
 
+from qkv.api import load  # noqa: E402
 from qkv.batch import Batch  # noqa: E402
 from qkv.config import ModelConfig  # noqa: E402
 from qkv.convert.huggingface import FAMILIES, from_foreign, read_config, to_foreign  # noqa: E402
@@ -270,6 +271,16 @@ def test_effective_fields_decide_not_idle_ones(pair):
     assert all(
         torch.equal(a, b) for a, b in zip(tensors.values(), to_foreign(config, weights)[1].values(), strict=True)
     )
+
+
+def test_an_export_says_what_type_its_weights_have(pair, tmp_path: Path):
+    """A bfloat16 folder is read into float32 and written so; the file and config.json agree."""
+    hf.AutoModelForCausalLM.from_pretrained(pair("gpt2")[4], dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    model = load(tmp_path / "half", device="cpu")
+    model.export(tmp_path / "out")
+    config_json, tensors = read_folder(tmp_path / "out")
+    assert {str(tensor.dtype) for tensor in tensors.values()} == {"torch." + config_json["torch_dtype"]}
+    assert hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.float32
 
 
 def test_huge_skeleton_allocates_nothing():

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.errors import QkvError
 from qkv.parts.masks import Mask
@@ -187,47 +186,6 @@ def test_fresh_mixers_need_no_memory_on_the_meta_device(name: str) -> None:
     with torch.device("meta"):
         mixer = ALL[name]()
     assert all(tensor.is_meta for tensor in mixer.state_dict().values())
-
-
-# --- memory
-
-
-class Largest(TorchDispatchMode):
-    """Remembers how many elements the largest tensor formed within the block has."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, Tensor):  # a view costs nothing beyond its storage
-                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // tensor.element_size())
-        return result
-
-
-def largest(mixer: nn.Module, length: int, causal: bool, keys: Tensor | None = None, queries: int | None = None) -> int:
-    q, k, v = (torch.randn(1, 1, length, 8).requires_grad_() for _ in range(3))
-    with Largest() as watch:
-        q = q[:, :, length - (queries or length) :]
-        mixer(q, k, v, Mask(q.size(2), keys, length, causal), NOWHERE).sum().backward()
-    return watch.elements
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_window_needs_memory_for_the_window_alone(causal: bool) -> None:
-    length, size = 8192, 32
-    left_padded = torch.arange(length)[None] >= 100
-    for keys, queries in ((None, None), (left_padded, None), (left_padded, length // 2)):
-        assert largest(Window(SCALE, size, 4), length, causal, keys, queries) <= length * 4 * size
-    readable = Window(SCALE, size, 4)
-    readable.fast = False
-    assert largest(readable, 1024, causal) == 1024**2  # the watch sees what it should
-
-
-@pytest.mark.parametrize("make_mixer", [Linear, lambda: Performer(SCALE, 8, 16)], ids=["linear", "performer"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_linear_attention_needs_memory_for_the_features_alone(make_mixer: Callable[[], Linear], causal: bool) -> None:
-    assert largest(make_mixer(), 4096, causal) <= 4096 * 16  # n F; all running sums would be n F D
 
 
 # --- window

@@ -2,13 +2,18 @@
 
 import json
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
+import qkv
+from qkv.api import Model
+from qkv.config import ModelConfig
 from qkv.convert.files import write_json, write_text
-from qkv.convert.tokenizer_files import open_tokenizer
+from qkv.convert.tokenizer_files import open_tokenizer, read_tokenizer
 from qkv.errors import FileError, QkvError
+from qkv.models.build import build
 from qkv.text.kinds import scored_bpe
 
 DATA = Path(os.environ.get("QKV_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -30,6 +35,11 @@ def test_gpt2_files(tmp_path):
     write_text(folder / "vocab.bpe", "x y\n")
     with pytest.raises(FileError, match="no vocabulary for BPE"):
         open_tokenizer(folder)
+    for vocab in ({"a": 0, "b": 1}, {"a": 0, "b": 5000}):
+        write_json(folder / "encoder.json", vocab)
+        write_text(folder / "vocab.bpe", "a b\n")
+        with pytest.raises(FileError, match="lacks 'ab', which a merge makes"):
+            open_tokenizer(folder)
     write_json(folder / "encoder.json", {"a": "0"})
     with pytest.raises(FileError, match="words and their ids"):
         open_tokenizer(folder)
@@ -57,8 +67,93 @@ def test_tokenizer_json(tmp_path):
     write_text(tmp_path / "tokenizer.json", json.dumps({"model": {"type": "BPE"}}))
     with pytest.raises(FileError, match="not a tokenizer"):
         open_tokenizer(tmp_path)
+    broken = json.loads(made.to_json())  # the library panics: no Exception, but an error for whoever gave the file
+    broken["model"] |= {"vocab": {"a": 0, "b": 5000}, "merges": [["a", "b"]]}
+    write_text(tmp_path / "tokenizer.json", json.dumps(broken))
+    with pytest.raises(FileError, match="not a tokenizer"):
+        open_tokenizer(tmp_path)
     with pytest.raises(QkvError, match="cannot be tokenized"):
         made.encode("\ud800")
+
+
+# --- SentencePiece
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def field(number: int, value: bytes | int | float) -> bytes:
+    """One field of a protobuf message."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    if isinstance(value, float):
+        return varint(number << 3 | 5) + struct.pack("<f", value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def write_model(path: Path, names: dict[str, int], **ends: int) -> None:
+    """A unigram model of special names {name: type}, "▁", "a", "b" and "▁ab"."""
+    pieces = [(name, 0.0, kind) for name, kind in names.items()]
+    pieces += [("\u2581", -3.0, 1), ("a", -4.0, 1), ("b", -4.5, 1), ("\u2581ab", -1.0, 1)]
+    data = b"".join(field(1, field(1, t.encode()) + field(2, s) + field(3, k)) for t, s, k in pieces)
+    numbers = {"bos": 41, "eos": 42, "pad": 43}
+    data += field(2, field(3, 1) + b"".join(field(numbers[name], at % 2**64) for name, at in ends.items()))
+    path.write_bytes(data)
+
+
+def t5(folder: Path) -> Path:
+    write_model(folder / "spiece.model", {"<pad>": 3, "</s>": 3, "<unk>": 2}, bos=-1, eos=1, pad=0)
+    write_json(folder / "config.json", {"model_type": "t5"})
+    return folder
+
+
+def llama(folder: Path) -> Path:
+    write_model(folder / "tokenizer.model", {"<unk>": 2, "<s>": 3, "</s>": 3}, bos=1, eos=2, pad=-1)
+    write_json(folder / "config.json", {"model_type": "llama"})
+    return folder
+
+
+def test_t5_ends_a_text_and_names_what_was_taken_out(tmp_path):
+    tokenizer = open_tokenizer(t5(tmp_path))
+    assert tokenizer.encode("ab a") == [6, 3, 4, 1]
+    assert tokenizer.encode("ab a", special=False) == [6, 3, 4]
+    assert tokenizer.id_of("<extra_id_0>") == tokenizer.size - 1 == 106 and tokenizer.id_of("<extra_id_99>") == 7
+    assert tokenizer.decode(tokenizer.encode("ab a")) == "ab a"
+
+
+def test_llama_begins_a_text_unless_the_settings_say_otherwise(tmp_path):
+    assert open_tokenizer(llama(tmp_path)).encode("ab") == [1, 6]
+    write_json(tmp_path / "tokenizer_config.json", {"add_bos_token": False, "add_eos_token": True})
+    assert open_tokenizer(tmp_path).encode("ab") == [6, 2]
+    write_json(tmp_path / "tokenizer_config.json", {"add_eos_token": True, "eos_token": {"content": "b"}})
+    tokenizer = open_tokenizer(tmp_path)
+    assert tokenizer.encode("ab") == [1, 6, 5]
+    assert tokenizer.backend.encode("ab", "ab").ids == [1, 6, 5, 1, 6, 5]
+    write_json(tmp_path / "tokenizer_config.json", {"bos_token": "<begin>"})
+    with pytest.raises(FileError, match="'<begin>' should stand around each text"):
+        open_tokenizer(tmp_path)
+    (tmp_path / "config.json").unlink()  # of no known family: nothing around
+    write_json(tmp_path / "tokenizer_config.json", {})
+    assert open_tokenizer(tmp_path).encode("ab") == [6]
+
+
+def test_files_of_a_kind_not_read_are_named(tmp_path):
+    """Marian's: source.spm cuts the text, but the ids are those of vocab.json."""
+    config = ModelConfig(family="encoder-decoder", vocab_size=12, d_model=16, n_layers=1, n_heads=2, d_ff=32, bos_id=1)
+    model = Model(config, build(config), device="cpu")
+    with pytest.raises(QkvError, match="came without a tokenizer: give ids"):
+        model.encode("a")
+    model.save(tmp_path / "m")
+    write_json(tmp_path / "m" / "vocab.json", {"a": 0})
+    for name in ("source.spm", "sentencepiece.bpe.model"):
+        write_model(tmp_path / "m" / name, {"<unk>": 2})
+    assert open_tokenizer(tmp_path / "m") is None
+    found = "sentencepiece.bpe.model, source.spm, vocab.json"
+    with pytest.raises(QkvError, match=rf"without a tokenizer of a kind read here \(there is {found}\)"):
+        qkv.load(tmp_path / "m").encode("a")
+    with pytest.raises(FileError, match=f"found {found}"):
+        read_tokenizer(tmp_path / "m")
 
 
 @pytest.mark.skipif(not (DATA / "gpt2_bpe").is_dir(), reason="the real vocabularies are not here (QKV_DATA)")

@@ -127,7 +127,7 @@ class Window(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         key, value = repeat_heads(key, query.size(1)), repeat_heads(value, query.size(1))  # (B, H, S, D)
-        # up to three windows of queries, such as one step of generation, the whole table is no larger than the band
+        # a few queries, such as one step of generation, take the whole (T, S) table: T is small
         if self.fast and not self.tap_weights.in_use and query.size(2) > 3 * self.size:
             return self.band(query, key, value, mask)
         return self.tap_weights(self.weights(query, key, mask, place)) @ value

@@ -28,7 +28,8 @@ def elman(i: Tensor, h: Tensor, last: Layer) -> Layer:
 
 
 def gru(i: Tensor, h: Tensor, last: Layer) -> Layer:
-    """hidden' = (1 - z) n + z hidden: the gate z keeps the old, r lets it into the new n (Cho et al. 2014)."""
+    """hidden' = (1 - z) n + z hidden: the gate z keeps the old, r lets it into the new n (Cho et al. 2014,
+    in torch's form: r is applied after the matrix)."""
     (i_r, i_z, i_n), (h_r, h_z, h_n) = i.chunk(3, -1), h.chunk(3, -1)  # (B, C) each
     r, z = torch.sigmoid(i_r + h_r), torch.sigmoid(i_z + h_z)
     n = torch.tanh(i_n + r * h_n)
