@@ -10,6 +10,7 @@ import math
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 
 LENGTHS = (1024, 2048, 4096, 8192)
 READABLE = LENGTHS[:3]  # at 8192 the readable path needs several GB
@@ -54,7 +55,7 @@ def exponent(lengths: tuple[int, ...], memory: list[float]) -> float:
     return math.log(memory[-1] / memory[0]) / math.log(lengths[-1] / lengths[0])
 
 
-def report() -> str:
+def report() -> Iterator[str]:
     lines = ["**Causal attention, peak memory of one call**, MB", "",
              "| path | " + " | ".join(f"n = {n}" for n in LENGTHS) + " | exponent |", "|---" * (len(LENGTHS) + 2) + "|"]  # fmt: skip
     for backward in (False, True):
@@ -64,11 +65,11 @@ def report() -> str:
             name = f"{'fast' if fast else 'readable'}, forward{' + backward' if backward else ''}"
             cells = [f"{m:.0f}" for m in memory] + ["not run"] * (len(LENGTHS) - len(lengths))
             lines.append(f"| {name} | {' | '.join(cells)} | {exponent(lengths, memory):.2f} |")
-    return "\n".join(lines) + "\n"
+    yield "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
     if "--measure" in sys.argv:
         print(measure(int(sys.argv[2]), sys.argv[3] == "1", sys.argv[4] == "1"))
     else:
-        print(report())
+        print(*report())

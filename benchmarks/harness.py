@@ -163,6 +163,15 @@ def compare(script: str, systems: list[str], case: dict[str, Any], threads: int,
     return rows
 
 
+def verdict(rows: list[Row], peers: list[str], asked: float | None) -> str:
+    """The best of ours against the best of these peers, beside what is asked for."""
+    ours = max((row for row in rows if row.system.startswith("qkv")), key=lambda row: row.rate)
+    best = max((row for row in rows if row.system in peers), key=lambda row: row.rate)
+    ratio = ours.rate / best.rate
+    wish = "" if asked is None else f" (asked: {asked:g} x, {'met' if ratio >= asked else 'NOT met'})"
+    return f"\n{ours.system} is {ratio:.2f} x {best.system}{wish}.\n"
+
+
 def table(title: str, metric: str, rows: list[Row]) -> str:
     """Markdown; "others" is the most processors that other processes used during a kept sample: above 0.1, distrust it."""
     lines = [

@@ -9,7 +9,7 @@ import argparse
 import datetime
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import attention_memory
 import encode
 import train_seq2seq
 
-BENCHMARKS: dict[str, Callable[[int], str]] = {
+BENCHMARKS: dict[str, Callable[[int], Iterator[str]]] = {
     "encode": encode.report,
     "train_seq2seq": train_seq2seq.report,
     "attention_memory": lambda repeats: attention_memory.report(),
@@ -36,15 +36,18 @@ def machine() -> str:
     return f"{processor}, {memory:.0f} GiB, Python {platform.python_version()}, {versions}"
 
 
-def section(names: list[str], repeats: int) -> str:
+def section(names: list[str], repeats: int) -> Iterator[str]:
+    """Heading and tables, each as soon as it is known."""
     command = f"python benchmarks/run.py --repeats {repeats}"
-    head = f"""## Speed and memory
+    yield f"""## Speed and memory
 
 {datetime.date.today()}, `{command}`, on {machine()}.
 Workers are interleaved, figures are medians. Compare within a table only: the machine's own speed drifts.
 
 """
-    return head + "\n".join(f"### {name}\n\n{BENCHMARKS[name](repeats)}" for name in names)
+    for name in names:
+        yield f"### {name}\n"
+        yield from BENCHMARKS[name](repeats)
 
 
 def write(path: Path, text: str) -> None:
@@ -61,10 +64,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
-    text = section(options.only or list(BENCHMARKS), options.repeats)
-    print(text)
-    if options.write:
-        write(options.write, text)
+    done: list[str] = []
+    for part in section(options.only or list(BENCHMARKS), options.repeats):
+        print(part, flush=True)
+        done.append(part)
+        if options.write:
+            write(options.write, "\n".join(done))
 
 
 if __name__ == "__main__":

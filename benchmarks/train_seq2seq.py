@@ -8,13 +8,13 @@ Label smoothing 0.1, dropout 0.1, tied embeddings. "qkv" drops where the 2017 pa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import Work, compare, table, worker
+from harness import Work, compare, table, verdict, worker
 from torch import Tensor, nn
 
 CASES: dict[str, dict[str, Any]] = {
@@ -184,16 +184,13 @@ class XTransformers(nn.Module):
         return loss(out, self.decoder.token_emb.emb.weight, target)
 
 
-def report(repeats: int = 5) -> str:
-    return "\n".join(
-        table(
-            f"{name}, {threads} threads", "source + target tokens/s", compare(__file__, SYSTEMS, case, threads, repeats)
-        )
-        for name, case in CASES.items()
-        for threads in (2, 1)
-    )
+def report(repeats: int = 5) -> Iterator[str]:
+    peers = [system for system in SYSTEMS if not system.startswith("qkv")]
+    for name, case in CASES.items():
+        for threads in (2, 1):
+            rows = compare(__file__, SYSTEMS, case, threads, repeats)
+            yield table(f"{name}, {threads} threads", "source + target tokens/s", rows) + verdict(rows, peers, 1.0)
 
 
 if __name__ == "__main__":
-    run: Callable[[], object] = (lambda: worker(build)) if "--worker" in sys.argv else (lambda: print(report()))
-    run()
+    worker(build) if "--worker" in sys.argv else print(*report(), sep="\n")

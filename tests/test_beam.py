@@ -144,6 +144,17 @@ def test_a_narrow_beam_is_the_textbook_s(size: int) -> None:
     assert found > size
 
 
+def test_an_ending_does_not_narrow_the_beam() -> None:
+    """Where each hypothesis likes the ends best, `size` others go on beside them."""
+    network = make("transformer")
+    with torch.no_grad():
+        network.head.bias[[END, 7]] += 20
+    rows = []
+    network.head.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].size(0)))
+    beam_search(network, sources(network), [4] * 5, [END, 7], Beam(4, 3.0, 4))
+    assert rows == [5, 20, 20, 20]
+
+
 # --- when to stop
 
 

@@ -70,13 +70,21 @@ def test_packed_steps_are_plain_steps(name: str) -> None:
         plain_state, fast_state = plain_state.select(rows), fast_state.select(rows)
 
 
+@torch.no_grad()
+def test_the_source_is_projected_once() -> None:
+    c = tiny("transformer-base")
+    fast, batch = pack(network_of(c)), example(c)
+    _, first = fast.step(batch.inputs[:, :1], fast.start(batch))
+    _, second = fast.step(batch.inputs[:, 1:2], first)
+    assert all(a["memory_key"] is b["memory_key"] for a, b in zip(first.layers, second.layers, strict=True))
+
+
 def test_nothing_plain_is_left_and_the_plain_network_is_untouched() -> None:
     c = tiny("transformer-base")
     network = network_of(c).train()
     before = {name: p.clone() for name, p in network.named_parameters()}
-    network.decoder.blocks[0].attention.layer.tap_query.register_forward_hook(
-        lambda *_: pytest.fail("a tap of the plain one")
-    )
+    for tap in (module for module in network.modules() if isinstance(module, Tap)):
+        tap.register_forward_hook(lambda *_: pytest.fail("somebody listens to the plain network"))
     fast = pack(network)
     kinds = {type(module) for module in fast.modules()}
     assert {PackedAttention, PackedLinear, Tap} <= kinds and not kinds & {Attention, nn.Linear}

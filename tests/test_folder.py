@@ -300,7 +300,7 @@ def test_a_mask_may_be_a_list_and_never_brings_padding_back():
     "segments", [[[0, 2, 0]], [[0, -1, 0]], [[0, 1]], [[0, 1, 0]] * 2, torch.zeros(1, 3), "010", 3]
 )
 def test_bad_segments(segments):
-    with pytest.raises(QkvError, match="segments are|whole numbers"):
+    with pytest.raises(QkvError, match=r"segments are|whole numbers"):
         model(BERT).logits([[4, 5, 6]], segments=segments)
 
 

@@ -124,7 +124,7 @@ def test_state_dict_files_and_what_they_must_be(tmp_path):
 )
 def test_names_that_are_not_of_nn_transformers_making_are_refused(name):
     state = {**around().state_dict(), f"transformer.{name}": torch.zeros(16)}
-    with pytest.raises(FileError, match="unknown: transformer."):
+    with pytest.raises(FileError, match=r"unknown: transformer\."):
         torch_transformer.read(state, 4, embedding="words.weight", output="out", ignore=["others.weight"])
 
 

@@ -19,7 +19,7 @@ import qkv
 from qkv.api import Model
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.generate.alignment import attention, links, pharaoh, tap_of, words_at, written_spans
+from qkv.generate.alignment import attention, links, pharaoh, taps, words_at, written_spans
 from qkv.generate.rules import Rules
 from qkv.generate.search import greedy
 from qkv.generate.translate import Request, batches
@@ -215,15 +215,10 @@ def test_alignments_are_read_from_the_attention_of_the_whole_text(name: str) -> 
         source = [*model.tokenizer.plain([text])[0], 2]
         ids = [model.tokenizer.id_of(token) for token in one.tokens]
         batch = Batch(inputs=torch.tensor([[1, *ids[:-1]]]), source=torch.tensor([source]))
-        names = [
-            n
-            for n, _ in model.network.named_modules()
-            if n.endswith("tap_weights") and (".cross." in n or "decoder.attention" in n)
-        ]
-        tap = names[-2] if len(names) > 1 else names[0]
-        with record(model.network, [tap]) as kept, torch.no_grad():
+        names = taps(model.network)
+        with record(model.network, names) as kept, torch.no_grad():
             model.network(batch)
-        looks = kept[tap].mean(1)[0]  # (T, S)
+        looks = sum(kept[tap].mean(1)[0] for tap in names) / len(names)  # (T, S)
         torch.testing.assert_close(looks, attention(model.network, batch)[0])
         words = one.text.split()
         assert {target for _, target in one.alignment} == set(range(len(words)))
@@ -240,10 +235,13 @@ def columns(text: str, word: int) -> list[int]:
 
 
 def test_layers_to_align_with(model: Model) -> None:
-    assert tap_of(model.network) == "decoder.blocks.0.cross.layer.mixer.tap_weights"  # of two, the last but one
-    assert tap_of(model.network, -1) == "decoder.blocks.1.cross.layer.mixer.tap_weights"
+    cross = [f"decoder.blocks.{i}.cross.layer.mixer.tap_weights" for i in range(6)]
+    assert taps(model.network) == [cross[1]]  # the upper half of two
+    assert taps(model.network, 0) == taps(model.network, -2) == [cross[0]]
+    assert taps(build(model.config.changed(n_layers=5))) == cross[2:5]
+    assert taps(build(tiny("rnnsearch"))) == ["decoder.attention.tap_weights"]
     with pytest.raises(QkvError, match="2 layers"):
-        tap_of(model.network, 2)
+        taps(model.network, 2)
 
 
 # --- Hugging Face folders

@@ -329,7 +329,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     and the next call puts it back.
     """
     path = path.resolve()
-    partial, old = path.with_name(f".{path.name}.partial"), replaced(path)
+    partial, old = path.parent / f".{path.name}.partial", replaced(path)
     try:
         if path == Path.cwd() or path in Path.cwd().parents or path.is_mount():
             raise FileError(f"{path} is in use as the current folder or a disk: give a new folder in it")
@@ -350,7 +350,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def replaced(path: Path) -> Path:
     """Where the old folder is while a new one takes its place."""
-    return path.with_name(f".{path.name}.old")
+    return path.parent / f".{path.name}.old"
 
 
 def _settle(path: Path, partial: Path, old: Path) -> None:

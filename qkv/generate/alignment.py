@@ -19,31 +19,30 @@ Span = tuple[int, int]
 """Characters of a text, from and to."""
 
 
-def tap_of(network: nn.Module, layer: int | None = None) -> str:
-    """The tap of the decoder's attention to the source: of the last layer but one unless said otherwise, where words are
-    aligned best (Garg et al. 2019); a recurrent decoder has only one."""
+def taps(network: nn.Module, layer: int | None = None) -> list[str]:
+    """The taps of the decoder's attention to the source: of one layer, or of the upper half of them, where words are
+    aligned best (the lower ones still find out what was written); a recurrent decoder has only one."""
     names = [name for name, _ in network.named_modules(remove_duplicate=False) if name.endswith("tap_weights")]
-    cross = [
+    found = [
         name
         for name in names
-        if name.startswith("decoder.") and (".cross." in name or name.startswith("decoder.attention."))
+        if name.startswith("decoder.attention.") or (name.startswith("decoder.") and ".cross." in name)
     ]
-    if not cross:
+    if not found:
         raise QkvError("this model has no attention between target and source: it cannot align words")
-    if layer is not None and not -len(cross) <= layer < len(cross):
-        raise QkvError(f"alignments come from one of {len(cross)} layers, given {layer}")
-    return cross[max(len(cross) - 2, 0) if layer is None else layer]
+    if layer is not None and not -len(found) <= layer < len(found):
+        raise QkvError(f"alignments come from one of {len(found)} layers, given {layer}")
+    return found[len(found) // 2 :] if layer is None else [found[layer]]
 
 
 @torch.no_grad()
-def attention(network: nn.Module, batch: Batch, layer: int | None = None, head: int | None = None) -> Tensor:
+def attention(network: nn.Module, batch: Batch, layer: int | None = None) -> Tensor:
     """(B, T, S): how much each written token of `batch` (its inputs are the start token and all tokens but the last)
-    looks at each source token while it is being predicted: exact weights of one head, or the mean of all."""
-    name = tap_of(network, layer)
-    with record(network, [name]) as kept:
+    looks at each source token while it is being predicted: exact weights, the mean of the heads (and layers)."""
+    names = taps(network, layer)
+    with record(network, names) as kept:
         network(batch)
-    weights = kept[name]  # (B, H, T, S)
-    return weights.mean(1) if head is None else weights[:, head]
+    return torch.stack([kept[name].mean(1) for name in names]).mean(0)  # heads (B, H, T, S), then layers
 
 
 def links(weights: Tensor, source: Sequence[int | None], target: Sequence[int | None]) -> list[Link]:

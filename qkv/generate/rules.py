@@ -41,7 +41,12 @@ class Rules:
 
     @property
     def idle(self) -> bool:
-        return not (self.never or self.min_length > 1 or self.no_repeat_ngram or self.reweigh or any(self.prefixes))
+        return not (self.never or self.depends)
+
+    @property
+    def depends(self) -> bool:
+        """Whether it matters what was written so far."""
+        return bool(self.min_length > 1 or self.no_repeat_ngram or self.reweigh or any(self.prefixes))
 
     @property
     def reweigh(self) -> bool:
@@ -50,6 +55,9 @@ class Rules:
 
     def apply(self, scores: Tensor, written: Written, sentences: Sequence[int]) -> None:
         """Edit log-probabilities (R, V) in place; row r goes on from `written[r]`, a text of sentence `sentences[r]`."""
+        if not self.depends:
+            scores[:, self.never] = -math.inf
+            return
         ends = scores[:, self.ends].clone()  # (R, ends)
         rows, tokens = self.forced(written, sentences)
         forced = scores[rows, tokens]  # (rows in a prefix,)

@@ -12,7 +12,7 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.data.translation import padded
 from qkv.errors import QkvError
-from qkv.generate.alignment import Link, attention, links, tap_of, words_at, written_spans
+from qkv.generate.alignment import Link, attention, links, taps, words_at, written_spans
 from qkv.generate.beam import search
 from qkv.generate.hypotheses import Beam, Hypothesis
 from qkv.generate.rules import Rules
@@ -61,6 +61,7 @@ class Request:
     """Words or phrases that must occur in each translation."""
     alignments: bool = False
     alignment_layer: int | None = None
+    """Which layer of the decoder shows them; None = the upper half together."""
     batch_tokens: int = 2048
     """Source tokens, with padding, that are translated at once."""
 
@@ -106,7 +107,7 @@ class Translator:
             if given and len(given) != len(texts):
                 raise QkvError(f"{len(texts)} texts but {len(given)} {name}: give one per text")
         if how.alignments:
-            tap_of(self.network, how.alignment_layer)  # say at once that there is nothing to align with
+            taps(self.network, how.alignment_layer)  # say at once that there is nothing to align with
         found: dict[int, Translation] = {}
         jobs: list[Job] = []
         for index, text in enumerate(texts):
@@ -149,11 +150,7 @@ class Translator:
         found = self.source.literal.encode(text)
         if not found.ids or found.ids[-1] not in self.config.eos_ids:
             found = self.source.literal.encode(text, add_special_tokens=False)
-        spans = [
-            span if not special else (0, 0)
-            for span, special in zip(found.offsets, found.special_tokens_mask, strict=True)
-        ]
-        ids, words = list(found.ids), words_at(text, spans)
+        ids, words = list(found.ids), words_at(text, found.offsets)  # special tokens have no characters, so no word
         if max(ids, default=0) >= self.config.vocab_size:
             raise QkvError("the tokenizer gives ids that this model does not have: they do not belong together")
         if not ids or ids[-1] not in self.config.eos_ids:

@@ -9,9 +9,10 @@ from qkv.batch import IGNORED, Batch
 from qkv.config import ModelConfig
 
 
-def example(c: ModelConfig, rows: int = 3, length: int = 7, draw: torch.Generator | None = None) -> Batch:
-    """Words, segments, images, targets: what this model has, without padding."""
-    length = min(length, c.max_length)
+def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None) -> Batch:
+    """Words, segments, images, targets: what this model has, without padding; long enough for a window to move."""
+    length = 3 * c.window + 2 if "window" in c.mixer else 7
+    length = min(length, max(1, c.max_length - 4))  # a few words more can be written
     side = lambda size: torch.randint(size, (rows, length), generator=draw)  # noqa: E731
     image = c.image_size is not None
     shape = (rows, c.n_channels, c.image_size or 1, c.image_size or 1)
