@@ -86,7 +86,9 @@ def report(repeats: int = 5) -> Iterator[str]:
     for name, case in CASES.items():
         for threads in (2, 1):
             rows = compare(__file__, SYSTEMS, case, threads, repeats)
-            yield table(f"BERT-base, {name}, {threads} threads", "sequences/s", rows) + verdict(rows, ["HF sdpa"], ASKED.get(name))
+            yield table(f"BERT-base, {name}, {threads} threads", "sequences/s", rows) + verdict(
+                rows, ["HF sdpa"], ASKED.get(name)
+            )
 
 
 if __name__ == "__main__":

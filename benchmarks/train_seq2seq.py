@@ -8,7 +8,7 @@ Label smoothing 0.1, dropout 0.1, tied embeddings. "qkv" drops where the 2017 pa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np

@@ -76,11 +76,15 @@ def alone(batch: Batch, row: int) -> Batch:
 
 
 @torch.no_grad()
+def everywhere(network: nn.Module, one: Batch, ids: list[int]) -> torch.Tensor:
+    """(tokens + 1, V): the log-probabilities before each token and after the last, the whole text read at once."""
+    inputs = torch.cat([one.inputs, torch.tensor([ids], dtype=torch.long)], 1)
+    return network(replace(one, inputs=inputs)).logits[0, one.inputs.size(1) - 1 :].log_softmax(-1)
+
+
 def forced(network: nn.Module, one: Batch, ids: list[int]) -> list[float]:
-    """What the network gives each token of a text, with the whole text read at once."""
-    inputs = torch.cat([one.inputs, torch.tensor([ids[:-1]], dtype=torch.long)], 1)
-    logits = network(replace(one, inputs=inputs)).logits[0, one.inputs.size(1) - 1 :]
-    return logits.log_softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
+    """What the network gives each token of a text."""
+    return everywhere(network, one, ids[:-1]).gather(-1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
 def texts(results: list[list[Hypothesis]]) -> list[list[list[int]]]:
@@ -123,7 +127,9 @@ def naive(network: nn.Module, one: Batch, longest: int, size: int) -> list[tuple
     """Beam search from the textbook, on whole texts: every text that ended, (log-probability, ids)."""
     live, ended = [(0.0, list[int]())], []
     for _ in range(longest):
-        every = [(total + forced(network, one, [*ids, t])[-1], [*ids, t]) for total, ids in live for t in range(9)]
+        after = [everywhere(network, one, ids)[-1].tolist() for _, ids in live]
+        pairs = zip(live, after, strict=True)
+        every = [(total + gain, [*ids, t]) for (total, ids), gains in pairs for t, gain in enumerate(gains)]
         every.sort(key=lambda pair: -pair[0])
         ended += [(total, ids) for total, ids in every[:size] if ids[-1] == END]
         live = [(total, ids) for total, ids in every if ids[-1] != END][:size]

@@ -21,7 +21,9 @@ from qkv.train.schedule import learning_rate
 def recipe(**train: object) -> Recipe:
     model = ModelConfig(family="encoder-decoder", vocab_size=300, d_model=32, n_layers=1, n_heads=2, d_ff=64, tie="all",
                         norm_order="pre", embed_scale=True, dropout=0.1)  # fmt: skip
-    data = checked(DataConfig, {"train": [{"grammar": 60}], "valid": {"grammar": 4}, "vocab_size": 200, "batch_tokens": 200})
+    data = checked(
+        DataConfig, {"train": [{"grammar": 60}], "valid": {"grammar": 4}, "vocab_size": 200, "batch_tokens": 200}
+    )
     fields = {"steps": 12, "evaluate_every": 4, "save_every": 3, "warmup": 4, "ema": 0.9, "seed": 3, **train}
     return Recipe(model=model, data=data, train=checked(TrainConfig, fields))
 
@@ -103,7 +105,10 @@ def test_the_log_has_every_update_and_no_times(uninterrupted: tuple) -> None:
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    finished = run(tmp_path / "run", recipe(steps=80, evaluate_every=80, save_every=80, ema=0.0, learning_rate=1e-2, schedule="constant"))
+    finished = run(
+        tmp_path / "run",
+        recipe(steps=80, evaluate_every=80, save_every=80, ema=0.0, learning_rate=1e-2, schedule="constant"),
+    )
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
     assert finished.training.progress.best_step == 80 and (tmp_path / "run" / "curves.svg").exists()
@@ -140,4 +145,6 @@ def test_schedules_rise_then_fall(schedule: str) -> None:
     assert rates[0] == pytest.approx(0.1, rel=0.01) and max(rates) == pytest.approx(1.0, rel=0.03)
     assert all(a <= b for a, b in zip(rates[:9], rates[1:10], strict=True))
     assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
-    assert rates[-1] == pytest.approx({"inverse-sqrt": 10**-0.5, "cosine": 0.1, "stable-decay": 0.0, "constant": 1.0}[schedule])
+    assert rates[-1] == pytest.approx(
+        {"inverse-sqrt": 10**-0.5, "cosine": 0.1, "stable-decay": 0.0, "constant": 1.0}[schedule]
+    )

@@ -13,9 +13,13 @@ from qkv.errors import ConfigError
 
 def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe (TOML), for example recipes/demo.toml.", show_default=False)],
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)
+    ] = None,
     settings: Settings = None,
-    time_budget: Annotated[str | None, typer.Option("--time-budget", help="Stop after 10m, 1h or 90s; the schedule fits itself to it.")] = None,
+    time_budget: Annotated[
+        str | None, typer.Option("--time-budget", help="Stop after 10m, 1h or 90s; the schedule fits itself to it.")
+    ] = None,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default all cores.")] = None,
 ) -> None:
     """Train a model; the same command again goes on where it stopped.
@@ -44,7 +48,9 @@ def run(
     text = recipe.read_text() + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
     finished = training.run(loaded, text, out or Path("runs") / recipe.stem, Report())
     progress = finished.training.progress
-    print(f"best {finished.task.metric} {progress.best:.2f} at update {progress.best_step:,}: {finished.folder / 'best'}")
+    print(
+        f"best {finished.task.metric} {progress.best:.2f} at update {progress.best_step:,}: {finished.folder / 'best'}"
+    )
 
 
 def minutes(text: str) -> float:

@@ -16,7 +16,7 @@ from qkv.generate.choose import best
 from qkv.generate.constraints import Phrase
 from qkv.generate.hypotheses import Beam, Continuations, Hypothesis, Sentence
 from qkv.generate.rules import Rules
-from qkv.generate.search import FREE, Writer, last_real, rows_of, write
+from qkv.generate.search import FREE, Writer, last_real, write
 
 
 def search(network: Writer, batch: Batch, longest: int | Sequence[int], ends: Sequence[int], beam: Beam,
@@ -38,10 +38,8 @@ def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequ
     sentences = [Sentence(beam, limit, ends, phrases[i] if phrases else ()) for i, limit in enumerate(limits)]
     assert batch.inputs is not None
     hidden, state = network.step(batch.inputs, network.start(batch), batch.mask)  # (B, T, C)
-    going, width = (
-        list(range(len(sentences))),
-        beam.groups,
-    )  # sentences in the batch, and K, the rows that each has there
+    going = list(range(len(sentences)))  # which sentences are in the batch
+    width = beam.groups  # K: how many rows each of them has there
     first = torch.arange(len(sentences), device=hidden.device).repeat_interleave(width)
     last, state = last_real(hidden, batch.mask)[first], state.move(first)  # (B * K, C)
     while True:
@@ -91,9 +89,9 @@ def continuations(scores: Tensor, sentences: Sequence[Sentence], numbers: Sequen
 def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequence[int], beam: Beam,
                   rules: Rules = FREE) -> list[Hypothesis]:  # fmt: skip
     """The most probable token each time, and its log-probability."""
+    texts: list[list[int]] = [[] for _ in limits]
     log_probs: list[list[float]] = [[] for _ in limits]
     totals = [0.0] * len(limits)
-    texts: list[list[int]] = [[] for _ in limits]
 
     def choice(logits: Tensor, rows: list[int]) -> Tensor:
         scores = logits.float().log_softmax(-1)  # (R, V)
@@ -101,15 +99,16 @@ def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Se
         if not rules.idle:
             rules.apply(scores, [texts[row] for row in rows], rows)
         gains, tokens = best(scores, 1)  # (R, 1)
-        own = own.gather(-1, tokens)
-        for row, token, gain, log_prob in zip(rows, tokens[:, 0].tolist(), gains.tolist(), own.tolist(), strict=True):
+        columns = [x[:, 0].tolist() for x in (tokens, gains, own.gather(-1, tokens))]
+        for row, token, gain, log_prob in zip(rows, *columns, strict=True):
             texts[row].append(token)
-            totals[row] += gain[0]
-            log_probs[row] += log_prob
+            totals[row] += gain
+            log_probs[row].append(log_prob)
         return tokens[:, 0]
 
-    written = rows_of(write(network, batch, limits, choice, ends), len(limits))
+    for _ in write(network, batch, limits, choice, ends):
+        pass
     return [
         Hypothesis(ids, own, total, beam.score(total, len(ids)), ids[-1] in ends)
-        for ids, own, total in zip(written, log_probs, totals, strict=True)
+        for ids, own, total in zip(texts, log_probs, totals, strict=True)
     ]

@@ -75,7 +75,6 @@ class Job:
     """One text on its way, its target side in tokens."""
 
     index: int
-    text: str
     source: list[int]
     words: list[int | None]
     """Of each source token, the word it belongs to; None for special tokens."""
@@ -139,7 +138,7 @@ class Translator:
             raise QkvError(
                 f"prefix and constraints take {needed} tokens, a translation has at most {room}: raise max_length"
             )
-        return Job(index, text, source, words, prefix, phrases)
+        return Job(index, source, words, prefix, phrases)
 
     def read(self, text: str) -> tuple[list[int], list[int | None]]:
         """Ids that end with an end token, and the word of each. All of the text is text: "</s>" in it ends nothing.
@@ -170,11 +169,11 @@ class Translator:
     def batch(self, jobs: Sequence[Job], how: Request) -> list[Translation]:
         """Texts of similar length together."""
         c = self.config
-        source, mask = padded([job.source for job in jobs], c.pad_id)
+        source, mask = padded([job.source for job in jobs], c.pad_id if c.pad_id < c.vocab_size else 0)
         inputs = source.new_full((len(jobs), 1), c.first_id or 0)
         device = next(self.network.parameters()).device
         batch = Batch(inputs, source=source, source_mask=None if mask.all() else mask).to(device)
-        never = tuple({c.pad_id, c.first_id or 0} - set(c.eos_ids))
+        never = tuple(token for token in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if token < c.target_size)
         prefixes, phrases = [job.prefix for job in jobs], [job.phrases for job in jobs]
         rules = Rules(c.eos_ids, never, how.min_length, how.no_repeat_ngram, how.repetition_penalty, prefixes)
         limits = [self.longest(job.source, how) for job in jobs]
@@ -195,7 +194,7 @@ class Translator:
         assert batch.source is not None
         pairs = [(row, h) for row, own in enumerate(found) for h in own]
         rows = batch.source.new_tensor([row for row, _ in pairs])
-        inputs, mask = padded([[self.config.first_id or 0, *h.ids[:-1]] for _, h in pairs], self.config.pad_id)
+        inputs, mask = padded([[self.config.first_id or 0, *h.ids[:-1]] for _, h in pairs], 0)
         forced = Batch(inputs.to(rows.device), mask.to(rows.device), None, batch.source[rows],
                        None if batch.source_mask is None else batch.source_mask[rows])  # fmt: skip
         weights = attention(self.network, forced, how.alignment_layer)  # (hypotheses, T, S)

@@ -97,7 +97,10 @@ def draw(folder: Path) -> None:
     """curves.svg from the log."""
     lines = [json.loads(line) for line in read_text(folder / "log.jsonl").splitlines()]
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
-    panels = {"loss per token": {"training": of("loss"), "held out": of("valid_loss")}, "BLEU": {"held out": of("valid_bleu")}}
+    panels = {
+        "loss per token": {"training": of("loss"), "held out": of("valid_loss")},
+        "BLEU": {"held out": of("valid_bleu")},
+    }
     write_text(folder / "curves.svg", curves(panels, "Training", "updates"))
 
 
