@@ -14,7 +14,8 @@ help:  ## this list
 		{ echo "qkv needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	# compat: a clone called qkv must not hide the package from scripts that stand beside it
+	$(BIN)/python -m pip install --quiet -e ".[dev]" --config-settings editable_mode=compat
 	@touch $@
 
 demo: .venv/.stamp  ## the lectures' worked examples, step by step

@@ -169,6 +169,10 @@ class Model:
             raise QkvError(
                 f"generate takes one prompt, given {batch.inputs.size(0)}; for many, see qkv.generate.search"
             )
+        if c.family == "decoder" and c.recurrent is None and batch.inputs.size(1) > c.max_length:
+            raise QkvError(
+                f"{batch.inputs.size(1)} tokens, but this model was made for {c.max_length}: shorten the prompt"
+            )
         if bounded(c):
             max_new_tokens = min(max_new_tokens, c.max_length - batch.inputs.size(1) + 1)
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed

@@ -45,8 +45,23 @@ def main() -> None:
     try:
         app()
     except QkvError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        fail(str(error))
+    except OSError as error:  # a full disk, no permission, a name that no file can have
+        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    except UnicodeError as error:
+        fail(
+            f"the input is not UTF-8 text ({error.reason if isinstance(error, UnicodeDecodeError) else error}): convert it first"
+        )
+    except MemoryError:
+        fail("not enough memory: use a smaller model, or smaller batches")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(problem: str) -> None:
+    """One line, exit code 2."""
+    print(f"error: {problem}", file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -16,23 +16,6 @@ from qkv.presets import ABOUT, PRESETS, tiny
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call `qkv ARGUMENTS` within this process -> exit code, stdout, stderr."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        from qkv.cli import main
-
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "160")
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small LLaMA with a tokenizer of its own, saved."""
@@ -250,3 +233,26 @@ def test_help_and_presets_do_not_import_torch() -> None:
         done = subprocess.run([sys.executable, "-c", code.format(argument)], capture_output=True, check=False)
         assert done.returncode == 0, argument
         assert done.stdout
+
+
+def test_what_the_system_refuses_is_one_line_too(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (
+        ["check", "a" * 5000],
+        ["export", folder, "b" * 300],
+        ["generate", folder, "a", "--seed", 10**25],
+    ):
+        code, _, err = run(*arguments)
+        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+    monkeypatch.setattr(sys, "stdin", None)
+    code, _, err = run("generate", folder)
+    assert code == 2 and "give a prompt" in err
+
+
+def test_a_prompt_longer_than_the_context_is_refused(run: Run, folder: Path) -> None:
+    code, _, err = run("generate", folder, "a " * 500)
+    assert code == 2 and "shorten the prompt" in err
+
+
+def test_a_typo_in_a_setting_gets_a_hint(run: Run) -> None:
+    code, _, err = run("params", "gpt2", "--set", "model.d_modle=256")
+    assert code == 2 and "did you mean 'd_model'" in err

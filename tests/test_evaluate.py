@@ -46,23 +46,6 @@ def sacrebleu(*arguments: str | Path) -> list[dict]:
     return found if isinstance(found, list) else [found]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call `qkv ARGUMENTS` within this process -> exit code, stdout, stderr."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        from qkv.cli import main
-
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "160")
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
-
-
 # --- the same digits as the sacrebleu command
 
 

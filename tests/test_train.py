@@ -4,11 +4,13 @@ import json
 import math
 import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+import qkv
 from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
 from qkv.convert.files import read_tensors
 from qkv.errors import FileError, QkvError
@@ -111,6 +113,7 @@ def test_it_learns(tmp_path: Path) -> None:
     )
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert sum(losses[-5:]) < 0.75 * sum(losses[:5])
+    assert qkv.load(tmp_path / "run").config == finished.config  # a run's folder opens as its best model
     assert finished.training.progress.best_step == 80 and (tmp_path / "run" / "curves.svg").exists()
 
 
@@ -143,8 +146,8 @@ def test_schedules_rise_then_fall(schedule: str) -> None:
     c = TrainConfig(steps=100, warmup=10, learning_rate=1.0, schedule=schedule)
     rates = [learning_rate(c, step, step / 100) for step in range(1, 101)]
     assert rates[0] == pytest.approx(0.1, rel=0.01) and max(rates) == pytest.approx(1.0, rel=0.03)
-    assert all(a <= b for a, b in zip(rates[:9], rates[1:10], strict=True))
-    assert all(a >= b for a, b in zip(rates[10:], rates[11:], strict=False))
+    assert all(a <= b for a, b in pairwise(rates[:10]))
+    assert all(a >= b for a, b in pairwise(rates[10:]))
     assert rates[-1] == pytest.approx(
         {"inverse-sqrt": 10**-0.5, "cosine": 0.1, "stable-decay": 0.0, "constant": 1.0}[schedule]
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder
+from qkv.errors import QkvError
 
 PROMPT = typer.Argument(metavar="[PROMPT]", help="What to go on from; without it, standard input.", show_default=False)
 CHAT = typer.Option("--chat", help="The prompt is a message: put it into the model's chat template.")
@@ -34,6 +35,8 @@ def run(
     """
     from qkv.api import load
 
+    if prompt is None and sys.stdin is None:
+        raise QkvError("no prompt and no standard input: give a prompt")
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     model = load(folder, device=device.value)
     pieces = model.generate(

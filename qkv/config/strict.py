@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
 from pathlib import Path
 from typing import Any, get_args
@@ -35,8 +36,10 @@ def _in_words(kind: type[Strict], problem: Any, where: str) -> str:
     path = [str(part) for part in problem["loc"] if part not in ("int", "tuple[int, ...]")]
     name = ".".join(([where] if where else []) + path)
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(_record_at(kind, path[:-1]).model_fields))
-        return f"unknown key {name!r} (given {problem['input']!r}); known keys: {known}"
+        known = sorted(_record_at(kind, path[:-1]).model_fields)
+        near = difflib.get_close_matches(path[-1], known, n=2)
+        hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        return f"unknown key {name!r} (given {problem['input']!r}); {hint}known keys: {', '.join(known)}"
     if problem["type"] == "missing":
         return f"{name!r} is missing"
     if problem["type"] == "value_error":

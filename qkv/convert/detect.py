@@ -54,6 +54,8 @@ def open_huggingface(folder: Path) -> tuple[ModelConfig, Network, Tokenizer | No
 
 def detect(path: Path) -> tuple[str, Path]:
     """What kind of model is it, and where exactly."""
+    if path.is_dir() and (path / "best").is_dir() and not (path / "config.json").exists():
+        path = path / "best"  # the folder of a run: its best model
     if path.is_dir():
         return detect_folder(path)
     if not path.is_file() and replaced(path).is_dir():

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import qkv
 from qkv.config import ModelConfig, checked
@@ -29,7 +28,7 @@ from qkv.convert.files import (
 )
 from qkv.convert.tokenizer_files import open_tokenizer, save_tokenizer
 from qkv.errors import FileError
-from qkv.models.build import Network, build, skeleton
+from qkv.models.build import Network, NoDraws, build, skeleton
 from qkv.models.weights import weights
 from qkv.text.tokenizer import Tokenizer
 
@@ -106,15 +105,6 @@ def copy_into(network: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-
-
-class NoDraws(TorchFunctionMode):
-    """Within it nothing is drawn at random: weights that a file will fill need no first values, which take seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.normal_, Tensor.uniform_):
-            return args[0]
-        return func(*args, **(kwargs or {}))
 
 
 # --- the folder

@@ -37,6 +37,8 @@ class Sampling:
 
 def seeded(seed: int, count: int) -> list[torch.Generator]:
     """One stream of random numbers per row (seed, seed + 1, ...), so that a row draws the same in any batch."""
+    if not 0 <= seed < 2**62:
+        raise QkvError(f"a seed is a whole number from 0 to 2^62, given {seed}")
     return [torch.Generator().manual_seed(seed + row) for row in range(count)]
 
 

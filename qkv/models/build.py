@@ -6,9 +6,11 @@ Read `build` first; it is the whole assembly. The small functions below fill one
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from qkv.config import ModelConfig
 from qkv.models.decoder import Decoder
@@ -49,8 +51,19 @@ def build(c: ModelConfig) -> Network:
 
 def skeleton(c: ModelConfig) -> Network:
     """The same network without memory behind its weights: to count, to list, to fill from a file."""
-    with torch.device("meta"):
+    with torch.device("meta"), NoDraws():
         return build(c)
+
+
+class NoDraws(TorchFunctionMode):
+    """Within it no weight is drawn at random: those that a file will fill need no first values, which take seconds."""
+
+    DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return (torch.zeros if func is torch.randn else func)(*args, **(kwargs or {}))
 
 
 # --- stacks
