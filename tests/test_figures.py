@@ -37,3 +37,11 @@ def test_a_heatmap_has_a_square_for_each_weight_darker_for_more() -> None:
     shades = [float(s.get("fill", "").rstrip(")").split(",")[-1]) for s in squares]
     assert shades == [1.0, 0.0, 0.2, 0.1, 0.9, 0.0]
     assert squares[4].find(f"{SVG}title").text == "<esse> - eat: 0.90"
+
+
+def test_panels_share_one_axis() -> None:
+    """The same x stands at the same place in every panel, whatever range each panel's points have."""
+    panels = {"a": {"l": [(0, 1.0), (1500, 2.0)]}, "b": {"l": [(250, 1.0), (1000, 2.0)]}, "c": {"l": [(250, 3.0)]}}
+    lines = ET.fromstring(curves(panels, "t", "x")).findall(f".//{SVG}polyline")
+    starts = [float(line.get("points", "").split(",")[0]) for line in lines]
+    assert starts[0] < starts[1] == starts[2]

@@ -15,18 +15,20 @@ def curves(panels: Mapping[str, Mapping[str, Points]], title: str, across: str) 
     """One panel below the other, each a name and its lines {label: [(x, y), ...]}, over the same x axis `across`."""
     width, height, top = 760, 230, 50
     parts = [text(width / 2, 26, title, 17, "middle", bold=True)]
+    xs = ticks([x for lines in panels.values() for line in lines.values() for x, _ in line] or [0.0])
     for index, (name, lines) in enumerate(panels.items()):
-        parts.append(panel(name, lines, 70, top + index * height, width - 100, height - 60, across))
+        parts.append(panel(name, lines, xs, (70, top + index * height, width - 100, height - 60), across))
     return svg(width, top + height * len(panels), parts)
 
 
-def panel(
-    name: str, lines: Mapping[str, Points], left: float, top: float, width: float, height: float, across: str
-) -> str:
+def panel(name: str, lines: Mapping[str, Points], xs: Sequence[float], box: tuple[float, float, float, float], across: str
+          ) -> str:  # fmt: skip
+    """One panel in `box` (left, top, width, height), with the ticks `xs` of the shared axis."""
+    left, top, width, height = box
     points = [p for line in lines.values() for p in line if all(map(math.isfinite, p))]
     if not points:
         return text(left, top + 20, f"{name}: nothing yet", 13)
-    xs, ys = ticks([x for x, _ in points]), ticks([y for _, y in points])
+    ys = ticks([y for _, y in points])
     place_x = lambda x: left + (x - xs[0]) / (xs[-1] - xs[0]) * width  # noqa: E731
     place_y = lambda y: top + height - (y - ys[0]) / (ys[-1] - ys[0]) * height  # noqa: E731
     parts = []
