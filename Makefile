@@ -18,7 +18,7 @@ help:  ## this list
 	$(BIN)/python -m pip install --quiet -e ".[dev]" --config-settings editable_mode=compat
 	@touch $@
 
-demo: .venv/.stamp  ## the lectures' worked examples, step by step
+demo: .venv/.stamp  ## a translator from raw text, trained, scored and shown: at most 5 minutes
 	$(BIN)/qkv demo
 
 test: .venv/.stamp  ## all tests, 2 at a time

@@ -21,6 +21,7 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.convert import detect, export, folder
 from qkv.convert.tokenizer_files import unread_tokenizer_files
+from qkv.device import pick_device
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
@@ -36,7 +37,7 @@ from qkv.text.tokenizer import Tokenizer
 def load(path: str | Path, device: str = "auto") -> Model:
     """Open a model: our folder, a Hugging Face folder, a .gguf file or a llama2.c .bin file."""
     config, network, tokenizer = detect.open_model(path)
-    model = Model(config, network, tokenizer, device)
+    model = Model(config, network, tokenizer, device, detect.open_target(path))
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
     return model
 
@@ -146,7 +147,7 @@ class Model:
     def texts(self, tokens: Iterator[int], prompt: Sequence[int], stop: Sequence[str]) -> Iterator[str]:
         """Pieces of text that follow the prompt, or in an encoder-decoder stand alone."""
         before = prompt if self.config.family == "decoder" else ()
-        return until(pieces(tokens, self.words(), before), [stop] if isinstance(stop, str) else stop)
+        return until(pieces(tokens, self.target_words(), before), [stop] if isinstance(stop, str) else stop)
 
     def chat(self, messages: Sequence[dict[str, str]], **how: Any) -> str:
         """The assistant's answer to [{"role": "user", "content": ...}, ...]; `how` as in `generate`."""
@@ -200,6 +201,15 @@ class Model:
             )
         return self.tokenizer
 
+    def target_words(self) -> Tokenizer:
+        """Of what is written: the target language may have a vocabulary of its own."""
+        words = self.words() if self.target_tokenizer is None else self.target_tokenizer
+        if words is self.tokenizer and self.config.target_size != self.config.vocab_size:
+            raise QkvError(
+                f"the target side has {self.config.target_size} words of its own: put its target_tokenizer.json beside it"
+            )
+        return words
+
     # --- translating
 
     def translate(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
@@ -229,7 +239,7 @@ class Model:
     def translator(self, fast: bool = True) -> Translator:
         source = self.words()
         network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
-        return Translator(self.config, network, source, self.target_tokenizer or source)
+        return Translator(self.config, network, source, self.target_words())
 
     def packed(self) -> Network:
         """The network with its weights laid out for the processor; made once, and again when they have changed."""
@@ -243,11 +253,11 @@ class Model:
 
     def save(self, path: str | Path) -> None:
         """Write our folder."""
-        folder.save(path, self.config, self.network, self.tokenizer)
+        folder.save(path, self.config, self.network, self.tokenizer, self.target_tokenizer)
 
     def export(self, path: str | Path, to: str = "hf") -> float:
         """Write a Hugging Face folder ("hf") or ours ("qkv"), read it back and compare; the largest difference found."""
-        return export.export(path, to, self.config, self.network, self.tokenizer)
+        return export.export(path, to, self.config, self.network, self.tokenizer, self.target_tokenizer)
 
     # --- what is given, checked
 
@@ -274,19 +284,6 @@ def outputs(*modules: nn.Module) -> Iterator[list[Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device(
-            "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        )
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-        return device
-    except (RuntimeError, AssertionError):
-        raise QkvError(f"device {name!r} is not on this machine: use 'auto', 'cpu' or another") from None
 
 
 def pooled(vectors: Tensor, mask: Tensor | None, pooling: str) -> Tensor:

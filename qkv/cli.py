@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
 from qkv.commands import (
+    average,
     check,
     compare,
     config,
@@ -15,6 +17,7 @@ from qkv.commands import (
     evaluate,
     export,
     generate,
+    lectures,
     params,
     presets,
     tokenizer,
@@ -26,18 +29,34 @@ from qkv.errors import QkvError
 
 app = typer.Typer(
     name="qkv",
-    help="The whole Transformer in one package: build, open, check, convert and run its families.",
-    epilog="Start with: qkv demo · qkv presets · qkv params gpt2",
+    help="The whole Transformer in one package: train, build, open, check, convert and run its families.",
+    epilog="Start with: qkv demo · qkv lectures · qkv params gpt2",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for verb in (demo, presets, params, config, train, translate, generate, evaluate, compare, check, export, version):
+VERBS = (demo, train, translate, evaluate, compare, average, generate, presets, params, config, check, export, lectures, version)
+for verb in VERBS:
     app.command(verb.__name__.rpartition(".")[2])(verb.run)
 for group in (data, tokenizer):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        version.run()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print versions.")
+    ] = False,
+) -> None:
+    pass
 
 
 def main() -> None:

@@ -83,7 +83,9 @@ def cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Lo
     weight, bias = head.weight, head.bias
     if not torch.is_grad_enabled():  # the function takes its gradient while it goes forward, unless nobody wants one
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-    total = ChunkedCrossEntropy.apply(head.features(hidden), weight, bias, targets, smoothing)
+    x = head.features(hidden).to(weight.dtype)
+    with torch.autocast(x.device.type, enabled=False):  # a sum over all words needs all its digits
+        total = ChunkedCrossEntropy.apply(x, weight, bias, targets, smoothing)
     return Loss(total, targets.numel())
 
 

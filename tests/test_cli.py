@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_help_lists_every_verb_and_each_verb_shows_an_example(run: Run) -> None:
     code, out, _ = run("--help")
-    verbs = "demo presets params config generate check export version".split()
+    verbs = "demo train translate evaluate compare presets params config generate check export lectures version".split()
     assert code == 0
     assert all(verb in out for verb in verbs)
     for verb in verbs:
@@ -49,6 +50,7 @@ def test_help_lists_every_verb_and_each_verb_shows_an_example(run: Run) -> None:
 
 def test_version(run: Run) -> None:
     assert f"qkv {qkv.__version__} " in run("version")[1]
+    assert run("--version") == run("version")
 
 
 def test_presets_lists_each_with_its_source(run: Run) -> None:
@@ -61,12 +63,15 @@ def test_presets_lists_each_with_its_source(run: Run) -> None:
 
 
 def test_config_explains_every_field(run: Run) -> None:
-    from qkv.config import ModelConfig
+    from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 
-    out = run("config")[1]
-    assert all(name in out for name in ModelConfig.model_fields)
+    out, tables = run("config")[1], json.loads(run("config", "--json")[1])
     assert "Width of the residual stream" in out
-    assert all(field.description for field in ModelConfig.model_fields.values())
+    for kind, (title, fields) in zip(
+        (ModelConfig, DataConfig, CorpusConfig, TrainConfig, DecodeConfig), tables.items(), strict=True
+    ):
+        assert title in out and [f["field"] for f in fields] == list(kind.model_fields)
+        assert all(f["meaning"] and f["type"] and f["field"] in out for f in fields)
 
 
 def test_params_of_gpt3_as_json(run: Run) -> None:
@@ -92,8 +97,8 @@ def test_params_of_a_preset_a_recipe_and_a_folder(run: Run, tmp_path: Path, fold
     assert json.loads(run("params", folder, "--json")[1])["parameters"] == count(c).parameters
 
 
-def test_demo_shows_the_answers_the_lectures_state(run: Run) -> None:
-    code, out, _ = run("demo")
+def test_lectures_shows_the_answers_the_lectures_state(run: Run) -> None:
+    code, out, _ = run("lectures")
     assert code == 0
     stated = ["14, 12", "0.88, 0.12", "0.8044, 0.1956", "0.6089, 0.1956", "175,181,291,520 weights in 27,938 matrices"]
     assert all(answer in out for answer in stated)
@@ -102,6 +107,39 @@ def test_demo_shows_the_answers_the_lectures_state(run: Run) -> None:
     assert "dim 2 1.000 0.540 -0.416 -0.990 -0.654" in tables
     assert "Apfel x x x x x . ." in tables
     assert "[1, 2, 1, 1] . [2, 3, 4, 8] 20 10.00" in tables
+    assert "B3" in run("lectures", "b3")[1] and "B1" not in run("lectures", "b3")[1]
+    assert "no worked example B9" in run("lectures", "B9")[2]
+
+
+def test_the_demo_trains_scores_and_shows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way on a smaller corpus and a smaller network; a second time it shows the same at once."""
+    monkeypatch.chdir(tmp_path)
+    small = ["data.train=[{grammar=300}]", "data.valid.grammar=5", "data.test.grammar=20", "model.d_model=16",
+             "data.batch_tokens=400", "train.steps=4", "train.evaluate_every=2"]  # fmt: skip
+    command = ["demo", *(word for setting in small for word in ("--set", setting))]
+    code, out, err = run(*command)
+    assert code == 0, err
+    run_folder = tmp_path / "runs" / "demo"
+    for said in ("I ate an apple.", "alignment", "BLEU|nrefs:1", "translate runs/demo", "lectures", "alignment.svg"):
+        assert said in out, said
+    assert out.count("\ntranslation ") == 6
+    for name in ("alignment.svg", "curves.svg"):
+        ET.fromstring((run_folder / name).read_text())
+    log, (code, again, err) = (run_folder / "log.jsonl").read_bytes(), run(*command)
+    assert (code, again) == (0, out) and "translating" not in err
+    assert (run_folder / "log.jsonl").read_bytes() == log
+
+
+def test_compare_takes_runs(run: Run, tmp_path: Path) -> None:
+    for name, text in (("a", "Ein Hund läuft im Garten .\n"), ("b", "Ein Hund schläft im Garten .\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "test.hyp.txt").write_text(text)
+        (tmp_path / name / "test.ref.txt").write_text("Ein Hund läuft im Garten .\n")
+    code, out, _ = run("compare", tmp_path / "a", tmp_path / "b", "--samples", "10", "--json")
+    values = [row["value"] for row in json.loads(out) if row["metric"] == "BLEU"]
+    assert code == 0 and values[0] == pytest.approx(100) and values[1] < 99
+    (tmp_path / "b" / "test.ref.txt").write_text("Ein anderer Satz .\n")
+    assert "different test sets" in run("compare", tmp_path / "a", tmp_path / "b")[2]
 
 
 # --- with a model

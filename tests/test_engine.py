@@ -107,7 +107,7 @@ def test_tensors_are_shared_not_copied() -> None:
 def test_one_product_where_there_were_three() -> None:
     c = tiny("llama3-8b")
     attention = pack(network_of(c)).stack.blocks[0].attention.layer
-    assert attention.query_key_value.weight.shape == ((c.n_heads + 2 * c.kv_heads) * c.head_width, c.d_model)
+    assert attention.query_key_value.shape == ((c.n_heads + 2 * c.kv_heads) * c.head_width, c.d_model)
 
 
 def test_other_numbers_take_the_plain_product() -> None:

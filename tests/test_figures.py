@@ -45,3 +45,20 @@ def test_panels_share_one_axis() -> None:
     lines = ET.fromstring(curves(panels, "t", "x")).findall(f".//{SVG}polyline")
     starts = [float(line.get("points", "").split(",")[0]) for line in lines]
     assert starts[0] < starts[1] == starts[2]
+
+
+def test_a_single_point_is_seen_and_a_label_keeps_its_colour() -> None:
+    panels = {"loss": {"training": [(1, 1.0), (2, 2.0)], "held out": [(2, 2.5)]}, "BLEU": {"held out": [(2, 30.0)]}}
+    picture = ET.fromstring(curves(panels, "t", "x"))
+    training, *held_out = [line.get("stroke") for line in picture.findall(f".//{SVG}polyline")]
+    assert held_out[0] == held_out[1] != training
+    assert len(picture.findall(f".//{SVG}circle")) == 4
+    many = ET.fromstring(curves({"loss": {"training": [(x, x) for x in range(500)]}}, "t", "x"))
+    assert not many.findall(f".//{SVG}circle")
+
+
+def test_a_heatmap_is_as_wide_as_its_title() -> None:
+    narrow, wide = (
+        ET.fromstring(heatmap(["a"], ["b"], [[1.0]], title)) for title in ("t", "a title of many words" * 3)
+    )
+    assert float(wide.get("width", 0)) > 10 * 60 > float(narrow.get("width", 0))

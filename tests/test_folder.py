@@ -10,7 +10,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
 import qkv
-from qkv.api import Model, pick_device
+from qkv.api import Model
+from qkv.device import pick_device
 from qkv.config import ModelConfig
 from qkv.convert import folder
 from qkv.convert.files import read_tensors, write_json, write_tensors

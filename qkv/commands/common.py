@@ -36,10 +36,11 @@ Settings = Annotated[list[str] | None, SETTINGS]
 def config_of(what: str, settings: list[str] | None) -> ModelConfig:
     """The configuration of a preset's name, a recipe file or a model's folder, with `--set` changes."""
     from qkv.presets import PRESETS, preset
+    from qkv.recipes import find, names
 
     path = Path(what)
-    if path.suffix == ".toml":
-        return load_recipe(path, settings).model
+    if path.suffix == ".toml" or (what in names() and what not in PRESETS):
+        return load_recipe(find(what), settings).model
     if what in PRESETS or not (path.exists() or "/" in what):
         base = preset(what)
     else:

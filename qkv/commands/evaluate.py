@@ -15,15 +15,16 @@ WHAT = typer.Argument(
     metavar="HYPOTHESES|MODEL", help="A file of translations, or the model that makes them.", show_default=False
 )
 REFERENCES = typer.Option(
-    "--references", "-r", help="Correct translations, one per line; repeat it for several.", show_default=False
-)
+    "--references", "-r", show_default=False,
+    help="Correct translations, one per line; repeat it for several. Default: those of the run that is given.",
+)  # fmt: skip
 METRICS = typer.Option("--metrics", help="Some of bleu, chrf, ter.")
 TOKENIZE = typer.Option("--tokenize", help="How BLEU cuts words: 13a, intl, char, zh, none.")
 LOWER = typer.Option("--lower", help="Ignore case in BLEU and chrF.")
 SENTENCES = typer.Option("--sentences", help="Print one line per sentence: number, scores, hypothesis, reference.")
 OUTPUT = typer.Option("--output", help="Also write the model's translations to this file.", show_default=False)
 
-References = Annotated[list[Path], REFERENCES]
+References = Annotated[list[Path] | None, REFERENCES]
 Metrics = Annotated[str, METRICS]
 Tokenize = Annotated[str, TOKENIZE]
 Lower = Annotated[bool, LOWER]
@@ -31,7 +32,7 @@ Lower = Annotated[bool, LOWER]
 
 def run(
     what: Annotated[Path, WHAT],
-    references: References,
+    references: References = None,
     source: Annotated[Path | None, typer.Option(help="With a model: what it translates.", show_default=False)] = None,
     metrics: Metrics = "bleu,chrf,ter",
     beam: Annotated[int, typer.Option(min=1, help="With a model: hypotheses kept; 1 = greedy.")] = 4,
@@ -47,11 +48,14 @@ def run(
     """Score translations with sacreBLEU: BLEU, chrF2, TER, with intervals, signatures and BLEU by length.
 
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
+    [dim]qkv evaluate runs/demo                     # the run's own test set, translated anew[/]
     [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
     """
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
 
     names = metrics.split(",")
+    if not references:
+        references, source = [of_run(what, "ref")], source or of_run(what, "src")
     targets = [read_sentences(path) for path in references]
     if what.is_dir():
         hypotheses = translations(what, source, beam, length_penalty, output, device)
@@ -76,6 +80,14 @@ def run(
     print("\nreference words   sentences   BLEU")
     for b in buckets:
         print(f"{f'{b.shortest}-{b.longest}':>15} {b.sentences:11,} {b.bleu:6.1f}")
+
+
+def of_run(folder: Path, which: str) -> Path:
+    """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
+    path = folder / f"test.{which}.txt"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not the folder of a run with a test set: say what is correct with --references")
+    return path
 
 
 def translations(folder: Path, source: Path | None, beam: int, length_penalty: float, output: Path | None,

@@ -3,54 +3,86 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.commands.common import Settings
 from qkv.errors import ConfigError
 
+if TYPE_CHECKING:
+    from qkv.train.run import Run
+
+RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of a shipped one.", show_default=False)
+OUT = typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)
+BUDGET = typer.Option("--time-budget", help="Train for 90s, 10m or 1h at the most; the schedule fits itself to it.")
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default all cores.")]
+
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe (TOML), for example recipes/demo.toml.", show_default=False)],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)
-    ] = None,
+    recipe: Annotated[str, RECIPE],
+    out: Annotated[Path | None, OUT] = None,
     settings: Settings = None,
-    time_budget: Annotated[
-        str | None, typer.Option("--time-budget", help="Stop after 10m, 1h or 90s; the schedule fits itself to it.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default all cores.")] = None,
+    time_budget: Annotated[str | None, BUDGET] = None,
+    threads: Threads = None,
 ) -> None:
-    """Train a model; the same command again goes on where it stopped.
+    """Train a model from raw text, score it on the test set, and write its card.
 
-    Examples:
-      qkv train recipes/demo.toml
-      qkv train recipes/demo.toml --out runs/wide --set model.d_model=256
-      qkv train recipes/demo.toml --time-budget 5m
-    """  # fmt: skip
+    The same command again goes on where it stopped, to the same bits. Ctrl-C and SIGTERM finish the update, store it and
+    leave with exit code 130 and 143; a second Ctrl-C leaves at once, and what came after the last checkpoint is done again.
+
+    [dim]qkv train demo                                               # a recipe that comes with qkv[/]
+    [dim]qkv train multi30k-en-de --set data.root=/data/multi30k      # its files are there already[/]
+    [dim]qkv train my.toml --out runs/wide --set model.d_model=256    # copy runs/demo/recipe.toml and change it[/]
+    [dim]qkv train my.toml --time-budget 1h[/]
+    [dim]tensorboard --logdir runs                                    # watch it[/]
+    """
+    finished = trained(recipe, list(settings or []), out, time_budget, threads)
+    folder, progress = finished.folder, finished.training.progress
+    print(f"best validation BLEU {progress.best:.2f}, at update {progress.best_step:,}")
+    for line in score_lines(finished.results):
+        print(line)
+    print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")
+    print(f"translate with it: qkv translate {folder} FILE")
+
+
+def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None) -> Run:
+    """Train to the end. Whoever is stopped on the way leaves here, with the exit code that shells expect."""
     import json
 
     import torch
 
     from qkv.config import load_recipe
+    from qkv.recipes import find
     from qkv.train import run as training
     from qkv.train.report import Report
 
-    changes = list(settings or [])
+    path = find(recipe)
     if time_budget is not None:
-        changes.append(f"train.time_budget={minutes(time_budget)}")
-    loaded = load_recipe(recipe, changes)
+        changes = [*changes, f"train.time_budget={minutes(time_budget)}"]
+    loaded = load_recipe(path, changes)
     if loaded.data is None:
         raise ConfigError(f"{recipe} has no [data] table: it says what a model is, not what it learns from")
     if threads is not None:
         torch.set_num_threads(threads)
-    text = recipe.read_text() + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
-    finished = training.run(loaded, text, out or Path("runs") / recipe.stem, Report())
-    progress = finished.training.progress
-    print(
-        f"best {finished.task.metric} {progress.best:.2f} at update {progress.best_step:,}: {finished.folder / 'best'}"
-    )
+    text = path.read_text() + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
+    finished = training.run(loaded, text, out or Path("runs") / path.stem, Report())
+    if finished.why.startswith("stopped"):
+        raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
+    if not finished.results:  # one of several workers: the first one tells
+        raise typer.Exit
+    return finished
+
+
+def score_lines(results: dict) -> list[str]:
+    """The scores of the test set, as `qkv evaluate` prints them."""
+    test = results["test"]
+    if test is None:
+        return []
+    how = f"beam {test['beam']}" if test["beam"] > 1 else "greedy"
+    lines = [f"test set, {test['sentences']:,} sentences, {how}:"]
+    lines += [f"  {s['name']} = {s['value']:.2f}  {s.get('details', '')}".rstrip() for s in test["scores"]]
+    return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"]]
 
 
 def minutes(text: str) -> float:

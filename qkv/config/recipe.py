@@ -37,8 +37,9 @@ def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
             raise ConfigError(f"preset must be a name ({', '.join(PRESETS)}), given {name!r}")
         values["model"] = merged(base.model_dump(exclude_unset=True), values.get("model", {}))
     fields, data = values.get("model", {}), values.get("data", {})
-    if isinstance(fields, dict) and isinstance(data, dict) and "vocab_size" in data:
-        fields = {"vocab_size": data["vocab_size"], **fields}  # the trained tokenizer's size takes its place
+    if isinstance(fields, dict) and isinstance(data, dict) and "data" in values:
+        size = data.get("vocab_size", DataConfig.model_fields["vocab_size"].default)
+        fields = {"vocab_size": size, **fields}  # the trained tokenizer's size takes its place
     model = checked(ModelConfig, fields, "model")
     rooms: dict[str, type[Strict]] = {"data": DataConfig, "train": TrainConfig, "decode": DecodeConfig}
     parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}

@@ -60,7 +60,7 @@ class DataConfig(Strict):
     target: str = "de"
     """Language of the target side."""
     root: str = ""
-    """Folder that relative file names start from."""
+    """Folder that relative file names start from; also where a data set lies that has no path of its own."""
     train: tuple[CorpusConfig, ...]
     """Corpora to learn from."""
     valid: CorpusConfig
@@ -103,9 +103,11 @@ class TrainConfig(Strict):
     """Updates at the most."""
     time_budget: float | None = Field(default=None, gt=0)
     """Minutes of training; schedules fit themselves to it."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for the matrices within the blocks and AdamW for the rest."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Largest learning rate."""
-    schedule: Literal["inverse-sqrt", "cosine", "stable-decay", "constant"] = "inverse-sqrt"
+    schedule: Literal["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"] = "inverse-sqrt"
     """How the learning rate falls after the warm-up."""
     warmup: int = Field(default=1000, ge=0)
     """Updates in which the learning rate rises from 0."""
@@ -127,8 +129,16 @@ class TrainConfig(Strict):
     """Updates between looks at the held-out set."""
     save_every: int = Field(default=500, gt=0)
     """Updates between checkpoints."""
+    keep: int = Field(default=1, gt=0)
+    """Checkpoints to keep; `qkv average` makes one model of several."""
     patience: int = Field(default=0, ge=0)
     """Looks without a better score before training stops; 0 = never."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Numbers in products; auto = bfloat16 where the hardware has units for it, else float32."""
+    compile: bool = False
+    """Let torch.compile fuse the network's steps: a minute or more at first; on a CPU it was never faster."""
+    device: str = "auto"
+    """cpu, cuda or cuda:1; auto = a GPU where there is one."""
     seed: int = Field(default=1, ge=0)
     """Decides weights, order and dropout."""
 

@@ -8,7 +8,7 @@ from qkv.config import ModelConfig
 from qkv.convert import folder as ours
 from qkv.convert import g2p, gguf_file, huggingface, llama2c
 from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
-from qkv.convert.tokenizer_files import open_tokenizer
+from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network
 from qkv.text.tokenizer import Tokenizer
@@ -27,6 +27,11 @@ def open_model(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None
         config, tensors = g2p.read_g2p(path)
         return config, ours.fill(config, tensors, str(path)), None
     return llama2c.read(path)
+
+
+def open_target(path: str | Path) -> Tokenizer | None:
+    """The tokenizer of the target language, where that has a vocabulary of its own."""
+    return open_target_tokenizer(detect(Path(path))[1])
 
 
 def open_config(path: str | Path) -> ModelConfig:

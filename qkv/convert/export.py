@@ -21,7 +21,8 @@ from qkv.text.tokenizer import Tokenizer
 TOLERANCE = 1e-5
 
 
-def export(folder: str | Path, to: str, config: ModelConfig, network: Network, tokenizer: Tokenizer | None) -> float:
+def export(folder: str | Path, to: str, config: ModelConfig, network: Network, tokenizer: Tokenizer | None,
+           target: Tokenizer | None = None) -> float:  # fmt: skip
     """Write `folder` as "hf" or "qkv"; the largest difference of its outputs from the network's, after reading it back.
 
     Weights are written as the network has them, which is float32 for all that was read, whatever the file had. Of a
@@ -34,17 +35,18 @@ def export(folder: str | Path, to: str, config: ModelConfig, network: Network, t
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(f"{folder} exists and is not empty: choose another folder or remove it")
     with new_folder(folder) as new:
-        (write_huggingface if to == "hf" else ours.write)(new, config, network, tokenizer)
+        (write_huggingface if to == "hf" else ours.write)(new, config, network, tokenizer, target)
         return verify(new, config, network)
 
 
-def write_huggingface(folder: Path, config: ModelConfig, network: Network, tokenizer: Tokenizer | None) -> None:
+def write_huggingface(folder: Path, config: ModelConfig, network: Network, tokenizer: Tokenizer | None,
+                      target: Tokenizer | None = None) -> None:  # fmt: skip
     """config.json, model.safetensors and the tokenizer's files, as `transformers` opens them."""
     values, tensors = huggingface.to_foreign(config, ours.weights(network))
     write_json(folder / "config.json", values)
     write_tensors(folder / "model.safetensors", tensors)
     if tokenizer is not None:
-        save_tokenizer(folder, tokenizer)
+        save_tokenizer(folder, tokenizer, target)
 
 
 def verify(folder: Path, config: ModelConfig, network: Network) -> float:

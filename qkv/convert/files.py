@@ -319,6 +319,8 @@ def _atomically(path: Path, write: Callable[[str], object]) -> None:
         to_disk(path.parent)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; is there room, and may you write there?") from None
+    except SafetensorError as error:  # what the library makes of an OSError
+        raise FileError(f"cannot write {path}: {_one_line(error)}; is there room, and may you write there?") from None
 
 
 @contextmanager

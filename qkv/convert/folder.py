@@ -1,4 +1,5 @@
 """Our own folder: config.json, model.safetensors, tokenizer.json, README.md (card), and COMPLETE, written last.
+A translator whose two languages have a vocabulary each has target_tokenizer.json as well.
 
 A folder without the marker was not finished and is never opened. Nothing is allocated before the configuration and the
 weights file are known to agree.
@@ -26,7 +27,7 @@ from qkv.convert.files import (
     write_tensors,
     write_text,
 )
-from qkv.convert.tokenizer_files import open_tokenizer, save_tokenizer
+from qkv.convert.tokenizer_files import TARGET, open_tokenizer, save_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network, NoDraws, build, skeleton
 from qkv.models.weights import weights
@@ -34,7 +35,7 @@ from qkv.text.tokenizer import Tokenizer
 
 MARKER = "COMPLETE"
 MODEL_TYPE = "qkv"
-FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", MARKER}
+FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", TARGET, "README.md", MARKER}
 """What a save replaces; other files in the folder stay."""
 MAX_TABLES = 2**28
 """Most elements of tables that a network computes for itself (sinusoids, random features)."""
@@ -110,7 +111,8 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 # --- the folder
 
 
-def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None = None) -> None:
+def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None = None,
+         target: Tokenizer | None = None) -> None:  # fmt: skip
     """Write a folder, or put a new one in the place of one of ours: until the new one is whole, the old one stays."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -124,16 +126,17 @@ def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer:
         if used:
             others = lambda at, names: FILES & set(names) if Path(at) == folder else ()  # noqa: E731
             shutil.copytree(folder, new, symlinks=True, ignore=others, dirs_exist_ok=True)
-        write(new, config, network, tokenizer)
+        write(new, config, network, tokenizer, target)
 
 
-def write(folder: Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None) -> None:
+def write(folder: Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None,
+          target: Tokenizer | None = None) -> None:  # fmt: skip
     """The files, into an empty folder; the marker comes last."""
     model = config.model_dump(mode="json")  # all fields: a later default must not change an old model
     write_json(folder / "config.json", {"model_type": MODEL_TYPE, "qkv_version": qkv.__version__, "model": model})
     write_tensors(folder / "model.safetensors", weights(network))
     if tokenizer is not None:
-        save_tokenizer(folder, tokenizer)
+        save_tokenizer(folder, tokenizer, target)
     write_text(folder / "README.md", card(config, network))
     write_text(folder / MARKER, f"saved whole by qkv {qkv.__version__}\n")
 

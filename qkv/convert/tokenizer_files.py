@@ -17,6 +17,8 @@ from qkv.text.tokenizer import Tokenizer
 SENTENCEPIECE = ("spiece.model", "tokenizer.model")
 """SentencePiece files whose ids are the model's. Those of Marian (source.spm) and XLM-R (sentencepiece.bpe.model) are not:
 the model counts them otherwise."""
+TARGET = "target_tokenizer.json"
+"""Beside tokenizer.json: that of the target language, where it has a vocabulary of its own."""
 PARTS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
 """Files that make a tokenizer in pairs."""
 
@@ -61,8 +63,17 @@ def unread_tokenizer_files(path: str | Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir() if file.suffix in (".spm", ".model") or file.name in PARTS)
 
 
-def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+def open_target_tokenizer(folder: str | Path) -> Tokenizer | None:
+    """The tokenizer of the target language, None where it has no vocabulary of its own."""
+    path = Path(folder) / TARGET
+    return Tokenizer.from_json(read_text(path), None, str(path)) if path.is_file() else None
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer, target: Tokenizer | None = None) -> None:
+    """The tokenizer's files, and those of another one for the target language."""
     write_text(folder / "tokenizer.json", tokenizer.to_json())
+    if target is not None and target is not tokenizer:
+        write_text(folder / TARGET, target.to_json())
     if tokenizer.settings:
         write_json(folder / "tokenizer_config.json", tokenizer.settings)
 

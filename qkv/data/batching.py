@@ -10,12 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from qkv.data.sources import Record, Source
 from qkv.errors import QkvError
 
 Example = TypeVar("Example")
+CHUNK = 4096
+"""Records that are encoded together."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Batches(Generic[Example]):
         self.tokens, self.pool, self.seed, self.rank, self.world = tokens, pool, seed, rank, world
         self.position = Position()
         self.kept: list[Example] | None = None  # the whole corpus, where one pool holds it
+        self.reader: tuple[int, Iterator[tuple[int, Record]]] | None = None  # where a pool ended, and what follows
 
     def __iter__(self) -> Iterator[list[Example]]:
         while True:
@@ -71,16 +75,18 @@ class Batches(Generic[Example]):
         if self.kept is not None:
             return list(self.kept), 0, True
         examples: list[Example] = []
-        following, chunk = self.position.record, []
-        reader = self.source.read(following)
-        for following, record in reader:
-            chunk.append(record)
-            if len(chunk) == 4096:
-                examples += [e for e in self.encode(chunk) if e is not None]
-                chunk = []
-                if len(examples) >= self.pool:
-                    return examples, following, False
-        examples += [e for e in self.encode(chunk) if e is not None]
+        following = self.position.record
+        at, reader = self.reader or (-1, iter(()))
+        reader = reader if at == following else self.source.read(following)
+        while chunk := list(islice(reader, CHUNK)):
+            following = chunk[-1][0]
+            examples += [e for e in self.encode([record for _, record in chunk]) if e is not None]
+            if len(examples) >= self.pool:
+                self.reader = following, reader
+                return examples, following, False
+            if not examples and following - self.position.record > 10 * max(self.pool, CHUNK):
+                break  # an endless corpus of which nothing is usable
+        self.reader = None
         if self.position.record == 0:
             self.kept = list(examples)
             if not examples:

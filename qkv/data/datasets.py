@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from qkv.data.fetch import cache, fetch
-from qkv.data.sources import Memory, Parallel, Record, Source, Table
+from qkv.data.sources import Corpus, Memory, Parallel, Record, Table
 from qkv.errors import ConfigError, FileError
 
 MB = 1_000_000
@@ -27,7 +27,7 @@ HELD_OUT = 3000
 """Pairs of a validation or test set that is made here, at the most."""
 
 
-def dataset(name: str, source: str, target: str, split: str, path: str | Path | None = None) -> Source:
+def dataset(name: str, source: str, target: str, split: str, path: str | Path | None = None) -> Corpus:
     """Pairs (source, target) of a named data set: its `split` train, valid, test, or one that only this data set has."""
     local = None if path is None else Path(path)
     if local is not None and not local.exists():
@@ -64,7 +64,7 @@ MULTI30K_TEXTS = {
 (2017, 2018) and Czech have none, and are held to what the first fetch brought."""
 
 
-def multi30k(source: str, target: str, split: str, local: Path | None) -> Source:
+def multi30k(source: str, target: str, split: str, local: Path | None) -> Corpus:
     """One file per language, in step. The test set of 2016 unless `split` names another (test_2017_flickr ...)."""
     check_languages("multi30k", {"en", "de", "fr", "cs"}, source, target)
     split = MULTI30K_SPLITS.get(split, split)
@@ -99,7 +99,7 @@ ISO3 = {
 }  # fmt: skip
 
 
-def tatoeba(source: str, target: str, split: str, local: Path | None) -> Source:
+def tatoeba(source: str, target: str, split: str, local: Path | None) -> Corpus:
     """English TAB other language (TAB where it is from), in LANGUAGE.txt within a .zip, or a text file of that kind."""
     check_languages("tatoeba", {"en", *ISO3}, source, target)
     if "en" not in (source, target):
@@ -119,7 +119,7 @@ def tatoeba(source: str, target: str, split: str, local: Path | None) -> Source:
 OPUS = "https://object.pouta.csc.fi"
 
 
-def opus(corpus: str, version: str, source: str, target: str, split: str, local: Path | None) -> Source:
+def opus(corpus: str, version: str, source: str, target: str, split: str, local: Path | None) -> Corpus:
     """CORPUS.a-b.a and CORPUS.a-b.b, the languages in alphabetical order, within a .zip or a folder."""
     for language in (source, target):
         if not re.fullmatch(r"[A-Za-z]{2,3}(_\w+)?", language):
@@ -134,7 +134,7 @@ def opus(corpus: str, version: str, source: str, target: str, split: str, local:
 # --- WMT's test sets: SGML files in a .tgz, listed by sacreBLEU with the MD5 of each
 
 
-def wmt(name: str, source: str, target: str, split: str, local: Path | None) -> Source:
+def wmt(name: str, source: str, target: str, split: str, local: Path | None) -> Corpus:
     """A test set, or the validation set of a later year. Segments as sacreBLEU reads them, so that scores can be compared."""
     from sacrebleu.dataset import DATASETS
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
@@ -183,7 +183,7 @@ class HeldOut:
     pairs whose other side was held out: nothing that is tested was seen, in either direction.
     """
 
-    source: Source
+    source: Corpus
     split: str
     deciding: int
     """Which side is hashed: the same language in both directions."""
@@ -194,7 +194,10 @@ class HeldOut:
     def skipped(self) -> Counter[str]:
         return self.source.skipped
 
-    def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
+    def about(self) -> int:
+        return self.source.about()
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         if self.split != "train":
             chosen = ((n, r) for n, r in self.source.read() if split_of(r[self.deciding]) == self.split)
             yield from ((n, r) for n, r in islice(chosen, HELD_OUT) if n > start)
@@ -202,7 +205,7 @@ class HeldOut:
         if not self.held:
             others = (r[1 - self.deciding] for _, r in self.source.read() if split_of(r[self.deciding]) != "train")
             self.held = {hashed(text) for text in others}
-        for number, record in self.source.read(start):
+        for number, record in self.source.read(start, stride):
             if split_of(record[self.deciding]) == "train" and hashed(record[1 - self.deciding]) not in self.held:
                 yield number, record
 

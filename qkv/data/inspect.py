@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -107,10 +107,10 @@ class Report:
 
 
 def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str = "words",
-            problem: Callable[[Any, Any, Record], str] | None = None, limit: int = 0) -> Report:  # fmt: skip
+            problem: Callable[[Any, Any], str] | None = None, limit: int = 0) -> Report:  # fmt: skip
     """Read a corpus once, at most `limit` records (0 = all).
 
-    `tokenize` has one function per side (or one for all) that cuts texts into units; `problem(source, target, record)` says
+    `tokenize` has one function per side (or one for all) that cuts texts into units; `problem(source, target)` says
     why training would drop a pair.
     """
     report, reader = Report(name, unit=unit), source.read()
@@ -125,7 +125,7 @@ def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str =
             report.lengths[i].counts.update(map(len, side))
         for row, (number, record) in enumerate(chunk):
             look(report, number, record, scripts, seen)
-            if problem is not None and (reason := problem(units[0][row], units[-1][row], record)):
+            if problem is not None and (reason := problem(units[0][row], units[-1][row])):
                 report.dropped[reason] += 1
         report.records += len(chunk)
         if limit and report.records >= limit:
@@ -206,7 +206,7 @@ def inspect_recipe(data: DataConfig, tokenize: Sequence[Tokenize], unit: str, li
     return reports, leaks(list(sources.values()), held, limit)
 
 
-def leaks(train: Sequence[Source], held: dict[str, Source], limit: int = 0) -> dict[str, int]:
+def leaks(train: Sequence[Source], held: Mapping[str, Source], limit: int = 0) -> dict[str, int]:
     """name -> how many held-out records have a source text that is also in the training corpora."""
     wanted = {name: [hash(record[0]) for _, record in source.read()] for name, source in held.items()}
     every = set[int]().union(*wanted.values())

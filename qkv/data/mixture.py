@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from qkv.data.sources import Record, Source
+from qkv.errors import QkvError
 
 
 class Mixture:
@@ -22,17 +24,21 @@ class Mixture:
     def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
         """Records from number `start` on; those before it are read past, source by source."""
         r = random.Random(self.seed)
-        choices = range(len(self.sources))
+        choices, summed = range(len(self.sources)), list(accumulate(self.weights))
         readers = [self.endless(source) for source in self.sources]
         number = 0
         while True:
             number += 1
-            record = next(readers[r.choices(choices, self.weights)[0]])
+            record = next(readers[r.choices(choices, cum_weights=summed)[0]])
             if number > start:
                 yield number, record
 
     @staticmethod
     def endless(source: Source) -> Iterator[Record]:
         while True:
+            record = None
             for _, record in source.read():
                 yield record
+            if record is None:
+                reasons = ", ".join(f"{count:,} {reason}" for reason, count in source.skipped.items())
+                raise QkvError(f"a corpus has no record that can be read ({reasons}): mend it or leave it out")

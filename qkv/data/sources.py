@@ -9,14 +9,14 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from qkv.data.grammar import pairs
-from qkv.data.lines import MAX_LINE, lines
+from qkv.data.lines import MAX_LINE, RUN, Lines, about, lines
 from qkv.errors import FileError
 
 Record = tuple[str, ...]
@@ -36,6 +36,18 @@ class Source(Protocol):
         ...
 
 
+class Corpus(Source, Protocol):
+    """A source that a sample can be taken from."""
+
+    def about(self) -> int:
+        """A guess of how many records there are; 0 where nobody knows."""
+        ...
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        """With a `stride` of n, RUN records of every n * RUN, so that they are spread over the whole corpus."""
+        ...
+
+
 @dataclass
 class Parallel:
     """Files in step: line n of each is one record (Moses, OPUS, WMT). A single file gives records of one string."""
@@ -43,80 +55,119 @@ class Parallel:
     paths: Sequence[str | Path]
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
-        self.skipped.clear()
-        end = object()
-        rows = zip_longest(*(lines(path, self.skipped) for path in self.paths), fillvalue=end)
-        number = start
-        for number, row in enumerate(islice(rows, start, None), start + 1):
-            if end in row:
-                short = [str(path) for path, text in zip(self.paths, row, strict=True) if text is end]
-                raise FileError(
-                    f"{', '.join(short)} ends after line {number - 1}, but {self._longest(row, end)} goes on: parallel "
-                    "files need one line for each line of the other; check that both are whole"
-                )
-            if None not in row:
-                yield number, row  # type: ignore[misc]
-        if number == 0:
-            raise FileError(f"{', '.join(map(str, self.paths))}: no lines at all; give files with text")
+    def about(self) -> int:
+        return about(self.paths[0])
 
-    def _longest(self, row: tuple[object, ...], end: object) -> str:
-        return ", ".join(str(path) for path, text in zip(self.paths, row, strict=True) if text is not end)
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        self.skipped.clear()
+        readers = [Lines(path, self.skipped, start, stride) for path in self.paths]
+        end = object()
+        for row in zip_longest(*readers, fillvalue=end):
+            if end in row:
+                break
+            if None not in row:
+                yield readers[0].number, row  # type: ignore[misc]
+        numbers = [reader.number for reader in readers]
+        if min(numbers) < max(numbers):
+            short, long = (self.paths[numbers.index(extreme(numbers))] for extreme in (min, max))
+            raise FileError(
+                f"{short} ends after line {min(numbers)}, but {long} goes on: parallel files need one line for each line "
+                "of the other; check that both are whole"
+            )
+        if max(numbers) == 0:
+            raise FileError(f"{', '.join(map(str, self.paths))}: no lines at all; give files with text")
 
 
 @dataclass
 class Table:
-    """Columns of a TSV or CSV file, or fields of a JSONL file, chosen by number or name; the ending tells which."""
+    """Columns of a TSV or CSV file, or fields of a JSONL file, chosen by number or name; the ending tells which.
+
+    A row of TSV or JSONL is a line; a row of CSV may go over several, where a line end stands in quotes.
+    """
 
     path: str | Path
     columns: Sequence[int | str]
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
+    def about(self) -> int:
+        return about(self.path)
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         self.skipped.clear()
-        number = start
-        for number, row in enumerate(islice(self.rows(), start, None), start + 1):
+        number = 0
+        for number, row in self.rows(start, stride):
             if row is not None:
                 yield number, row
-        if number == 0:
+        if number == 0 and start == 0:
             raise FileError(f"{self.path}: no rows at all; give a file with text")
 
-    def rows(self) -> Iterator[Record | None]:
+    def rows(self, start: int, stride: int) -> Iterator[tuple[int, Record | None]]:
+        """Each row, or None for one without the columns, and the number behind it."""
         suffixes = Path(self.path).suffixes or [""]
         kind = suffixes[-2] if suffixes[-1] in (".gz", ".bz2", ".xz", ".zst") and len(suffixes) > 1 else suffixes[-1]
-        texts = lines(self.path, self.skipped)
-        if kind in (".jsonl", ".json", ".ndjson"):
-            return (None if text is None else self.fields(text) for text in texts)
-        return self.cells(texts, "," if kind == ".csv" else "\t")
+        if kind == ".csv":
+            rows = self.quoted()
+            places = self.places(next(rows, []) if self.named() else [])
+            yield from strided(islice(enumerate((self.cells(row, places) for row in rows), 1), start, None), stride)
+            return
+        json_lines = kind in (".jsonl", ".json", ".ndjson")
+        head = 1 if self.named() and not json_lines else 0  # lines before the first row
+        first = next(lines(self.path), None) if head else None
+        places = [] if json_lines else self.places((first or "").split("\t"))
+        reader = Lines(self.path, self.skipped, start + head, stride)
+        for text in reader:  # TSV has no quotes: a quotation mark is a quotation mark
+            row = None if text is None else self.fields(text) if json_lines else self.cells(text.split("\t"), places)
+            yield reader.number - head, row
 
-    def cells(self, texts: Iterator[str | None], delimiter: str) -> Iterator[Record | None]:
-        """A header line is read where columns are named."""
-        present: Iterable[str] = (text + "\n" for text in texts if text is not None)
-        if delimiter == ",":
-            rows: Iterator[list[str]] = csv.reader(present)
-        else:  # TSV has no quotes: a quotation mark is a quotation mark
-            rows = (text.rstrip("\n").split("\t") for text in present)
-        wanted = list(self.columns)
-        if any(isinstance(c, str) for c in wanted):
-            header = next(rows, [])
-            absent = [c for c in wanted if isinstance(c, str) and c not in header]
-            if absent:
-                raise FileError(f"{self.path} has no column {absent[0]!r}; its header is {', '.join(header)}")
-            wanted = [header.index(c) if isinstance(c, str) else c for c in wanted]
-        for row in rows:
-            if max(wanted) >= len(row):  # type: ignore[type-var, operator]
-                self.skipped["too few columns"] += 1
-                yield None
-            else:
-                yield tuple(row[c] for c in wanted)  # type: ignore[index]
+    def named(self) -> bool:
+        """Are columns named, so that the first line is a header?"""
+        return any(isinstance(c, str) for c in self.columns)
+
+    def quoted(self) -> Iterator[list[str]]:
+        """The rows of a CSV file."""
+        rows = csv.reader(text + "\n" for text in lines(self.path, self.skipped) if text is not None)
+        while True:
+            try:
+                yield next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise FileError(
+                    f"{self.path}, line {rows.line_num}: {error}; is a quotation mark left open before it?"
+                ) from None
+
+    def places(self, header: list[str]) -> list[int]:
+        """The columns as numbers; a header is there where some are named."""
+        absent = [c for c in self.columns if isinstance(c, str) and c not in header]
+        if absent:
+            raise FileError(f"{self.path} has no column {absent[0]!r}; its header is {', '.join(header)}")
+        return [header.index(c) if isinstance(c, str) else c for c in self.columns]
+
+    def cells(self, row: list[str], places: list[int]) -> Record | None:
+        if max(places) >= len(row):
+            self.skipped["too few columns"] += 1
+            return None
+        return tuple(row[c] for c in places)
 
     def fields(self, text: str) -> Record | None:
         try:
             row = json.loads(text)
-            return tuple(str(row[c]) for c in self.columns)
-        except (ValueError, KeyError, TypeError, IndexError):
+            found = tuple(row[c] if isinstance(row[c], str) else json.dumps(row[c]) for c in self.columns)
+            "".join(found).encode()  # half a pair of surrogates is no text
+            if any(row[c] is None for c in self.columns):
+                raise ValueError
+            return found
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             self.skipped["not a JSON object with these fields"] += 1
             return None
+
+
+Numbered = TypeVar("Numbered")
+
+
+def strided(rows: Iterator[Numbered], stride: int) -> Iterator[Numbered]:
+    """RUN of every stride * RUN."""
+    return (row for at, row in enumerate(rows) if stride == 1 or at // RUN % stride == 0)
 
 
 @dataclass
@@ -130,8 +181,12 @@ class GrammarSource:
     """German to English."""
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
-        for number, pair in enumerate(islice(pairs(self.split, self.seed), start, self.size), start + 1):
+    def about(self) -> int:
+        return self.size
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        numbered = enumerate(islice(pairs(self.split, self.seed), start, self.size), start + 1)
+        for number, pair in strided(numbered, stride):
             yield number, (pair.target, pair.source) if self.reverse else (pair.source, pair.target)
 
 
@@ -142,5 +197,8 @@ class Memory:
     records: Sequence[Record]
     skipped: Counter[str] = field(default_factory=Counter)
 
-    def read(self, start: int = 0) -> Iterator[tuple[int, Record]]:
-        yield from enumerate(islice(self.records, start, None), start + 1)
+    def about(self) -> int:
+        return len(self.records)
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        yield from strided(enumerate(islice(self.records, start, None), start + 1), stride)

@@ -15,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv.engine import native
+from qkv.engine.written import Store, Written
 from qkv.memory import keep_freed_memory
 from qkv.parts.attention import Attention, one_by_one, side_by_side
 from qkv.parts.heads import Vocabulary
 from qkv.parts.masks import Mask
+from qkv.parts.mixers import Softmax
 from qkv.parts.positions import NOWHERE, Place
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
@@ -67,14 +70,21 @@ def twin_weight(weight: nn.Parameter, done: dict[int, Any]) -> nn.Parameter:
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b; W twice, in oneDNN's blocks for few rows and plain for many."""
+    """x W^T + b; W in panels for our own product, or, without a compiler, twice: in oneDNN's blocks for few rows and plain
+    for many."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__()
-        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
-        self.blocks = reorder(self.weight)
+        weight = weight.detach()
+        self.shape = tuple(weight.shape)
+        self.bias = weight.new_zeros(weight.size(0)) if bias is None else bias.detach().contiguous()
+        self.panels = native.panels(weight) if native.possible(weight) else None
+        self.weight = weight if self.panels is None else None
+        self.blocks = reorder(weight) if self.panels is None else None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.panels is not None:
+            return native.linear(x, self.panels, self.bias)
         rows = x.numel() // x.size(-1)
         if self.blocks is None or not 1 < rows <= FEW_ROWS[min(torch.get_num_threads(), 2)]:
             return F.linear(x, self.weight, self.bias)
@@ -105,14 +115,12 @@ class PackedAttention(nn.Module):
         self.d_head, self.cross = plain.d_head, plain.cross
         self.widths = [plain.query.out_features, plain.key.out_features, plain.value.out_features]
         if plain.cross:
-            self.query, self.key_value = (
-                PackedLinear(plain.query.weight, plain.query.bias),
-                joined(plain.key, plain.value),
-            )
+            self.query, self.key_value = joined(plain.query), joined(plain.key, plain.value)
         else:
             self.query_key_value = joined(plain.query, plain.key, plain.value)
         self.mixer = mixer
-        self.output = PackedLinear(plain.output.weight, plain.output.bias)
+        self.native = native.possible(plain.query.weight) and isinstance(mixer, Softmax) and mixer.score.folds
+        self.output = joined(plain.output)
 
     def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
@@ -120,14 +128,33 @@ class PackedAttention(nn.Module):
         query, key, value, kept = (
             self.read_memory(x, place, memory, state) if self.cross else self.extend(x, place, state)
         )
-        mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
-        return self.output(self.join(one_by_one(mixed, x.size(0)))), kept  # (B, H, T, D) -> (B, T, C)
+        written = kept.get("written")
+        if self.native and query.size(2) == 1 and not place.weighs_values and place.bias(query) is None:
+            mixed = self.look(query, key, value, mask, written)
+        else:
+            if written is not None:
+                key, value = written.dense(query.size(0))  # (B, H_kv, S, D)
+            mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
+            mixed = one_by_one(mixed, x.size(0))
+        return self.output(self.join(mixed)), kept  # (B, H, T, D) -> (B, T, C)
+
+    def look(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, written: Written | None) -> Tensor:
+        """One query per row, (R, H, 1, D), over the keys of its memory or of what was written."""
+        score: Any = self.mixer.score
+        if written is None:
+            return native.attend(score.fold(query), key, value, score.scale, mask.allowed)
+        store, lanes = written.store, written.lanes
+        key, value = (x[: query.size(0), :, : written.length] for x in (store.key, store.value)) if lanes is None else (store.key, store.value)
+        return native.attend(score.fold(query), key, value, score.scale, mask.allowed, lanes)
 
     def extend(self, x: Tensor, place: Place, state: Layer | None) -> tuple[Tensor, Tensor, Tensor, Layer]:
         query, key, value = map(self.split, self.query_key_value(x).split(self.widths, -1))  # (B, H or H_kv, T, D)
         query, key = place.turn(query), place.turn(key)
         if state is None:
             return query, key, value, {}
+        if self.native:
+            past = state.get("written") or Written(Store.like(key, key.size(0), key.size(2)))
+            return query, key, value, {"written": past.append(key, value)}
         if "key" in state:
             key, value = torch.cat([state["key"], key], 2), torch.cat([state["value"], value], 2)  # (B, H_kv, S, D)
         return query, key, value, {"key": key, "value": value}

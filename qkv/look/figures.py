@@ -9,6 +9,8 @@ from html import escape
 INK, GRID = "#1f2933", "#d9dee4"
 COLOURS = ("#0b6bcb", "#d1495b", "#3a9d5d", "#8a4fbf", "#c77d0a", "#138086")
 Points = Sequence[tuple[float, float]]
+FEW = 40
+"""Points that are drawn one by one; a single one makes no line."""
 
 
 def curves(panels: Mapping[str, Mapping[str, Points]], title: str, across: str) -> str:
@@ -16,14 +18,16 @@ def curves(panels: Mapping[str, Mapping[str, Points]], title: str, across: str) 
     width, height, top = 760, 230, 50
     parts = [text(width / 2, 26, title, 17, "middle", bold=True)]
     xs = ticks([x for lines in panels.values() for line in lines.values() for x, _ in line] or [0.0])
+    labels = dict.fromkeys(label for lines in panels.values() for label in lines)
+    colours = {label: COLOURS[number % len(COLOURS)] for number, label in enumerate(labels)}  # alike in every panel
     for index, (name, lines) in enumerate(panels.items()):
-        parts.append(panel(name, lines, xs, (70, top + index * height, width - 100, height - 60), across))
+        parts.append(panel(name, lines, xs, (70, top + index * height, width - 100, height - 60), across, colours))
     return svg(width, top + height * len(panels), parts)
 
 
-def panel(name: str, lines: Mapping[str, Points], xs: Sequence[float], box: tuple[float, float, float, float], across: str
-          ) -> str:  # fmt: skip
-    """One panel in `box` (left, top, width, height), with the ticks `xs` of the shared axis."""
+def panel(name: str, lines: Mapping[str, Points], xs: Sequence[float], box: tuple[float, float, float, float], across: str,
+          colours: Mapping[str, str]) -> str:  # fmt: skip
+    """One panel in `box` (left, top, width, height), with the ticks `xs` of the shared axis; few points are also dots."""
     left, top, width, height = box
     points = [p for line in lines.values() for p in line if all(map(math.isfinite, p))]
     if not points:
@@ -41,9 +45,11 @@ def panel(name: str, lines: Mapping[str, Points], xs: Sequence[float], box: tupl
     parts.append(text(left + width, top + height + 34, across, 11, "end"))
     parts.append(text(left, top - 8, name, 13, bold=True))
     for number, (label, line) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in line if math.isfinite(y))
+        colour, real = colours[label], [(place_x(x), place_y(y)) for x, y in line if math.isfinite(y)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in real)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        if len(real) <= FEW:
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in real]
         parts.append(text(left + width - 130 * number, top - 8, label, 12, "end", colour))
     return "".join(parts)
 
@@ -61,7 +67,8 @@ def heatmap(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Seque
         parts.append(text(left - 8, top + (i + 0.62) * cell, word, 13, "end"))
         for j, weight in enumerate(weights[i]):
             parts.append(square(left + j * cell, top + i * cell, cell, weight, f"{word} - {columns[j]}: {weight:.2f}"))
-    return svg(left + cell * len(columns) + 90, top + cell * len(rows) + 24, parts)
+    width = max(left + cell * len(columns) + 90, 40 + 10 * len(title))
+    return svg(width, top + cell * len(rows) + 24, parts)
 
 
 def square(x: float, y: float, size: float, weight: float, label: str) -> str:

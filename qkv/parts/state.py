@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Layer = dict[str, Tensor]
-"""What one layer remembers: keys and values, or hidden vectors. Every tensor has the batch first."""
+Layer = dict[str, Any]
+"""What one layer remembers: keys and values, or hidden vectors. Tensors with the batch first, or something else that knows
+how to `index_select` its rows."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class State:
 
     def select(self, rows: Tensor) -> State:
         """The same state for other rows of the batch, repeated or left out: how a beam moves."""
-        layers = tuple({name: tensor[rows] for name, tensor in layer.items()} for layer in self.layers)
+        layers = tuple({name: kept.index_select(0, rows) for name, kept in layer.items()} for layer in self.layers)
         keys = None if self.keys is None else self.keys[rows]
         return State(layers, self.length, keys, None if self.memory is None else self.memory.select(rows))
 
@@ -62,12 +64,12 @@ class State:
         which go on, None = all. So K is the number of rows over the number of sentences, wherever both meet.
         """
 
-        def moved(name: str, x: Tensor) -> Tensor:
+        def moved(name: str, kept: Any) -> Any:
             if name.startswith("memory_"):
-                return x if sentences is None else x.index_select(0, sentences)
-            return x.index_select(0, rows)
+                return kept if sentences is None else kept.index_select(0, sentences)
+            return kept.index_select(0, rows)
 
-        layers = tuple({name: moved(name, tensor) for name, tensor in layer.items()} for layer in self.layers)
+        layers = tuple({name: moved(name, kept) for name, kept in layer.items()} for layer in self.layers)
         keys = None if self.keys is None else self.keys[rows]
         memory = self.memory if self.memory is None or sentences is None else self.memory.select(sentences)
         return State(layers, self.length, keys, memory)

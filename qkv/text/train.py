@@ -19,12 +19,17 @@ SPECIAL = [PAD, BOS, EOS, UNK]
 BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int = 100_000_000, seed: int = 0
-                    ) -> Tokenizer:  # fmt: skip
-    """A tokenizer of that kind with at most `vocab_size` entries, learned from at most `sample_bytes` of the texts."""
+def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int = 100_000_000, seed: int = 0,
+                    lower: bool = True) -> Tokenizer:  # fmt: skip
+    """A tokenizer of that kind with at most `vocab_size` entries, learned from at most `sample_bytes` of the texts.
+
+    WordPiece lower-cases, as bert-base-uncased does; a translator has to write capital letters, so it can be told not to.
+    """
     if kind not in KINDS:
         raise QkvError(f"no tokenizer kind {kind!r}: one of {', '.join(KINDS)}")
     backend, trainer = MAKERS[kind](vocab_size)
+    if kind == "wordpiece":
+        backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
     backend.train_from_iterator(sample(texts, sample_bytes, seed), trainer)
     if backend.get_vocab_size() <= len(SPECIAL):
         raise QkvError("there is no text to learn a vocabulary from")
@@ -88,9 +93,8 @@ def _unigram(size: int) -> tuple[tokenizers.Tokenizer, Any]:
 
 
 def _wordpiece(size: int) -> tuple[tokenizers.Tokenizer, Any]:
-    """BERT's pieces, ## inside words (Devlin et al. 2019); lower-cased, as bert-base-uncased."""
+    """BERT's pieces, ## inside words (Devlin et al. 2019)."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend, trainers.WordPieceTrainer(vocab_size=size, special_tokens=BERT_SPECIAL, show_progress=False)

@@ -22,6 +22,7 @@ from qkv.convert.folder import put
 from qkv.data.batching import Position
 from qkv.errors import FileError
 from qkv.models.weights import weights
+from qkv.train.workers import from_all, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
 
@@ -49,16 +50,24 @@ class Training:
     average: dict[str, Tensor] = field(default_factory=dict)
     """Moving average of the weights; empty = none is kept."""
     progress: Progress = field(default_factory=Progress)
+    half: bool = False
+    """Products in bfloat16; not part of a checkpoint."""
 
 
 def save(folder: Path, t: Training) -> None:
-    """Write weights, optimiser, average, random numbers and progress into `folder`, which gets its name last."""
+    """Write weights, optimiser, average, random numbers and progress into `folder`, which gets its name last.
+
+    All workers call it: each has random numbers of its own, everything else the first one has too, and writes.
+    """
+    random = random_states()
+    if rank() > 0:
+        return
     stored = t.optimizer.state_dict()
     tensors = {f"optimizer.{i}.{name}": x for i, values in stored["state"].items() for name, x in values.items()}
     tensors |= {f"weights.{name}": x for name, x in weights(t.network).items()}
     tensors |= {f"average.{name}": x for name, x in t.average.items()}
     with new_folder(folder) as new:
-        write_tensors(new / TENSORS, {**tensors, "random": torch.get_rng_state()})
+        write_tensors(new / TENSORS, {**tensors, **random})
         write_json(new / NUMBERS, {"progress": asdict(t.progress), "groups": stored["param_groups"]})
 
 
@@ -66,26 +75,49 @@ def load(folder: Path, t: Training) -> None:
     """Put everything back as it was."""
     numbers, tensors = read_json(folder / NUMBERS), read_tensors(folder / TENSORS)
     try:
-        random = tensors.pop("random")
+        random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
         parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}}
         for key, x in tensors.items():
             part, _, name = key.partition(".")
             parts[part][name] = x
         put(t.network, parts["weights"], str(folder))
         t.optimizer.load_state_dict({"state": _nested(parts["optimizer"]), "param_groups": _tuples(numbers["groups"])})
-        t.average = parts["average"]
+        t.average = {name: x.to(t.network.get_parameter(name).device) for name, x in parts["average"].items()}
         t.progress = Progress(**{**numbers["progress"], "position": Position(**numbers["progress"]["position"])})
-    except (KeyError, TypeError, ValueError) as error:
+        put_random_states(random, folder)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(
             f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
         ) from None
-    torch.set_rng_state(random)
+
+
+def random_states() -> dict[str, Tensor]:
+    """The random number generators of all workers, (world, n) bytes each."""
+    states = {"random": from_all(torch.get_rng_state())}
+    if torch.cuda.is_available():
+        states["random_cuda"] = from_all(torch.cuda.get_rng_state())
+    return states
+
+
+def put_random_states(states: dict[str, Tensor], folder: Path) -> None:
+    """Each worker takes its own."""
+    count = len(states["random"])
+    if count != world():
+        raise FileError(f"{folder} was written by {count} workers, these are {world()}: start as many to go on exactly")
+    torch.set_rng_state(states["random"][rank()].clone())
+    if "random_cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["random_cuda"][rank()].clone())
+
+
+def all_of(run: Path) -> list[Path]:
+    """The whole checkpoints of a run, the newest last."""
+    found = [p for p in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(found, key=lambda p: int(p.name.partition("-")[2]))
 
 
 def newest(run: Path) -> Path | None:
     """The last whole checkpoint of a run."""
-    found = [p for p in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    return max(found, key=lambda p: int(p.name.partition("-")[2]), default=None)
+    return (all_of(run) or [None])[-1]
 
 
 def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:

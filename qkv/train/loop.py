@@ -16,11 +16,14 @@ from torch import nn
 from qkv.batch import Batch
 from qkv.config import TrainConfig
 from qkv.data.batching import Batches
+from qkv.device import pick_device
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.train.checkpoint import Progress, Training
+from qkv.train.optimizer import optimizer
 from qkv.train.schedule import learning_rate
 from qkv.train.step import Objective, step
+from qkv.train.workers import from_first, rank, world
 
 
 class Task(Protocol):
@@ -47,17 +50,24 @@ class Hooks:
 
 
 def prepare(network: nn.Module, c: TrainConfig) -> Training:
-    """A fresh start."""
+    """A fresh start, on the device that the configuration asks for."""
+    device = pick_device(c.device)
+    network = network.to(device)
+    if c.compile:
+        network.compile(dynamic=True)
     average = {name: p.detach().clone() for name, p in network.named_parameters()} if c.ema else {}
-    return Training(network, adam(network, c), average)
+    if world() > 1:
+        torch.manual_seed(c.seed + rank())  # the same weights, but each worker drops out others
+    return Training(network, optimizer(network, c), average, half=half_pays(device, c.precision))
 
 
-def adam(network: nn.Module, c: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only (biases and norms are vectors)."""
-    matrices = [p for p in network.parameters() if p.dim() > 1]
-    vectors = [p for p in network.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": c.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-9, fused=True)
+def half_pays(device: torch.device, precision: str) -> bool:
+    """Whether products are done in bfloat16: as asked for, or where the hardware has units for it."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
 
 
 def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
@@ -69,14 +79,16 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     keep_freed_memory()
     task.batches.position = t.progress.position
     stream = iter(task.batches)
+    device = next(t.network.parameters()).device
     start, before = time.monotonic(), t.progress.seconds
-    with stopping() as stop:
+    with stopping() as noted:
         while t.progress.step < c.steps:
             t.network.train()
-            batches = [task.collate(examples) for examples in islice(stream, c.accumulate)]
+            batches = [task.collate(examples).to(device) for examples in islice(stream, c.accumulate)]
             lines = one_update(t, task, batches, c)
             t.progress.position = task.batches.position
-            t.progress.seconds = before + time.monotonic() - start
+            # the clocks of several workers differ, and a signal may have reached only some: the first one decides
+            t.progress.seconds, stop = from_first([before + time.monotonic() - start, len(noted)], device)
             ending = ended(t.progress, c)
             if t.progress.step % c.evaluate_every == 0 or ending:
                 lines |= look(t, task, hooks)
@@ -86,7 +98,7 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
             if t.progress.step % c.save_every == 0 or ending or stop:
                 hooks.save(t)
             if ending or stop:
-                return ending or f"stopped by {stop[0]}; run the same command again to go on"
+                return ending or f"stopped by {(noted or ['a signal'])[0]}; run the same command again to go on"
     return "all steps are done"
 
 
@@ -97,7 +109,7 @@ def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) ->
     for group in t.optimizer.param_groups:
         group["lr"] = rate
     try:
-        loss = step(t.network, t.optimizer, batches, task.objective, c.clip)
+        loss = step(t.network, t.optimizer, batches, task.objective, c.clip, t.half)
     except QkvError as error:
         raise QkvError(f"update {t.progress.step}, batch {task.batches.position.batch} of pool "
                        f"{task.batches.position.pool}, epoch {task.batches.position.epoch}: {error}") from None  # fmt: skip
@@ -138,10 +150,11 @@ def look(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples; keep these weights if they are the best so far."""
     state = torch.get_rng_state()  # looking must not change what is learned next
     with averaged(t) as network:
-        scores = task.evaluate(network)
+        scores = task.evaluate(network) if rank() == 0 else {}
+        (score,) = from_first([scores.get(task.metric, 0.0)], next(network.parameters()).device)
         t.progress.waited += 1
-        if scores[task.metric] > t.progress.best:
-            t.progress.best, t.progress.best_step, t.progress.waited = scores[task.metric], t.progress.step, 0
+        if score > t.progress.best:
+            t.progress.best, t.progress.best_step, t.progress.waited = score, t.progress.step, 0
             hooks.best(t)
     torch.set_rng_state(state)
     return {f"valid_{name}": value for name, value in scores.items()}

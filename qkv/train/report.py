@@ -7,10 +7,16 @@ from collections import Counter
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
-from qkv.config import ModelConfig, TrainConfig
+from qkv.config import ModelConfig, Recipe
 from qkv.train.checkpoint import Training
+from qkv.train.estimate import memory
+from qkv.train.loop import share_done
+from qkv.train.step import Objective
+
+ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
+"""So much must have been done before its rate tells something."""
 
 
 class Report:
@@ -19,50 +25,103 @@ class Report:
     def __init__(self, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(stderr=True, quiet=quiet)
         self.bar: Progress | None = None
-        self.tokens, self.since, self.loss, self.scores = 0, time.monotonic(), 0.0, ""
+        self.loss, self.scores, self.estimated = 0.0, "", False
+        self.tokens, self.first, self.since, self.last = 0, 0, 0.0, 0.0
+        """Target tokens since the first update of this process, which update that was, when it was done, and the last."""
 
     def say(self, text: str) -> None:
-        self.console.print(text)
+        """Lines break where the terminal ends, and nowhere in a file."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
-    def begin(self, c: ModelConfig, train: TrainConfig, t: Training) -> None:
+    def begin(self, c: ModelConfig, recipe: Recipe, t: Training, objective: Objective) -> None:
         """How large it is, before it starts."""
+        assert recipe.data is not None
+        self.training, self.train = t, recipe.train
         count = sum(p.numel() for p in t.network.parameters())
-        memory = count * 4 * (5 if t.average else 4) / 1e6  # weights, gradients, Adam's two, the average
-        budget = f", at most {train.time_budget:g} minutes" if train.time_budget else ""
+        fixed, moving = memory(c, t, objective, recipe.data.batch_tokens)
+        budget = f", at most {spoken(60 * self.train.time_budget)}" if self.train.time_budget else ""
+        self.say(f"{c.family} of {count:,} parameters, up to {self.train.steps:,} updates{budget}")
         self.say(
-            f"{c.family} of {count:,} parameters (about {memory:,.0f} MB without activations), up to {train.steps:,} updates{budget}"
+            f"about {(fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {fixed / 1e6:,.0f} for "
+            f"weights, gradients and optimiser, {moving / 1e6:,.0f} for activations"
         )
         if t.progress.step:
             self.say(f"going on after update {t.progress.step:,}")
         if self.console.is_terminal:
-            columns = [
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            ]
-            clock = [TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}")]
-            self.bar = Progress(*columns, *clock, console=self.console)
+            shown = [TextColumn("{task.fields[count]}"), BarColumn(24), TextColumn("{task.fields[now]}")]
+            self.bar = Progress(*shown, console=self.console)
             self.bar.start()
-            self.bar.add_task("training", total=train.steps, completed=t.progress.step, now="")
+            self.bar.add_task("training", total=1.0, count="", now="")
+
+    # --- during
 
     def tick(self, line: dict[str, Any]) -> None:
-        self.tokens += line["tokens"]
+        """After every update."""
         self.loss = 0.98 * self.loss + 0.02 * line["loss"] if self.loss else line["loss"]
-        rate = self.tokens / max(time.monotonic() - self.since, 1e-9)
+        self.last = time.monotonic()
+        if not self.first:  # it began with reading the corpus, so the clock starts behind it
+            self.first, self.since = line["step"], self.last
+        else:
+            self.tokens += line["tokens"]
         if "valid_bleu" in line:
-            self.scores = f"BLEU {line['valid_bleu']:.2f} valid loss {line['valid_loss']:.3f}"
+            self.scores = f"BLEU {line['valid_bleu']:.2f}, valid loss {line['valid_loss']:.3f}"
+            self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.pace()}")
+        self.estimate(line["step"])
         if self.bar:
-            self.bar.update(
-                self.bar.task_ids[0],
-                completed=line["step"],
-                now=f"loss {self.loss:.3f} {self.scores} {rate:,.0f} tokens/s",
-            )
-        elif "valid_bleu" in line:
-            self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}, {rate:,.0f} target tokens/s")
+            score = f", {self.scores.partition(',')[0]}" if self.scores else ""
+            now = f"loss {self.loss:.3f}{score}{self.pace()}"
+            done = share_done(self.training.progress, self.train)
+            self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
+
+    @property
+    def elapsed(self) -> float:
+        return self.last - self.since
+
+    @property
+    def rate(self) -> float:
+        """Target tokens per second in this process, looks included; 0 = not known yet."""
+        return self.tokens / max(self.elapsed, 1e-9)
+
+    def left(self) -> float:
+        """Seconds until the steps are done or the time is over, whichever comes first."""
+        progress, c = self.training.progress, self.train
+        by_steps = (c.steps - progress.step) * self.elapsed / max(progress.step - self.first, 1)
+        return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
+
+    def pace(self) -> str:
+        return f", {self.rate:,.0f} tokens/s, {spoken(self.left())} to go" if self.tokens else ""
+
+    def estimate(self, step: int) -> None:
+        """Once, when the first updates have shown how fast it goes."""
+        if self.estimated or step - self.first < ENOUGH_UPDATES or self.elapsed < ENOUGH_SECONDS:
+            return
+        self.estimated = True
+        each, c, progress = self.elapsed / (step - self.first), self.train, self.training.progress
+        fitting = c.steps - step
+        if c.time_budget is not None:
+            fitting = min(fitting, int((60 * c.time_budget - progress.seconds) / each))
+        if fitting < ENOUGH_UPDATES:
+            return
+        whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} target tokens/s"
+        self.say(whole + ("" if fitting == c.steps - step else f"; that is what fits, of {c.steps:,}"))
+
+    # --- afterwards
 
     def end(self, why: str, dropped: Counter[str]) -> None:
-        if self.bar:
-            self.bar.stop()
+        self.close()
         for reason, count in dropped.most_common():
             self.say(f"dropped {count:,} pairs: {reason}")
         self.say(f"training ended: {why}")
+
+    def close(self) -> None:
+        """Take the bar away, also when something went wrong."""
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
+
+
+def spoken(seconds: float) -> str:
+    """90 s, 4 min, 1.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

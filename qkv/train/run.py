@@ -3,15 +3,19 @@
 recipe.toml            what was asked for
 tokenizer.json         (and target_tokenizer.json)
 log.jsonl              one line per update: the same bytes whether or not the run was interrupted
-checkpoint-000500/     all that decides how training goes on; the newest one is kept
+checkpoint-0000500/    all that decides how training goes on; the newest one is kept, or `train.keep` of them
 best/                  the model with the best score so far: what `qkv translate RUN` opens
+tensorboard/           the log as an event file
+curves.svg             the log as a picture
+README.md              the model card, when the run has ended; also in best/. What else there is then, results.py says
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +29,15 @@ from qkv.look.figures import curves
 from qkv.models.build import build
 from qkv.text.tokenizer import Tokenizer
 from qkv.train import checkpoint
+from qkv.train.card import card
 from qkv.train.checkpoint import Training
-from qkv.train.loop import Hooks, prepare, train
+from qkv.train.events import Events
+from qkv.train.lock import locked
+from qkv.train.loop import Hooks, ended, prepare, train
 from qkv.train.report import Report
-from qkv.train.translation import TranslationTask, fitted, learn_tokenizers
+from qkv.train.results import finish
+from qkv.train.translation import TranslationTask, fitted, learn_tokenizers, possible
+from qkv.train.workers import first_before_others, is_first, rank, together, world
 
 
 @dataclass
@@ -42,38 +51,91 @@ class Run:
     target: Tokenizer
     training: Training
     task: TranslationTask
+    why: str = ""
+    """Why training ended, for now or for good."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """Of a run that has ended for good: what results.json holds."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there is more to do: somebody stopped it."""
+        return not ended(self.training.progress, self.recipe.train)
 
 
 def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     """Train what the recipe (its `text` is kept) describes in `folder`, from the start or from where it stopped."""
-    r = open_run(recipe, text, folder, report)
-    report.begin(r.config, recipe.train, r.training)
-    with open(folder / "log.jsonl", "a") as log:
-        hooks = Hooks(lambda line: write_line(log, line), report.tick, lambda t: store(r, t), lambda t: keep_best(r, t))
-        why = train(r.training, r.task, recipe.train, hooks)
-    report.end(why, r.task.encode.dropped)
-    draw(folder)
-    return r
+    possible(recipe)
+    with together(), locked(folder) if is_first() else nullcontext():
+        r = open_run(recipe, text, folder, report)
+        try:
+            r.why = ended(r.training.progress, recipe.train) or learn(r, report)
+        finally:
+            report.close()
+        if is_first():
+            conclude(r, report)
+        return r
+
+
+def conclude(r: Run, report: Report) -> None:
+    """Say why it ended, draw the curves and, of a run that has ended for good, score the best model and describe it."""
+    report.end(r.why, r.task.encode.dropped + r.task.batches.source.skipped)
+    draw(r.folder)
+    if not r.stopped:
+        r.results = finish(r, report)
+        for place in (r.folder, r.folder / "best"):
+            write_text(place / "README.md", card(r.recipe, r.config, r.results, r.folder.resolve().name))
+
+
+def learn(r: Run, report: Report) -> str:
+    """Train on from where the run stands; why it ended. What is logged goes to the event file too.
+
+    Of several workers the first one tells and keeps; the others only have a part in the checkpoints.
+    """
+    if not is_first():
+        silent = lambda _: None  # noqa: E731
+        return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
+    report.begin(r.config, r.recipe, r.training, r.task.objective)
+    past, seconds = read_log(r.folder), r.training.progress.seconds
+    with open(r.folder / "log.jsonl", "a") as log, Events(r.folder / "tensorboard", past, seconds) as events:
+
+        def write(line: dict[str, Any]) -> None:
+            write_line(log, line)
+            events.add(line)
+
+        hooks = Hooks(write, report.tick, lambda t: store(r, t), lambda t: keep_best(r, t))
+        return train(r.training, r.task, r.recipe.train, hooks)
 
 
 def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     """Make the folder or read it again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / "recipe.toml"
-    if kept.exists() and read_text(kept) != text:
-        raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
-    write_text(kept, text)
-    assert recipe.data is not None
-    source, target = tokenizers(recipe, folder, report)
+    with first_before_others():
+        folder.mkdir(parents=True, exist_ok=True)
+        if is_first():
+            claim(folder, text)
+        source, target = tokenizers(recipe, folder, report)
     config = fitted(recipe.model, source, target)
     torch.manual_seed(recipe.train.seed)
     training = prepare(build(config), recipe.train)
-    task = TranslationTask(recipe, config, source, target)
+    task = TranslationTask(recipe, config, source, target, rank(), world())
+    for reason, count in task.left_out.items():
+        report.say(f"left out of the held-out set: {count:,} {reason}")
     last = checkpoint.newest(folder)
     if last is not None:
         checkpoint.load(last, training)
-    checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
+    if is_first():
+        checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
     return Run(folder, recipe, config, source, target, training, task)
+
+
+def claim(folder: Path, text: str) -> None:
+    """The folder is for this recipe alone. Before the first checkpoint nothing is kept of an earlier attempt: it may have
+    failed for its recipe or its text, which were mended since."""
+    kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
+    if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
+        raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
+    for name in ("tokenizer.json", "target_tokenizer.json", "log.jsonl") if fresh else ():
+        (folder / name).unlink(missing_ok=True)
+    write_text(kept, text)
 
 
 def tokenizers(recipe: Recipe, folder: Path, report: Report) -> tuple[Tokenizer, Tokenizer]:
@@ -81,8 +143,7 @@ def tokenizers(recipe: Recipe, folder: Path, report: Report) -> tuple[Tokenizer,
     assert recipe.data is not None
     paths = [folder / "tokenizer.json", folder / ("tokenizer.json" if recipe.data.joint else "target_tokenizer.json")]
     if not all(path.exists() for path in paths):
-        report.say("learning the vocabulary")
-        for path, tokenizer in zip(paths[::-1], learn_tokenizers(recipe.data)[::-1], strict=True):
+        for path, tokenizer in zip(paths[::-1], learn_tokenizers(recipe.data, report.say)[::-1], strict=True):
             write_text(path, tokenizer.to_json())
     opened = {path: Tokenizer.from_json(read_text(path), None, str(path)) for path in paths}
     return opened[paths[0]], opened[paths[1]]
@@ -93,9 +154,14 @@ def write_line(log: Any, line: dict[str, Any]) -> None:
     log.flush()
 
 
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def draw(folder: Path) -> None:
     """curves.svg from the log."""
-    lines = [json.loads(line) for line in read_text(folder / "log.jsonl").splitlines()]
+    lines = read_log(folder)
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
     panels = {
         "loss per token": {"training": of("loss"), "held out": of("valid_loss")},
@@ -105,14 +171,14 @@ def draw(folder: Path) -> None:
 
 
 def store(r: Run, t: Training) -> None:
-    """A new checkpoint; the older ones go when it is whole."""
-    new = r.folder / f"checkpoint-{t.progress.step:07d}"
-    checkpoint.save(new, t)
-    for old in (*r.folder.glob("checkpoint-*"), *r.folder.glob(".checkpoint-*")):  # the latter were interrupted
-        if old != new:
+    """A new checkpoint; when it is whole, those go that are older than the ones to keep."""
+    checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t)
+    if is_first():
+        interrupted, whole = r.folder.glob(".checkpoint-*"), checkpoint.all_of(r.folder)
+        for old in (*interrupted, *whole[: -r.recipe.train.keep]):
             shutil.rmtree(old, ignore_errors=True)
 
 
 def keep_best(r: Run, t: Training) -> None:
     """`best/` with the weights that the network has now; the old one stays until the new one is whole."""
-    ours.save(r.folder / "best", r.config, t.network, r.source)
+    ours.save(r.folder / "best", r.config, t.network, r.source, r.target)

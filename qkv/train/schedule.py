@@ -19,6 +19,8 @@ def falling(c: TrainConfig, step: int, done: float) -> float:
         return min(1.0, math.sqrt(max(c.warmup, 1) / step))
     if c.schedule == "cosine":  # Loshchilov and Hutter 2017, down to a tenth
         return 0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2
+    if c.schedule == "linear":  # straight down to nothing
+        return 1 - done
     if c.schedule == "stable-decay":  # full speed, then down in the last fifth
         return min(1.0, (1 - done) / 0.2)
     return 1.0

@@ -5,51 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from qkv.batch import Batch, Loss
 from qkv.errors import QkvError
 from qkv.models.output import Output
+from qkv.train.workers import everywhere, sum_gradients
 
 Objective = Callable[[Output, Batch], Loss]
 
 
 def step(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], objective: Objective,
-         max_norm: float = 0.0) -> Loss:  # fmt: skip
+         max_norm: float = 0.0, half: bool = False) -> Loss:  # fmt: skip
     """Gradient of (sum of all losses) / (count of all targets), clipped to `max_norm` (0 = not), then one step.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
     word in a short batch more than one in a long batch. A loss that is not finite stops before the update.
     """
-    loss = gradients(network, batches, objective)
+    loss = gradients(network, batches, objective, half)
     if max_norm > 0:
         nn.utils.clip_grad_norm_(network.parameters(), max_norm)
     optimizer.step()
     return loss
 
 
-def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective) -> Loss:
-    """Fill `.grad` of every parameter; returns the loss over all micro-batches and workers."""
-    count = everywhere(torch.tensor(float(sum(batch.count for batch in batches))))
+def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective, half: bool = False) -> Loss:
+    """Fill `.grad` of every parameter; returns the loss over all micro-batches and workers.
+
+    With `half` the products are done in bfloat16, everything that is added up stays in float32.
+    """
+    device = next(network.parameters()).device
+    count = everywhere(torch.tensor(float(sum(batch.count for batch in batches)), device=device))
     network.zero_grad(set_to_none=True)
-    total = torch.zeros(())
+    total = torch.zeros((), device=device)
     for number, batch in enumerate(batches):
-        loss = objective(network(batch), batch).sum
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            loss = objective(network(batch), batch).sum
         if not loss.isfinite():
             raise QkvError(f"the loss of micro-batch {number} is {loss.item()}; weights are as before this step. Lower "
                            "the learning rate, or look at that batch")  # fmt: skip
-        (loss / count.clamp(min=1).to(loss.device)).backward()
-        total = total + loss.detach().cpu()
-    if dist.is_initialized():
-        for parameter in network.parameters():
-            if parameter.requires_grad:
-                parameter.grad = everywhere(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        (loss / count.clamp(min=1)).backward()
+        total = total + loss.detach()
+    sum_gradients([p for p in network.parameters() if p.requires_grad])
     return Loss(everywhere(total), int(count))
-
-
-def everywhere(value: Tensor) -> Tensor:
-    """The sum of `value` over all workers; the value itself where there is one."""
-    if dist.is_initialized():
-        dist.all_reduce(value)
-    return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,30 +15,83 @@ from qkv.config import DataConfig, DecodeConfig, ModelConfig, Recipe
 from qkv.data import translation as pairs
 from qkv.data.batching import Batches
 from qkv.data.sources import Record, Source
-from qkv.errors import QkvError
+from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import bleu
 from qkv.generate.search import greedy
 from qkv.objectives import translation
+from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
-from qkv.text.train import train_tokenizer
+from qkv.text.train import BOS, EOS, PAD, sample, train_tokenizer
 from qkv.train.step import Objective
 
+VOCABULARY_PAIRS, VOCABULARY_BYTES = 200_000, 30_000_000
+"""A vocabulary is learned from about so many pairs, and from at most so many bytes of text: more changes it little."""
 
-def learn_tokenizers(data: DataConfig) -> tuple[Tokenizer, Tokenizer]:
+
+def learn_tokenizers(data: DataConfig, say: Callable[[str], None] = lambda _: None) -> tuple[Tokenizer, Tokenizer]:
     """Source and target tokenizers from the training text; one and the same where the vocabulary is joint."""
-    learn = partial(train_tokenizer, kind=data.tokenizer, vocab_size=data.vocab_size)
+    sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
+    learned = [learn_tokenizer(data, side, say) for side in sides]
+    return learned[0], learned[-1]
+
+
+def learn_tokenizer(data: DataConfig, side: slice, say: Callable[[str], None]) -> Tokenizer:
+    """From the text of one side or both; of a large corpus, from lines spread evenly over it, always the same ones."""
     corpora = [pairs.source_of(c, data, "train") for c in data.train]  # one pass over each, whatever its weight
-    side = lambda s: (text for corpus in corpora for text in pairs.texts(corpus, s))  # noqa: E731
-    if data.joint:
-        both = learn(side(None))
-        return both, both
-    return learn(side(0)), learn(side(1))
+    stride = max(1, round(sum(corpus.about() for corpus in corpora) / VOCABULARY_PAIRS))
+    total = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal total
+        for corpus in corpora:
+            behind = total
+            for number, record in corpus.read(0, stride):
+                total = behind + number * (side.stop - side.start)
+                yield from record[side]
+
+    texts = list(sample(lines(), VOCABULARY_BYTES))
+    if not any(text.strip() for text in texts):
+        lost = sum((corpus.skipped for corpus in corpora), Counter[str]())
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in lost.items()) or "only blank lines"
+        raise QkvError(f"the training text has no line to learn from: {reasons}")
+    say(f"learning the vocabulary from {len(texts):,} of {total:,} lines")
+    tokenizer = train_tokenizer(texts, data.tokenizer, data.vocab_size, lower=False)
+    if data.tokenizer == "wordpiece":
+        put_around(tokenizer.backend, None, "[SEP]")  # as the others: an end token, and nothing before the text
+    return tokenizer
 
 
 def fitted(c: ModelConfig, source: Tokenizer, target: Tokenizer) -> ModelConfig:
     """The model's configuration with the sizes and special ids of its tokenizers."""
     size = {"vocab_size": source.size, "target_vocab_size": None if target is source else target.size}
-    return c.changed(**size, pad_id=0, bos_id=1, eos_id=2, start_id=None)  # type: ignore[no-any-return]
+    names = (PAD, BOS, EOS) if source.id_of(EOS) is not None else ("[PAD]", "[CLS]", "[SEP]")  # WordPiece's
+    pad, bos, eos = (source.id_of(name) for name in names)
+    return c.changed(**size, pad_id=pad, bos_id=bos, eos_id=eos, start_id=None)  # type: ignore[no-any-return]
+
+
+def possible(r: Recipe) -> None:
+    """Say at once what can never become a translator."""
+    data, c = r.data, r.model
+    if data is None or c.family != "encoder-decoder" or c.image_size is not None:
+        raise ConfigError(
+            f"training needs [data] and a model of family 'encoder-decoder', which translates; this is a {c.family!r}"
+        )
+    for corpus in (*data.train, data.valid, *([data.test] if data.test else [])):
+        given = corpus.files or (corpus.columns if corpus.table else (0, 1))
+        if len(given) != 2:
+            raise ConfigError(f"a translation corpus has two files or columns, source and target; given {list(given)}")
+    if not data.train:
+        raise ConfigError("data.train is empty: name a corpus to learn from")
+    if not data.joint and c.tie in ("embeddings", "all"):
+        raise ConfigError(
+            f"model.tie = {c.tie!r} shares one word matrix, and data.joint = false has two vocabularies: set "
+            'model.tie = "output", or data.joint = true'
+        )
+    if data.max_length >= c.max_length:
+        raise ConfigError(
+            f"data.max_length = {data.max_length} tokens and the end token do not fit model.max_length = {c.max_length}: "
+            "lower the one or raise the other"
+        )
 
 
 class TranslationTask:
@@ -63,7 +117,19 @@ class TranslationTask:
             world,
         )
         self.objective: Objective = partial(translation, smoothing=recipe.train.label_smoothing)
-        self.valid = held_out(pairs.source_of(data.valid, data, "valid"), "valid")
+        valid = pairs.source_of(data.valid, data, "valid")
+        self.valid, self.left_out = self.readable(held_out(valid, "valid"))
+        self.left_out += valid.skipped
+
+    def readable(self, records: list[Record]) -> tuple[list[Record], Counter[str]]:
+        """Those that the network has room for, and why the others are left out."""
+        most = self.config.max_length - 1
+        rows = zip(*(t.plain([r[i] for r in records]) for i, t in enumerate((self.source, self.target))), strict=True)
+        fits = [max(map(len, row)) <= most for row in rows]
+        if not any(fits):
+            raise QkvError(f"every sentence of the valid set has more than {most} tokens: give data.valid shorter ones")
+        left_out = Counter({f"more than {most} tokens": fits.count(False)} if not all(fits) else {})
+        return [record for record, fit in zip(records, fits, strict=True) if fit], left_out
 
     def collate(self, examples: list[Any]) -> Batch:
         return pairs.collate(examples, self.config)
@@ -107,7 +173,7 @@ def greedy_texts(network: Any, c: ModelConfig, source: Tokenizer, target: Tokeni
         width = len(rows[order[-1]]) + 1  # the longest first: what does not fit in memory shows at once
         some, order = order[-max(1, decode.batch_tokens // width) :], order[: -max(1, decode.batch_tokens // width)]
         batch = pairs.sources([rows[i] for i in some], c)
-        limit = min(decode.max_length, 2 * width + 10)
+        limit = min(decode.max_length, 2 * width + 10, c.max_length)
         for i, ids in zip(some, greedy(network, batch, limit, c.eos_ids), strict=True):
             found[i] = target.decode([t for t in ids if t not in c.eos_ids])
     return [found[i] for i in range(len(rows))]

@@ -1,0 +1,26 @@
+"""`qkv average`: one model from the last checkpoints of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to write.", show_default=False)],
+    last: Annotated[int, typer.Option("--last", min=2, help="How many of the newest checkpoints.")] = 5,
+) -> None:
+    """Average the weights of a run's last checkpoints into one model.
+
+    Examples:
+      qkv train recipes/demo.toml --set train.keep=5
+      qkv average runs/demo averaged --last 5
+      qkv evaluate averaged --source test.en --reference test.de
+    """  # fmt: skip
+    from qkv.train.average import average_run
+
+    chosen = average_run(folder, out, last)
+    print(f"wrote {out}: the mean of {', '.join(c.name for c in chosen)}")

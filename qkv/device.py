@@ -1,0 +1,23 @@
+"""Which device: what a user's word for it means on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from qkv.errors import QkvError
+
+
+def pick_device(name: str) -> torch.device:
+    """auto = a GPU where there is one. Of several workers on one machine each takes the GPU of its own number."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+        return device
+    except (RuntimeError, AssertionError):
+        raise QkvError(f"device {name!r} is not on this machine: use 'auto', 'cpu' or another") from None

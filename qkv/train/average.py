@@ -1,0 +1,42 @@
+"""Checkpoint averaging: one model whose weights are the mean of several, taken late in one run (Vaswani et al. 2017, 6.1)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qkv.convert import folder as ours
+from qkv.convert.detect import open_model, open_target
+from qkv.convert.files import read_tensors
+from qkv.convert.folder import put
+from qkv.errors import FileError
+from qkv.train.checkpoint import TENSORS, all_of
+
+
+def average_run(run: Path, out: Path, last: int) -> list[Path]:
+    """Write to `out` the mean of the run's `last` newest checkpoints, with its tokenizers; which ones they were."""
+    chosen = all_of(run)[-last:]
+    if len(chosen) < last:
+        raise FileError(
+            f"{run} has {len(chosen)} checkpoints, {last} are asked for: train with --set train.keep={last}"
+        )
+    config, network, tokenizer = open_model(run)
+    put(network, mean([weights_of(c) for c in chosen]), str(run))
+    ours.save(out, config, network, tokenizer, open_target(run))
+    return chosen
+
+
+def weights_of(checkpoint: Path) -> dict[str, Tensor]:
+    """The weights as they were learned, not their moving average."""
+    stored = read_tensors(checkpoint / TENSORS)
+    return {name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")}
+
+
+def mean(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Of every weight, summed in double precision."""
+    names = models[0].keys()
+    if any(model.keys() != names for model in models):
+        raise FileError("these checkpoints are not of one network")
+    return {name: torch.stack([m[name].double() for m in models]).mean(0).to(models[0][name].dtype) for name in names}
