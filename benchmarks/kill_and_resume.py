@@ -50,6 +50,7 @@ class Process:
         command = [sys.executable, "-m", "qkv", "train", "demo", "--out", str(self.folder), "--threads", "1", *settings]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self.begin, self.before = stored(self.folder), mark(self.folder)
+        self.left = half_written(self.folder, "")
         _, self.errors = tempfile.mkstemp(dir=self.folder.parent)
         with open(self.errors, "w") as errors:
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment)
@@ -69,6 +70,10 @@ class Process:
     def trains(self) -> bool:
         """Wait until the log of the attempt before is cut to what was stored."""
         return self.until(lambda: mark(self.folder) not in (None, self.before))
+
+    def writes(self, name: str) -> bool:
+        """Is a folder of that name half written, by this process?"""
+        return not half_written(self.folder, name).items() <= self.left.items()
 
     def said(self) -> str:
         return Path(self.errors).read_text()
@@ -102,8 +107,15 @@ def stored(folder: Path) -> int:
     return max((int(p.name.partition("-")[2]) for p in folder.glob("checkpoint-*")), default=0)
 
 
-def half_written(folder: Path, name: str) -> list[Path]:
-    return list(folder.glob(f".{name}*.partial"))
+def half_written(folder: Path, name: str) -> dict[Path, int]:
+    """Folders that have no name yet, and when they were made."""
+    found = {}
+    for path in folder.glob(f".{name}*.partial"):
+        try:
+            found[path] = path.stat().st_ctime_ns
+        except FileNotFoundError:  # it has its name now
+            continue
+    return found
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -155,9 +167,9 @@ def wait_for(moment: str, p: Process, r: random.Random) -> bool:
         return came
     if moment == "saving":
         goal = p.begin + SAVE * r.randrange(3)
-        return p.until(lambda: stored(folder) >= goal) and p.until(lambda: half_written(folder, "checkpoint"))
+        return p.until(lambda: stored(folder) >= goal) and p.until(lambda: p.writes("checkpoint"))
     if moment == "best":
-        return p.until(lambda: half_written(folder, "best"))
+        return p.until(lambda: p.writes("best"))
     goal = p.begin + 1 + r.randrange(SAVE - 1 if moment == "early" else 3 * SAVE)
     return p.until(lambda: logged(folder) >= goal)
 
@@ -166,7 +178,7 @@ def kill(moment: str, p: Process) -> str:
     """End it at once; what was cut off, as far as the folder shows."""
     p.end(signal.SIGKILL)
     for name in ("checkpoint", "best"):
-        if half_written(p.folder, name):
+        if p.writes(name):
             return f"while the {name} was written"
     if moment == "vocabulary" and not (p.folder / "tokenizer.json").exists():
         return "while the vocabulary was learned"

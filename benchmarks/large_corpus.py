@@ -64,6 +64,8 @@ class Measured:
 
     first: float
     """Seconds from the start of the process to its first update."""
+    busy: float
+    """Seconds of processor time in that."""
     updates: int
     pools: int
     seconds: float
@@ -86,14 +88,14 @@ def train(place: Path, lines: int, steps: int, pool: int) -> Measured:
     command = [sys.executable, "-m", "qkv", "train", str(recipe), "--out", str(run), "--threads", "1",
                "--set", f"data.root={place}", "--set", f"data.pool={pool}"]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    start, first, memory = time.monotonic(), 0.0, list[float]()
+    start, first, busy, memory = time.monotonic(), 0.0, 0.0, list[float]()
     with open(place / "said", "w+") as said:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment)
         log = run / "log.jsonl"
         while process.poll() is None:
             time.sleep(0.1)
             if not first and log.exists() and log.stat().st_size:
-                first = time.monotonic() - start
+                first, busy = time.monotonic() - start, processor(process.pid)
             if first and (now := resident(process.pid)):
                 memory.append(now)
         said.seek(0)
@@ -103,7 +105,7 @@ def train(place: Path, lines: int, steps: int, pool: int) -> Measured:
     updates = log.read_text().count("\n")
     (last,) = run.glob("checkpoint-*")
     position = json.loads((last / "training.json").read_text())["progress"]["position"]
-    return Measured(first, updates, position["pool"] + 1, time.monotonic() - start - first, memory, text)
+    return Measured(first, busy, updates, position["pool"] + 1, time.monotonic() - start - first, memory, text)
 
 
 def resident(process: int) -> float:
@@ -113,6 +115,12 @@ def resident(process: int) -> float:
     except OSError:
         return 0.0
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / MB if len(fields) > 1 else 0.0
+
+
+def processor(process: int) -> float:
+    """Seconds of processor time so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resumed(place: Path, lines: int) -> None:
@@ -144,7 +152,10 @@ def main() -> None:
             print(f"{lines:,} lines written in {time.monotonic() - start:.0f} s", flush=True)
             begun = train(place, lines, 5, 100_000)
             print(f"  {next(line for line in begun.said.splitlines() if 'vocabulary' in line)}")
-            print(f"  first update after {begun.first:.1f} s, with {max(begun.memory):,.0f} MB", flush=True)
+            print(
+                f"  first update after {begun.first:.1f} s ({begun.busy:.1f} s of processor time), with {max(begun.memory):,.0f} MB",
+                flush=True,
+            )
             long = train(place, lines, options.steps, 5_000)
             shares = ", ".join(f"{long.at(share):,.0f} MB at {share:.0%}" for share in (0.1, 0.5, 1.0))
             print(f"  {long.updates} updates through {long.pools} pools in {long.seconds:.0f} s: {shares}; "

@@ -1,8 +1,9 @@
-"""Which device: what a user's word for it means on this machine."""
+"""Which device: what a user's word for it means on this machine; and its random numbers."""
 
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -21,3 +22,8 @@ def pick_device(name: str) -> torch.device:
         return device
     except (RuntimeError, AssertionError):
         raise QkvError(f"device {name!r} is not on this machine: use 'auto', 'cpu' or another") from None
+
+
+def aside(device: torch.device) -> AbstractContextManager[None]:
+    """Random numbers drawn within it change none of those that are drawn after it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

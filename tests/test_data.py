@@ -1,18 +1,25 @@
 """Reading text from outside, and batches: equal in tokens, complete, exact to resume, shared out to workers."""
 
 import gzip
+import json
 import lzma
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qkv.data import batching
+from qkv.data import lines as line_module
+from qkv.data import sources as source_module
 from qkv.data.batching import Batches, Position
-from qkv.data.lines import MAX_LINE, lines
-from qkv.data.sources import GrammarSource, Memory, Parallel, Table
+from qkv.data.distinct import Distinct
+from qkv.data.lines import MAX_LINE, Lines, lines
+from qkv.data.mixture import Mixture
+from qkv.data.sources import Corpus, GrammarSource, Memory, Parallel, Table
 from qkv.errors import FileError, QkvError
 
 
@@ -35,6 +42,71 @@ def test_bad_lines_cost_only_themselves_and_are_counted(tmp_path: Path) -> None:
     path.write_bytes(b"good\n\xff\xfe\nnul\0\n" + b"x" * (MAX_LINE * 12) + b"\nlast")
     assert list(lines(path, skipped)) == ["good", None, None, None, "last"]
     assert skipped == {"not UTF-8": 1, "NUL bytes": 1, "longer than 100,000 bytes": 1}
+
+
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+@settings(deadline=None, max_examples=30)
+@given(
+    texts=st.lists(st.sampled_from(["", "a", "b" * 300, "c" * (MAX_LINE + 5), "\0", "ü\r"]), max_size=12),
+    last=st.booleans(),
+)
+def test_passing_over_lines_is_reading_and_dropping_them(ending: str, texts: list[str], last: bool) -> None:
+    """From any start, also behind lines that are too long, whether or not the last one has an end."""
+    with TemporaryDirectory() as place:
+        path = Path(place) / f"x{ending}"
+        text = "\n".join(texts) + ("\n" if last and texts else "")
+        {"": open, ".gz": gzip.open, ".xz": lzma.open}[ending](path, "wb").write(text.encode())
+        whole = list(lines(path))
+        for start in range(len(texts) + 2):
+            reader = Lines(path, start=start)
+            assert list(reader) == whole[start:] and reader.number == max(len(whole), 0)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.tsv").write_bytes("\ufeffen\tde\na\tA\n".encode())
+    assert records(Table(tmp_path / "x.tsv", ["en", "de"])) == [("a", "A")]
+    (tmp_path / "x").write_bytes("\ufeff\ufeffa\n\ufeffb".encode())
+    assert list(lines(tmp_path / "x")) == ["\ufeffa", "\ufeffb"]
+
+
+def corpora(place: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Corpus]:
+    """The same records from every kind of source, with runs of 3."""
+    for module in (line_module, source_module):
+        monkeypatch.setattr(module, "RUN", 3)
+    rows = [(f"en {i}", f"de {i}") for i in range(size)]
+    for name, make in {"t.tsv": "\t".join, "t.csv": ",".join, "en": lambda r: r[0], "de": lambda r: r[1]}.items():
+        (place / name).write_text("".join(make(row) + "\n" for row in rows))
+    (place / "t.jsonl").write_text("".join(json.dumps(dict(zip(("a", "b"), row, strict=True))) + "\n" for row in rows))
+    tables = [Table(place / "t.tsv", [0, 1]), Table(place / "t.csv", [0, 1]), Table(place / "t.jsonl", ["a", "b"])]
+    return [Parallel([place / "en", place / "de"]), *tables, Memory(rows)]
+
+
+@pytest.mark.parametrize(("start", "stride"), [(0, 1), (7, 1), (0, 2), (0, 4), (5, 2), (50, 1)])
+def test_a_sample_is_spread_over_the_whole_corpus(
+    start: int, stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [n for n in range(start, 29) if (n - start) // 3 % stride == 0]
+    for corpus in corpora(tmp_path, 29, monkeypatch):
+        assert list(corpus.read(start, stride)) == [(n + 1, (f"en {n}", f"de {n}")) for n in wanted], corpus
+        assert corpus.about() == pytest.approx(29, abs=1)
+
+
+def test_unequal_files_are_noticed_where_lines_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = corpora(tmp_path, 11, monkeypatch)[0]
+    with open(tmp_path / "de", "a") as file:
+        file.write("one more\n")
+    with pytest.raises(FileError, match="ends after line 11"):
+        list(parallel.read(0, 4))
+
+
+def test_repetitions_are_left_out_wherever_reading_begins() -> None:
+    rows = [(f"en {i % 7}", f"de {i % 5}") for i in range(100)]
+    source = Distinct(Memory(rows))
+    everything = list(source.read())
+    assert [r for _, r in everything] == list(dict.fromkeys(rows)) and source.skipped == {"a repetition": 65}
+    assert list(source.read()) == everything  # an epoch later, too
+    for start in (1, 20, 36, 99):
+        assert list(source.read(start)) == [(n, r) for n, r in everything if n > start]
 
 
 def test_a_damaged_archive_is_said_to_be_so(tmp_path: Path) -> None:
@@ -135,6 +207,36 @@ def test_workers_share_one_stream() -> None:
     alone = list(islice(stream(), 10))
     shards = [list(islice(stream(rank=r, world=2), 5)) for r in range(2)]
     assert [b for pair in zip(*shards, strict=True) for b in pair] == alone
+
+
+def test_a_large_corpus_is_opened_once_per_epoch_and_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "CHUNK", 5)
+    opened: list[int] = []
+
+    class Watched(Memory):
+        def read(self, start: int = 0, stride: int = 1):  # noqa: ANN202
+            opened.append(start)
+            return super().read(start, stride)
+
+    def batches() -> Batches:
+        return Batches(Watched([(f"{i}",) for i in range(40)]), lambda rows: [r[0] for r in rows], len, 8, pool=10)
+
+    first = batches()
+    taken = [(batch, first.position) for batch in islice(first, 50)]
+    assert first.kept is None and set(opened) == {0} and len(opened) == taken[-1][1].epoch + 1 > 1
+    second = batches()
+    second.position = taken[20][1]
+    assert list(islice(second, 29)) == [batch for batch, _ in taken[21:]]
+
+
+def test_a_corpus_of_which_nothing_is_usable_ends() -> None:
+    """Also where it would go on for ever."""
+    endless = Mixture([Memory([("a",)]), Memory([("b",)])], [1, 2])
+    nothing = Batches(endless, lambda rows: [None for _ in rows], len, 40, pool=10)
+    with pytest.raises(QkvError, match="no example is left"):
+        next(iter(nothing))
+    with pytest.raises(QkvError, match="no record that can be read"):
+        next(Mixture([Memory([]), Memory([])], [1, 1]).read())
 
 
 def test_no_example_left_and_too_many_workers_are_said() -> None:

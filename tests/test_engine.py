@@ -76,7 +76,7 @@ def test_the_source_is_projected_once() -> None:
     fast, batch = pack(network_of(c)), example(c)
     _, first = fast.step(batch.inputs[:, :1], fast.start(batch))
     _, second = fast.step(batch.inputs[:, 1:2], first)
-    assert all(a["memory_key"] is b["memory_key"] for a, b in zip(first.layers, second.layers, strict=True))
+    assert all(a["memory_heads"] is b["memory_heads"] for a, b in zip(first.layers, second.layers, strict=True))
 
 
 def test_nothing_plain_is_left_and_the_plain_network_is_untouched() -> None:

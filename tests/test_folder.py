@@ -11,10 +11,10 @@ from tokenizers import models, pre_tokenizers
 
 import qkv
 from qkv.api import Model
-from qkv.device import pick_device
 from qkv.config import ModelConfig
 from qkv.convert import folder
 from qkv.convert.files import read_tensors, write_json, write_tensors
+from qkv.device import pick_device
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.models.build import build
 from qkv.presets import PRESETS, tiny

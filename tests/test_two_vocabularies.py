@@ -1,5 +1,6 @@
 """A translator of every kind of tokenizer, with one vocabulary or two: what was trained is what the folder gives."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,14 @@ from conftest import Run
 import qkv
 from qkv.api import Model
 from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
+from qkv.data import lines as line_module
+from qkv.data import sources as source_module
 from qkv.data.translation import collate, sources
 from qkv.errors import ConfigError, QkvError
 from qkv.generate.translate import Request, Translator
 from qkv.text.train import KINDS
 from qkv.train import run as training
+from qkv.train import translation as task
 from qkv.train.report import Report
 
 TEXTS = ["The old man sees a dog.", "I ate an apple", "</s> [SEP] ist Text", ""]
@@ -94,9 +98,9 @@ def test_a_joint_model_in_the_place_of_one_with_two_leaves_no_second_tokenizer(t
 def test_a_missing_target_tokenizer_is_said(tmp_path: Path) -> None:
     trained(tmp_path / "run", recipe("words", joint=False))
     (tmp_path / "run" / "best" / "target_tokenizer.json").unlink()
-    with pytest.raises(QkvError, match="target_tokenizer.json"):
+    with pytest.raises(QkvError, match=r"target_tokenizer\.json"):
         qkv.load(tmp_path / "run").translate(TEXTS)
-    with pytest.raises(QkvError, match="target_tokenizer.json"):
+    with pytest.raises(QkvError, match=r"target_tokenizer\.json"):
         "".join(qkv.load(tmp_path / "run").generate(TEXTS[0]))
 
 
@@ -112,3 +116,29 @@ def test_two_vocabularies_cannot_share_one_matrix(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'set model.tie = "output"'):
         trained(tmp_path / "run", r.changed(model=r.model.changed(tie="all")))
     assert not (tmp_path / "run").exists()
+
+
+# --- where the vocabulary comes from
+
+
+def test_of_a_large_corpus_a_spread_sample_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About as many pairs as asked for, from all parts of the corpus, said, and the same ones every time."""
+    for module in (line_module, source_module):
+        monkeypatch.setattr(module, "RUN", 3)
+    monkeypatch.setattr(task, "VOCABULARY_PAIRS", 100)
+    for name in ("en", "de"):
+        (tmp_path / name).write_text("".join(f"{name}{i:04}\n" for i in range(1000)))
+    corpus = {"files": (str(tmp_path / "en"), str(tmp_path / "de"))}
+    data = checked(DataConfig, {"train": [corpus], "valid": {"grammar": 1}, "tokenizer": "words", "joint": False})
+    said: list[str] = []
+    source, target = task.learn_tokenizers(data, said.append)
+    assert source.to_json() == task.learn_tokenizers(data)[0].to_json()
+    numbers = sorted(int(word[-4:]) for word in source.backend.get_vocab() if word[-4:].isdecimal())
+    assert 80 < len(numbers) < 125 and max(b - a for a, b in pairwise([0, *numbers, 1000])) < 40
+    assert source.size == target.size and f"from {len(numbers)} of about " in said[0] and len(said) == 2
+
+
+def test_little_text_is_read_whole(tmp_path: Path) -> None:
+    said: list[str] = []
+    task.learn_tokenizers(recipe().data, said.append)
+    assert said == ["learning the vocabulary from 160 of 160 lines"]

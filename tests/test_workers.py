@@ -3,95 +3,117 @@
 from __future__ import annotations
 
 import json
+import math
+import multiprocessing
 import os
+import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import qkv
-from qkv.config import TrainConfig
+from qkv.config import Recipe, TrainConfig
 from qkv.convert.files import read_tensors
-from qkv.errors import FileError
-from qkv.train import checkpoint
+from qkv.errors import FileError, QkvError
+from qkv.models.build import build
+from qkv.train import checkpoint, loop
 from qkv.train import run as training
 from qkv.train.average import average_run
+from qkv.train.checkpoint import Training
 from qkv.train.optimizer import optimizer, orthogonal
 from qkv.train.report import Report
 from tests.test_train import Killed, contents, recipe, run, same
 
-TOML = """
-[model]
-family = "encoder-decoder"
-d_model = 32
-n_layers = 1
-n_heads = 2
-d_ff = 64
-norm_order = "pre"
-tie = "all"
-dropout = {dropout}
-
-[data]
-train = [{{ grammar = 80 }}]
-valid = {{ grammar = 4 }}
-vocab_size = 200
-batch_tokens = 150
-
-[train]
-steps = {steps}
-accumulate = {accumulate}
-evaluate_every = 4
-save_every = 4
-warmup = 2
-"""
-
-
 # --- several workers
 
 
-def trained(folder: Path, name: str, out: str, workers: int) -> list[str]:
-    """`qkv train` in so many processes, each told what torchrun would tell it; what went wrong in those that failed."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    command = [sys.executable, "-m", "qkv", "train", name, "--out", out, "--threads", "1"]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(command, cwd=folder, env={**os.environ, **where, "RANK": str(rank)}, text=True, stderr=subprocess.PIPE)
-        for rank in range(workers)
-    ]  # fmt: skip
-    errors = [p.communicate(timeout=120)[1] for p in processes]
-    return [error for p, error in zip(processes, errors, strict=True) if p.returncode]
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Callable[..., list[tuple[str, int]]]]:
+    """Two processes that train together, each told what torchrun would tell it: what `worker` returns in both.
+
+    They are forked from one that has read torch already, and serve all tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["qkv.train.run"])
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+
+        def together(folder: Path, r: Recipe, event: str = "") -> list[tuple[str, int]]:
+            with socket.socket() as s:
+                s.bind(("127.0.0.1", 0))
+                port = s.getsockname()[1]
+            jobs = [pool.submit(worker, rank, port, folder, r, event) for rank in (0, 1)]
+            return [job.result(timeout=120) for job in jobs]
+
+        yield together
+
+
+def worker(rank: int, port: int, folder: Path, r: Recipe, event: str) -> tuple[str, int]:
+    """Why training ended, and how many tokens were counted; `event` happens to the second worker, in its third update."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank))
+    torch.set_num_threads(1)
+    original, report = loop.one_update, Report(quiet=True)
+
+    def one_update(t: Training, *rest: Any) -> Any:
+        if rank == 1 and t.progress.step == 2:
+            if event == "signal":
+                os.kill(os.getpid(), signal.SIGTERM)
+            if event == "not finite":
+                torch.nn.init.constant_(next(t.network.parameters()), math.nan)
+            if event == "gone":
+                raise QkvError("no more")
+        return original(t, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "one_update", one_update)
+        try:
+            return training.run(r, "recipe", folder, report).why, report.tokens
+        except QkvError as error:
+            return str(error), report.tokens
 
 
 def log(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_two_workers_learn_what_one_learns_from_twice_the_batches(tmp_path: Path) -> None:
+def test_two_workers_learn_what_one_learns_from_twice_the_batches(workers: Callable, tmp_path: Path) -> None:
     """Each takes every second batch, so two workers do in a step what one does when it accumulates two batches."""
-    (tmp_path / "two.toml").write_text(TOML.format(dropout=0.0, steps=8, accumulate=1))
-    (tmp_path / "one.toml").write_text(TOML.format(dropout=0.0, steps=8, accumulate=2))
-    for name, workers in (("two", 2), ("one", 1)):
-        assert not trained(tmp_path, f"{name}.toml", name, workers)
+    (why, tokens), _ = workers(tmp_path / "two", recipe(pairs=200, dropout=0.0, steps=6))
+    report = Report(quiet=True)
+    training.run(recipe(pairs=200, dropout=0.0, steps=6, accumulate=2), "recipe", tmp_path / "one", report)
     two, one = log(tmp_path / "two"), log(tmp_path / "one")
-    assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 9))
+    assert why == "all steps are done" and tokens == report.tokens  # the speed is that of both
+    assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 7))
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-4)
 
 
-def test_two_workers_resume_exactly(tmp_path: Path) -> None:
+def test_two_workers_stopped_by_a_signal_to_one_resume_exactly(workers: Callable, tmp_path: Path) -> None:
     """With dropout: each worker's random numbers go on where they were."""
-    (tmp_path / "short.toml").write_text(TOML.format(dropout=0.2, steps=4, accumulate=1) + 'schedule = "constant"\n')
-    (tmp_path / "long.toml").write_text(TOML.format(dropout=0.2, steps=8, accumulate=1) + 'schedule = "constant"\n')
-    assert not trained(tmp_path, "long.toml", "whole", 2)
-    assert not trained(tmp_path, "short.toml", "parts", 2)
-    (tmp_path / "parts" / "recipe.toml").write_text((tmp_path / "long.toml").read_text())  # the same run, going on
-    assert not trained(tmp_path, "long.toml", "parts", 2)
+    r = recipe(dropout=0.2, steps=8)
+    workers(tmp_path / "whole", r)
+    (first, _), (second, _) = workers(tmp_path / "parts", r, "signal")
+    assert "a signal to another worker" in first and "SIGTERM" in second
+    assert checkpoint.newest(tmp_path / "parts") == tmp_path / "parts" / "checkpoint-0000003"
+    workers(tmp_path / "parts", r)
     same(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
+
+
+@pytest.mark.parametrize(
+    ("event", "first", "second"),
+    [
+        ("not finite", "the loss of another worker is nan", "the loss of micro-batch 0 is nan"),
+        ("gone", "another worker has ended", "no more"),
+    ],
+)
+def test_what_ends_one_worker_ends_both(event: str, first: str, second: str, workers: Callable, tmp_path: Path) -> None:
+    said = workers(tmp_path / "run", recipe(), event)
+    assert first in said[0][0] and second in said[1][0]
+    assert [line["step"] for line in log(tmp_path / "run")] == [1, 2]
 
 
 def test_another_number_of_workers_does_not_go_on(tmp_path: Path) -> None:
@@ -129,6 +151,14 @@ def test_muon_moves_the_matrices_of_the_blocks_and_adam_the_rest() -> None:
     kinds = {name: set(o.state[p]) for name, p in network.named_parameters()}
     assert kinds["inner.weight"] == {"momentum", "step"}
     assert kinds["words.weight"] == kinds["inner.bias"] == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_muon_leaves_words_and_positions_to_adam() -> None:
+    network = build(recipe().model.changed(tie="none", position="learned"))
+    names = {id(p): name for name, p in network.named_parameters()}
+    groups = optimizer(network, TrainConfig(optimizer="muon")).param_groups
+    inner = {names[id(p)] for group in groups if group["orthogonal"] for p in group["params"]}
+    assert inner == {n for n, p in network.named_parameters() if p.dim() == 2 and "blocks" in n}
 
 
 def test_muon_resumes_exactly(tmp_path: Path) -> None:

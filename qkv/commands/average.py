@@ -15,11 +15,10 @@ def run(
 ) -> None:
     """Average the weights of a run's last checkpoints into one model.
 
-    Examples:
-      qkv train recipes/demo.toml --set train.keep=5
-      qkv average runs/demo averaged --last 5
-      qkv evaluate averaged --source test.en --reference test.de
-    """  # fmt: skip
+    [dim]qkv train demo --set train.keep=5[/]
+    [dim]qkv average runs/demo averaged --last 5[/]
+    [dim]qkv evaluate averaged --source runs/demo/test.src.txt --references runs/demo/test.ref.txt[/]
+    """
     from qkv.train.average import average_run
 
     chosen = average_run(folder, out, last)

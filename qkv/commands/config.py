@@ -18,8 +18,9 @@ def run(as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, Strict, TrainConfig
+    from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, Strict, TrainConfig
 
+    first = {"above all tables": [described("preset", Recipe.model_fields["preset"])]}
     tables: dict[str, type[Strict]] = {
         "[model]": ModelConfig,
         "[data]": DataConfig,
@@ -27,7 +28,9 @@ def run(as_json: Json = False) -> None:
         "[train]": TrainConfig,
         "[decode]": DecodeConfig,
     }
-    found = {title: [described(name, f) for name, f in kind.model_fields.items()] for title, kind in tables.items()}
+    found = first | {
+        title: [described(name, f) for name, f in kind.model_fields.items()] for title, kind in tables.items()
+    }
     if as_json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return

@@ -22,6 +22,15 @@ METRICS = typer.Option("--metrics", help="Some of bleu, chrf, ter.")
 TOKENIZE = typer.Option("--tokenize", help="How BLEU cuts words: 13a, intl, char, zh, none.")
 LOWER = typer.Option("--lower", help="Ignore case in BLEU and chrF.")
 SENTENCES = typer.Option("--sentences", help="Print one line per sentence: number, scores, hypothesis, reference.")
+BEAM = typer.Option(
+    "--beam",
+    min=1,
+    help="With a model: hypotheses kept; 1 = greedy. Default: the run's own, else 4.",
+    show_default=False,
+)
+PENALTY = typer.Option(
+    "--length-penalty", help="With a model: 0 favours short ones. Default: the run's own, else 1.", show_default=False
+)
 OUTPUT = typer.Option("--output", help="Also write the model's translations to this file.", show_default=False)
 
 References = Annotated[list[Path] | None, REFERENCES]
@@ -35,8 +44,8 @@ def run(
     references: References = None,
     source: Annotated[Path | None, typer.Option(help="With a model: what it translates.", show_default=False)] = None,
     metrics: Metrics = "bleu,chrf,ter",
-    beam: Annotated[int, typer.Option(min=1, help="With a model: hypotheses kept; 1 = greedy.")] = 4,
-    length_penalty: Annotated[float, typer.Option(help="With a model: 0 favours short ones.")] = 1.0,
+    beam: Annotated[int | None, BEAM] = None,
+    length_penalty: Annotated[float | None, PENALTY] = None,
     output: Annotated[Path | None, OUTPUT] = None,
     bootstrap: Annotated[int, typer.Option(min=0, help="Resampled test sets for the intervals; 0 = none.")] = 1000,
     tokenize: Tokenize = "13a",
@@ -90,19 +99,23 @@ def of_run(folder: Path, which: str) -> Path:
     return path
 
 
-def translations(folder: Path, source: Path | None, beam: int, length_penalty: float, output: Path | None,
+def translations(folder: Path, source: Path | None, beam: int | None, length_penalty: float | None, output: Path | None,
                  device: Device) -> list[str]:  # fmt: skip
-    """What the model makes of the source file."""
+    """What the model makes of the source file; a run searches as it did when it was scored, unless told otherwise."""
     from qkv.api import load
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
+    from qkv.train.results import one_line, results_of
 
     if source is None:
         raise ConfigError(f"{folder} is a model: say what it translates with --source FILE")
-    texts = read_sentences(source)
-    found: list[str] = load(folder, device=device.value).translate(texts, beam=beam, length_penalty=length_penalty)
+    texts, own = read_sentences(source), results_of(folder).get("test") or {"beam": 4, "length_penalty": 1.0}
+    beam = own["beam"] if beam is None else beam
+    length_penalty = own["length_penalty"] if length_penalty is None else length_penalty
+    model = load(folder, device=device.value)
+    found = [one_line(text) for text in model.translate(texts, beam=beam, length_penalty=length_penalty)]
     if output is not None:
-        write_text(output, "".join(" ".join(text.split("\n")) + "\n" for text in found))
+        write_text(output, "".join(text + "\n" for text in found))
     return found
 
 

@@ -28,8 +28,9 @@ def run(
 ) -> None:
     """Train a model from raw text, score it on the test set, and write its card.
 
-    The same command again goes on where it stopped, to the same bits. Ctrl-C and SIGTERM finish the update, store it and
-    leave with exit code 130 and 143; a second Ctrl-C leaves at once, and what came after the last checkpoint is done again.
+    The same command again goes on where it stopped, to the same bits (where a time budget decides the learning rate, the
+    clock has a part in them). Ctrl-C and SIGTERM finish the update, store it and leave with exit code 130 and 143; a second
+    Ctrl-C leaves at once, and what came after the last checkpoint is done again.
 
     [dim]qkv train demo                                               # a recipe that comes with qkv[/]
     [dim]qkv train multi30k-en-de --set data.root=/data/multi30k      # its files are there already[/]
@@ -53,6 +54,7 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
     import torch
 
     from qkv.config import load_recipe
+    from qkv.convert.files import read_text
     from qkv.recipes import find
     from qkv.train import run as training
     from qkv.train.report import Report
@@ -65,7 +67,7 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
         raise ConfigError(f"{recipe} has no [data] table: it says what a model is, not what it learns from")
     if threads is not None:
         torch.set_num_threads(threads)
-    text = path.read_text() + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
+    text = read_text(path).rstrip("\n") + "\n" + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
     finished = training.run(loaded, text, out or Path("runs") / path.stem, Report())
     if finished.why.startswith("stopped"):
         raise typer.Exit(143 if "SIGTERM" in finished.why else 130)

@@ -78,7 +78,7 @@ class DataConfig(Strict):
     max_ratio: float = Field(default=9.0, gt=1)
     """Training pairs in which one side has this many times the tokens of the other are dropped."""
     duplicates: bool = True
-    """Keep pairs that occur more than once."""
+    """Keep pairs that occur more than once in a corpus; to leave them out takes 128 MB, however large it is."""
     batch_tokens: int = Field(default=4096, gt=0)
     """Padded tokens of the longer side in a batch."""
     pool: int = Field(default=100_000, gt=0)

@@ -17,7 +17,7 @@ constexpr long WIDE = 16;    // columns of a panel: two registers
 constexpr long TALL = 6;     // rows of a tile: 6 x 2 sums, 2 registers of weights and 1 of x fill the 16 there are
 constexpr long PARTY = 4;    // panels that a single row takes at once: two sums alone would wait for each other
 constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
-constexpr long CHUNK = 256;  // products that are added up before they join the rest: long sums would lose digits
+constexpr long CHUNK = 512;  // products that are added up before they join the rest: long sums would lose digits
 constexpr long AHEAD = 32;   // the weights of so many steps later are fetched now
 
 struct Linear {           // x W^T + b
@@ -51,76 +51,84 @@ struct Decoder {
 struct Pass {  // T more tokens of each of R rows
     float* x;  // (R, T, width): read, and the result
     long rows, tokens, past;
-    float* written;        // (layers, 2, lanes, key heads, places, head width): keys and values of the tokens so far
+    float* written;        // (layers, lanes, key heads, places, 2, D): keys and values of the tokens so far
     long lanes, places;
     const long* lane;      // (R, past + T): where each row finds each token; null = row r in lane r
     const bool* real;      // (R, past + T): which tokens count; null = all
-    const float* memory;   // (sentences, layers, 2, key heads, source, head width)
+    const float* memory;   // (sentences, layers, key heads, source, 2, D)
     long sentences, source;
     const bool* source_real;  // (sentences, source); null = all
 };
 
 // --- y = x W^T + b
 
-// `rows` of x against panels (depth, WIDE) of weights: y[r][c] += sum_k x[r][k] panel[k][c].
+// `rows` of x against part of some panels: y[r][c] += sum_k x[r][k] panel[k][c], k < depth. Rows of x are `in` apart, so are
+// panels in steps of WIDE; rows of y are `out` apart. Meanwhile a share of what comes next, one in `share`, is fetched.
 template <int rows, int panels = 1>
-static void tile(const float* x, long depth, const float* panel, float* y, long stride) {
-    for (long from = 0; from < depth; from += CHUNK) {
-        Eight sums[rows][panels][2] = {};
-        for (long k = from; k < std::min(from + CHUNK, depth); k++) {
-            for (int p = 0; p < panels; p++) {
-                const float* weights = panel + (p * depth + k) * WIDE;
-                Eight left = *(const Loose*)weights, right = *(const Loose*)(weights + 8);
-                __builtin_prefetch(weights + AHEAD * WIDE);
-                for (int r = 0; r < rows; r++) {
-                    float one = x[r * depth + k];
-                    Eight all = {one, one, one, one, one, one, one, one};
-                    sums[r][p][0] += all * left;
-                    sums[r][p][1] += all * right;
-                }
+static void tile(const float* x, long in, long depth, const float* panel, float* y, long out, const float* next, long share) {
+    Eight sums[rows][panels][2] = {};
+    for (long k = 0; k < depth; k++) {
+        for (int p = 0; p < panels; p++) {
+            const float* weights = panel + (p * in + k) * WIDE;
+            Eight left = *(const Loose*)weights, right = *(const Loose*)(weights + 8);
+            __builtin_prefetch(next + p * in * WIDE + k * share, 0, 2);  // into the second cache
+            for (int r = 0; r < rows; r++) {
+                float one = x[r * in + k];
+                Eight all = {one, one, one, one, one, one, one, one};
+                sums[r][p][0] += all * left;
+                sums[r][p][1] += all * right;
             }
         }
-        for (int r = 0; r < rows; r++)
-            for (int p = 0; p < panels; p++)
-                for (int half = 0; half < 2; half++) *(Loose*)(y + r * stride + p * WIDE + 8 * half) += sums[r][p][half];
     }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++)
+            for (int half = 0; half < 2; half++) *(Loose*)(y + r * out + p * WIDE + 8 * half) += sums[r][p][half];
 }
 
-static void tile_of(long rows, const float* x, long depth, const float* panel, float* y, long stride) {
+static void tile_of(long rows, const float* x, long in, long depth, const float* panel, float* y, long out,
+                    const float* next, long share) {
     switch (rows) {
-        case 1: return tile<1>(x, depth, panel, y, stride);
-        case 2: return tile<2>(x, depth, panel, y, stride);
-        case 3: return tile<3>(x, depth, panel, y, stride);
-        case 4: return tile<4>(x, depth, panel, y, stride);
-        case 5: return tile<5>(x, depth, panel, y, stride);
-        case 6: return tile<6>(x, depth, panel, y, stride);
+        case 1: return tile<1>(x, in, depth, panel, y, out, next, share);
+        case 2: return tile<2>(x, in, depth, panel, y, out, next, share);
+        case 3: return tile<3>(x, in, depth, panel, y, out, next, share);
+        case 4: return tile<4>(x, in, depth, panel, y, out, next, share);
+        case 5: return tile<5>(x, in, depth, panel, y, out, next, share);
+        case 6: return tile<6>(x, in, depth, panel, y, out, next, share);
     }
 }
 
-// One panel for all rows, in tiles of nearly equal height; the last panel may be narrower than WIDE.
-static void column(const float* x, long rows, long depth, const float* panel, float* y, long width, long stride) {
-    long tiles = (rows + TALL - 1) / TALL;
-    for (long t = 0, r = 0; t < tiles; t++) {
-        long height = rows / tiles + (t < rows % tiles);
-        if (width == WIDE) {
-            tile_of(height, x + r * depth, depth, panel, y + r * stride, stride);
-        } else {
-            float whole[TALL * WIDE] = {};
-            tile_of(height, x + r * depth, depth, panel, whole, WIDE);
-            for (long i = 0; i < height; i++)
-                for (long c = 0; c < width; c++) y[(r + i) * stride + c] += whole[i * WIDE + c];
+// One panel for all rows, in tiles of nearly equal height: a CHUNK of it stays in the nearest cache while all rows pass by.
+static void column(const float* x, long rows, long in, const float* panel, float* y, long out) {
+    long tiles = (rows + TALL - 1) / TALL, share = (WIDE + tiles - 1) / tiles;
+    for (long k = 0; k < in; k += CHUNK) {
+        long depth = std::min(CHUNK, in - k);
+        const float* part = panel + k * WIDE;
+        for (long t = 0, r = 0; t < tiles; t++) {
+            long height = rows / tiles + (t < rows % tiles);
+            tile_of(height, x + r * in + k, in, depth, part, y + r * out, out, part + depth * (WIDE + t * share), share);
+            r += height;
         }
-        r += height;
     }
 }
 
-// Columns `from` to `end` of all rows.
+// Columns `from` to `end` of all rows; the last panel may be narrower than WIDE.
 static void columns(const Linear& l, const float* x, long rows, float* y, bool add, long from, long end) {
     for (long r = 0; r < rows; r++)
         for (long c = from; c < end; c++) y[r * l.out + c] = add ? y[r * l.out + c] + l.bias[c] : l.bias[c];
-    if (rows == 1 && end - from == PARTY * WIDE) return tile<1, PARTY>(x, l.in, l.panels + from * l.in, y + from, l.out);
-    for (long c = from; c < end; c += WIDE)
-        column(x, rows, l.in, l.panels + c * l.in, y + c, std::min(WIDE, end - c), l.out);
+    if (rows == 1 && end - from == PARTY * WIDE) {
+        for (long k = 0; k < l.in; k += CHUNK) {
+            const float* part = l.panels + from * l.in + k * WIDE;
+            tile<1, PARTY>(x + k, l.in, std::min(CHUNK, l.in - k), part, y + from, l.out, part + AHEAD * WIDE, WIDE);
+        }
+        return;
+    }
+    for (long c = from; c + WIDE <= end; c += WIDE) column(x, rows, l.in, l.panels + c * l.in, y + c, l.out);
+    if (long rest = end % WIDE) {
+        std::vector<float> whole(rows * WIDE);
+        column(x, rows, l.in, l.panels + (end - rest) * l.in, whole.data(), WIDE);
+        for (long r = 0; r < rows; r++)
+            for (long c = 0; c < rest; c++) y[r * l.out + end - rest + c] += whole[r * WIDE + c];
+    }
 }
 
 // y (rows, out) = x W^T + b, or with `add` y += x W^T + b. All functions from here on are called by all threads together.
@@ -155,51 +163,83 @@ static float total(Eight x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + 
 static float dot(const float* a, const float* b, long n) {
     Eight sums = {};
     long i = 0;
-    for (; i + 8 <= n; i += 8) sums += Eight(*(const Loose*)(a + i)) * *(const Loose*)(b + i);
+    for (; i + 8 <= n; i += 8) {
+        Eight left = *(const Loose*)(a + i), right = *(const Loose*)(b + i);
+        sums += left * right;
+    }
     float sum = total(sums);
     for (; i < n; i++) sum += a[i] * b[i];
     return sum;
 }
 
+static Eight eight(const float* x, long count) {  // the first `count` of eight numbers, -infinity for the rest
+    Eight all = Eight{} - INFINITY;
+    if (count >= 8) return *(const Loose*)x;
+    for (long i = 0; i < count; i++) all[i] = x[i];
+    return all;
+}
+
+static float highest(const float* x, long n) {
+    Eight most = Eight{} - INFINITY;
+    for (long i = 0; i < n; i += 8) {
+        Eight some = eight(x + i, n - i);
+        most = some > most ? some : most;
+    }
+    float one = most[0];
+    for (int i = 1; i < 8; i++) one = std::max(one, most[i]);
+    return one;
+}
+
 // scores (n, a multiple of 8) -> exp(score - highest), and their sum
 static float exponentials(float* scores, long n) {
-    float highest = *std::max_element(scores, scores + n);
+    float most = highest(scores, n);
     Eight sums = {};
-    for (long i = 0; i < n; i += 8) sums += *(Loose*)(scores + i) = exponential(*(Loose*)(scores + i) - highest);
+    for (long i = 0; i < n; i += 8) sums += *(Loose*)(scores + i) = exponential(*(Loose*)(scores + i) - most);
     return total(sums);
 }
 
-// What a query looks at: lane, head, place and the width of a head, at these distances.
-struct Keys {
-    const float *key, *value;
-    long lane, head, place;
-};
-
-// out (width) = softmax(q K^T scale) V over the places that `lane_of` gives a lane, negative = not to be seen.
-template <class LaneOf>
-static void look(const float* query, const Keys& keys, long head, long length, const Decoder& d, LaneOf lane_of,
-                 std::vector<float>& scores, float* out) {
-    scores.assign((length + 7) / 8 * 8, -INFINITY);
-    for (long s = 0; s < length; s++) {
-        long lane = lane_of(s);
-        const float* key = keys.key + lane * keys.lane + head * keys.head + s * keys.place;
-        if (lane >= 0) scores[s] = d.scale * dot(query, key, d.head_width);
-    }
-    float sum = exponentials(scores.data(), scores.size());
-    std::fill(out, out + d.head_width, 0.0f);
-    for (long s = 0; s < length; s++) {
-        float weight = scores[s] / sum;
-        if (weight == 0) continue;
-        const float* value = keys.value + lane_of(s) * keys.lane + head * keys.head + s * keys.place;
-        for (long i = 0; i < d.head_width; i++) out[i] += weight * value[i];
+// x - log(sum of exp x) in each row of (rows, width), in place
+extern "C" void log_softmax(float* x, long rows, long width) {
+#pragma omp parallel for schedule(static)
+    for (long r = 0; r < rows; r++) {
+        float *row = x + r * width, most = highest(row, width);
+        double sum = 0;
+        for (long from = 0; from < width; from += 8 * CHUNK) {
+            Eight sums = {};
+            for (long i = from; i < std::min(from + 8 * CHUNK, width); i += 8)
+                sums += exponential(eight(row + i, width - i) - most);
+            sum += total(sums);
+        }
+        float all = most + (float)log(sum);
+        for (long i = 0; i < width; i++) row[i] -= all;
     }
 }
 
-// query (R * T, stride) begins with the heads' queries -> out (R * T, heads * head width)
+// out (D) = softmax(q K^T scale) V. A key (D) and its value (D) stand together, those of the next place behind them;
+// `lane_of` says at which multiple of `distance` a place is found, negative = not to be seen.
+template <class LaneOf>
+static void look(const float* query, const float* keys, long distance, long length, const Decoder& d, LaneOf lane_of,
+                 std::vector<float>& scores, float* out) {
+    long width = d.head_width;
+    scores.assign((length + 7) / 8 * 8, -INFINITY);
+    for (long s = 0; s < length; s++) {
+        long lane = lane_of(s);
+        if (lane >= 0) scores[s] = d.scale * dot(query, keys + lane * distance + 2 * s * width, width);
+    }
+    float sum = exponentials(scores.data(), scores.size());
+    std::fill(out, out + width, 0.0f);
+    for (long s = 0; s < length; s++) {
+        float weight = scores[s] / sum;
+        if (weight == 0) continue;
+        const float* value = keys + lane_of(s) * distance + (2 * s + 1) * width;
+        for (long i = 0; i < width; i++) out[i] += weight * value[i];
+    }
+}
+
+// query (R * T, stride) begins with the heads' queries -> out (R * T, H D)
 static void look_back(const Decoder& d, const Pass& p, long layer, const float* query, long stride, float* out) {
-    long length = p.past + p.tokens, size = p.lanes * d.key_heads * p.places * d.head_width;
-    const float* key = p.written + 2 * layer * size;
-    Keys keys{key, key + size, d.key_heads * p.places * d.head_width, p.places * d.head_width, d.head_width};
+    long length = p.past + p.tokens, head_size = 2 * p.places * d.head_width, lane_size = d.key_heads * head_size;
+    const float* keys = p.written + layer * p.lanes * lane_size;
     std::vector<float> scores;
 #pragma omp for schedule(static)
     for (long at = 0; at < p.rows * p.tokens * d.heads; at++) {
@@ -208,22 +248,22 @@ static void look_back(const Decoder& d, const Pass& p, long layer, const float* 
             if (p.real && !p.real[row * length + s] && s != own) return -1;
             return p.lane ? p.lane[row * length + s] : row;
         };
-        look(query + i * stride + head * d.head_width, keys, head * d.key_heads / d.heads, own + 1, d, lane_of, scores,
-             out + at * d.head_width);
+        look(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size, lane_size, own + 1,
+             d, lane_of, scores, out + at * d.head_width);
     }
 }
 
+// query (R * T, H D) -> out (R * T, H D); all rows of a sentence look at its one memory
 static void look_at_source(const Decoder& d, const Pass& p, long layer, const float* query, float* out) {
-    long size = d.key_heads * p.source * d.head_width, share = p.rows * p.tokens / p.sentences;
-    const float* key = p.memory + 2 * layer * size;
-    Keys keys{key, key + size, 2 * d.layers * size, p.source * d.head_width, d.head_width};
+    long head_size = 2 * p.source * d.head_width, layer_size = d.key_heads * head_size;
+    long share = p.rows * p.tokens / p.sentences;
     std::vector<float> scores;
 #pragma omp for schedule(static)
     for (long at = 0; at < p.rows * p.tokens * d.heads; at++) {
-        long sentence = at / d.heads / share;
+        long sentence = at / d.heads / share, head = at % d.heads * d.key_heads / d.heads;
         auto lane_of = [&](long s) { return p.source_real && !p.source_real[sentence * p.source + s] ? -1 : sentence; };
-        look(query + at * d.head_width, keys, at % d.heads * d.key_heads / d.heads, p.source, d, lane_of, scores,
-             out + at * d.head_width);
+        look(query + at * d.head_width, p.memory + layer * layer_size + head * head_size, d.layers * layer_size, p.source,
+             d, lane_of, scores, out + at * d.head_width);
     }
 }
 
@@ -232,10 +272,10 @@ static void keep(const Decoder& d, const Pass& p, long layer, const float* query
     long width = d.head_width, kinds = 2 * d.key_heads;
 #pragma omp for schedule(static)
     for (long at = 0; at < p.rows * p.tokens * kinds; at++) {
-        long i = at / kinds, kind = at % kinds / d.key_heads, head = at % d.key_heads;
+        long i = at / kinds, kind = at % kinds / d.key_heads, head = at % d.key_heads;  // keys first, then values
         const float* from = query_key_value + i * stride + (d.heads + at % kinds) * width;
-        long lane = ((2 * layer + kind) * p.lanes + i / p.tokens) * d.key_heads + head;
-        std::copy(from, from + width, p.written + (lane * p.places + p.past + i % p.tokens) * width);
+        long lane = (layer * p.lanes + i / p.tokens) * d.key_heads + head, place = p.past + i % p.tokens;
+        std::copy(from, from + width, p.written + ((lane * p.places + place) * 2 + kind) * width);
     }
 }
 
@@ -256,18 +296,21 @@ static void normed(const Norm& n, const float* x, long rows, long width, float* 
     }
 }
 
-static float activated(float x, long kind) {
-    switch (kind) {
-        case 0: return std::max(x, 0.0f);                                                           // relu
-        case 1: return x / (1 + expf(-x));                                                          // silu
-        case 2: return x * 0.5f * (1 + erff(x * 0.70710678f));                                      // gelu
-        default: return x * 0.5f * (1 + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));          // gelu-tanh
-    }
+template <class Function>
+static void each(float* x, long count, Function f) {
+#pragma omp for simd schedule(static)
+    for (long i = 0; i < count; i++) x[i] = f(x[i]);
 }
 
 static void activate(float* x, long count, long kind) {
-#pragma omp for schedule(static)
-    for (long i = 0; i < count; i++) x[i] = activated(x[i], kind);
+    switch (kind) {
+        case 0: return each(x, count, [](float v) { return v > 0 ? v : 0; });                           // relu
+        case 1: return each(x, count, [](float v) { return v / (1 + expf(-v)); });                      // silu
+        case 2: return each(x, count, [](float v) { return v * 0.5f * (1 + erff(v * 0.70710678f)); });  // gelu
+        case 3: return each(x, count, [](float v) {                                                     // gelu-tanh
+            return v * 0.5f * (1 + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
+        });
+    }
 }
 
 // --- the whole

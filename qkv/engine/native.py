@@ -1,5 +1,5 @@
-"""native.cpp, compiled on first use and called on tensors. Where there is no compiler, `library()` is None and torch does
-the same work."""
+"""native.cpp, compiled on first use, and its structures. Where there is no compiler, `library()` is None and torch does the
+same work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = Path(__file__).with_name("native.cpp")
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp"]
 WIDE = 16
 """Columns of a panel, as in native.cpp."""
-POINTER, WHOLE = ctypes.c_void_p, ctypes.c_long
+POINTER, WHOLE, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
 
 @cache
@@ -34,10 +34,9 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(compiled(compiler)))
     except (OSError, subprocess.SubprocessError):
         return None
-    found.linear.argtypes = [POINTER, WHOLE, WHOLE, POINTER, POINTER, POINTER, WHOLE]
-    found.attend.argtypes = [POINTER, *[WHOLE] * 3, POINTER, POINTER, *[WHOLE] * 5, POINTER, WHOLE, POINTER,
-                             ctypes.c_float, POINTER]  # fmt: skip
-    found.linear.restype = found.attend.restype = None
+    found.linear.argtypes, found.linear.restype = [POINTER, POINTER, WHOLE, POINTER], None
+    found.decode.argtypes, found.decode.restype = [POINTER, POINTER], None
+    found.log_softmax.argtypes, found.log_softmax.restype = [POINTER, WHOLE, WHOLE], None
     return found
 
 
@@ -75,31 +74,35 @@ def panels(weight: Tensor) -> Tensor:
     return padded.unflatten(0, (-1, WIDE)).transpose(1, 2).contiguous()
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + b: (..., in), the panels of W, (out,) -> (..., out)."""
-    x = x.contiguous()
-    depth, out = weight.size(1), bias.size(0)
-    y = x.new_empty(*x.shape[:-1], out)
-    library().linear(x.data_ptr(), x.numel() // depth, depth, weight.data_ptr(),  # type: ignore[union-attr]
-                     bias.data_ptr(), y.data_ptr(), out)  # fmt: skip
-    return y
+# --- the structures of native.cpp; each holds addresses, so whoever makes one keeps the tensors
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, scale: float, allowed: Tensor | None = None,
-           lanes: Tensor | None = None) -> Tensor:  # fmt: skip
-    """softmax(q K^T scale) V for one query per row: (R, H, 1, D), keys and values (L, H_kv, S, D) -> (R, H, 1, D).
+class Linear(ctypes.Structure):
+    _fields_ = [("panels", POINTER), ("bias", POINTER), ("inputs", WHOLE), ("outputs", WHOLE)]
 
-    `lanes` (R, S) says in which lane each row finds the key of each place; without them row r reads lane r / (R / L), so
-    that beams share the memory of their sentence. `allowed` (L, 1, 1, S), or (R, 1, 1, S) with lanes: which places count.
-    """
-    rows, heads, _, width = query.shape
-    query, length = query.contiguous(), key.size(2) if lanes is None else lanes.size(1)
-    out = torch.empty_like(query)
-    share = rows // key.size(0) if lanes is None else 1
-    allowed = None if allowed is None else allowed.expand(rows // share, 1, 1, length).contiguous()
-    assert key.stride() == value.stride() and key.stride(3) == 1
-    library().attend(query.data_ptr(), rows, heads, width, key.data_ptr(), value.data_ptr(),  # type: ignore[union-attr]
-                     key.stride(0), key.stride(1), key.stride(2), length, heads // key.size(1),
-                     None if lanes is None else lanes.data_ptr(), share,
-                     None if allowed is None else allowed.data_ptr(), scale, out.data_ptr())  # fmt: skip
-    return out
+
+class Norm(ctypes.Structure):
+    _fields_ = [("weight", POINTER), ("bias", POINTER), ("eps", REAL)]
+
+
+class Residual(ctypes.Structure):
+    _fields_ = [("before", Norm), ("after", Norm), ("first", Linear), ("last", Linear)]
+
+
+class Block(ctypes.Structure):
+    _fields_ = [("attention", Residual), ("cross", Residual), ("feedforward", Residual)]
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = [("blocks", POINTER), *((name, WHOLE) for name in ("layers", "width", "heads", "key_heads", "head_width",
+                "activation")), ("scale", REAL), ("norm", Norm)]  # fmt: skip
+
+
+class Pass(ctypes.Structure):
+    _fields_ = [("x", POINTER), ("rows", WHOLE), ("tokens", WHOLE), ("past", WHOLE), ("written", POINTER),
+                ("lanes", WHOLE), ("places", WHOLE), ("lane", POINTER), ("real", POINTER), ("memory", POINTER),
+                ("sentences", WHOLE), ("source", WHOLE), ("source_real", POINTER)]  # fmt: skip
+
+
+def address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -9,6 +9,7 @@ plain network's tensors, so pack again after changing them. Results agree with t
 from __future__ import annotations
 
 import copy
+import ctypes
 from typing import Any, TypeVar
 
 import torch
@@ -16,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.engine import native
-from qkv.engine.written import Store, Written
+from qkv.engine.step import NativeStack, suits
 from qkv.memory import keep_freed_memory
 from qkv.parts.attention import Attention, one_by_one, side_by_side
 from qkv.parts.heads import Vocabulary
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Softmax
 from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.stack import Stack
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
 
@@ -54,6 +55,9 @@ def replacement(module: nn.Module, done: dict[int, Any]) -> nn.Module | None:
         return PackedAttention(module, twin(module.mixer, done))
     if isinstance(module, Vocabulary):
         return PackedWords(same(module, done))
+    if isinstance(module, Stack):
+        packed = same(module, done)
+        return NativeStack(packed) if suits(packed) else packed  # type: ignore[arg-type]
     return Tap() if isinstance(module, Tap) else None  # whoever listens to the plain network does not listen here
 
 
@@ -70,21 +74,31 @@ def twin_weight(weight: nn.Parameter, done: dict[int, Any]) -> nn.Parameter:
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b; W in panels for our own product, or, without a compiler, twice: in oneDNN's blocks for few rows and plain
-    for many."""
+    """x W^T + b; W in panels for native.cpp, or, without a compiler, twice: in oneDNN's blocks for few rows and plain for
+    many."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__()
         weight = weight.detach()
-        self.shape = tuple(weight.shape)
-        self.bias = weight.new_zeros(weight.size(0)) if bias is None else bias.detach().contiguous()
+        out, depth = self.shape = weight.shape
+        self.bias = weight.new_zeros(out) if bias is None else bias.detach().contiguous()
         self.panels = native.panels(weight) if native.possible(weight) else None
-        self.weight = weight if self.panels is None else None
-        self.blocks = reorder(weight) if self.panels is None else None
+        if self.panels is None:
+            self.weight, self.blocks = weight, reorder(weight)
+        else:
+            self.described = native.Linear(self.panels.data_ptr(), self.bias.data_ptr(), depth, out)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.panels is not None:
-            return native.linear(x, self.panels, self.bias)
+        if self.panels is None:
+            return self.without_compiler(x)
+        assert x.dtype == torch.float32 and x.size(-1) == self.shape[1], f"{x.dtype} {tuple(x.shape)}: {self.shape}"
+        x = x.contiguous()
+        y = x.new_empty(*x.shape[:-1], self.shape[0])  # (..., out)
+        rows = x.numel() // self.shape[1]
+        native.library().linear(ctypes.byref(self.described), x.data_ptr(), rows, y.data_ptr())  # type: ignore[union-attr]
+        return y
+
+    def without_compiler(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.size(-1)
         if self.blocks is None or not 1 < rows <= FEW_ROWS[min(torch.get_num_threads(), 2)]:
             return F.linear(x, self.weight, self.bias)
@@ -119,7 +133,6 @@ class PackedAttention(nn.Module):
         else:
             self.query_key_value = joined(plain.query, plain.key, plain.value)
         self.mixer = mixer
-        self.native = native.possible(plain.query.weight) and isinstance(mixer, Softmax) and mixer.score.folds
         self.output = joined(plain.output)
 
     def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
@@ -128,33 +141,14 @@ class PackedAttention(nn.Module):
         query, key, value, kept = (
             self.read_memory(x, place, memory, state) if self.cross else self.extend(x, place, state)
         )
-        written = kept.get("written")
-        if self.native and query.size(2) == 1 and not place.weighs_values and place.bias(query) is None:
-            mixed = self.look(query, key, value, mask, written)
-        else:
-            if written is not None:
-                key, value = written.dense(query.size(0))  # (B, H_kv, S, D)
-            mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
-            mixed = one_by_one(mixed, x.size(0))
-        return self.output(self.join(mixed)), kept  # (B, H, T, D) -> (B, T, C)
-
-    def look(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, written: Written | None) -> Tensor:
-        """One query per row, (R, H, 1, D), over the keys of its memory or of what was written."""
-        score: Any = self.mixer.score
-        if written is None:
-            return native.attend(score.fold(query), key, value, score.scale, mask.allowed)
-        store, lanes = written.store, written.lanes
-        key, value = (x[: query.size(0), :, : written.length] for x in (store.key, store.value)) if lanes is None else (store.key, store.value)
-        return native.attend(score.fold(query), key, value, score.scale, mask.allowed, lanes)
+        mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
+        return self.output(self.join(one_by_one(mixed, x.size(0)))), kept  # (B, H, T, D) -> (B, T, C)
 
     def extend(self, x: Tensor, place: Place, state: Layer | None) -> tuple[Tensor, Tensor, Tensor, Layer]:
         query, key, value = map(self.split, self.query_key_value(x).split(self.widths, -1))  # (B, H or H_kv, T, D)
         query, key = place.turn(query), place.turn(key)
         if state is None:
             return query, key, value, {}
-        if self.native:
-            past = state.get("written") or Written(Store.like(key, key.size(0), key.size(2)))
-            return query, key, value, {"written": past.append(key, value)}
         if "key" in state:
             key, value = torch.cat([state["key"], key], 2), torch.cat([state["value"], value], 2)  # (B, H_kv, S, D)
         return query, key, value, {"key": key, "value": value}
@@ -180,3 +174,11 @@ class PackedWords(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         return self.words(self.features(x))  # (..., V)
+
+    def log_probs(self, x: Tensor) -> Tensor:
+        logits = self(x)  # (..., V)
+        if self.words.panels is None:
+            return logits.float().log_softmax(-1)
+        width = logits.size(-1)
+        native.library().log_softmax(logits.data_ptr(), logits.numel() // width, width)  # type: ignore[union-attr]
+        return logits

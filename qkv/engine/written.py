@@ -1,4 +1,4 @@
-"""Written: the keys and values of what a layer has read so far, kept where they were put."""
+"""Written: the keys and values of what a decoder has read so far, kept where they were put."""
 
 from __future__ import annotations
 
@@ -13,59 +13,56 @@ SHORTEST = 16
 
 @dataclass
 class Store:
-    """Room for keys and values of several rows. States share it: each sees its own part, and only the longest one may
-    add to it in place."""
+    """Room for keys and values. States share it: each sees its own part, and only the longest may add to it in place."""
 
-    key: Tensor  # (lanes, H_kv, places, D)
-    value: Tensor
-    used: int
-
-    @classmethod
-    def like(cls, key: Tensor, rows: int, places: int) -> Store:
-        shape = rows, key.size(1), max(SHORTEST, places), key.size(3)
-        return cls(key.new_empty(shape), key.new_empty(shape), 0)
+    vectors: Tensor
+    """(layers, lanes, H_kv, places, 2, D): a key, its value, those of the next place."""
+    used: int = 0
 
     def fits(self, rows: int, start: int, end: int) -> bool:
-        return self.used == start and rows <= self.key.size(0) and end <= self.key.size(2)
+        return self.used == start and rows <= self.vectors.size(1) and end <= self.vectors.size(3)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one layer remembers of R rows and `length` tokens. A beam that moves copies nothing: `lanes` (R, length) says
+    """What all layers remember of R rows and `length` tokens. A beam that moves copies nothing: `lanes` (R, length) says
     in which lane of the store each row finds each token; None = row r is lane r."""
 
     store: Store
     length: int = 0
     lanes: Tensor | None = None
 
+    @classmethod
+    def empty(cls, layers: int, heads: int, width: int) -> Written:
+        return cls(Store(torch.empty(layers, 0, heads, 0, 2, width)))
+
     def index_select(self, dim: int, rows: Tensor) -> Written:
         """The same for other rows, repeated or left out."""
         lanes = rows[:, None].expand(-1, self.length) if self.lanes is None else self.lanes.index_select(0, rows)
         return Written(self.store, self.length, lanes)
 
-    def append(self, key: Tensor, value: Tensor) -> Written:
-        """With the keys and values (R, H_kv, T, D) of T more tokens."""
-        rows, end = key.size(0), self.length + key.size(2)
+    def extended(self, rows: int, tokens: int) -> Written:
+        """With room for T more tokens of each of the R rows, which the caller fills: row r in lane r."""
+        end = self.length + tokens
         old = self if self.store.fits(rows, self.length, end) else self.copied(rows, 2 * end)
-        old.store.key[:rows, :, old.length : end] = key
-        old.store.value[:rows, :, old.length : end] = value
         old.store.used = end
         if old.lanes is None:
             return Written(old.store, end)
-        own = torch.arange(rows)[:, None].expand(-1, key.size(2))  # (R, T)
+        own = torch.arange(rows)[:, None].expand(-1, tokens)  # (R, T)
         return Written(old.store, end, torch.cat([old.lanes, own], 1))
 
     def copied(self, rows: int, places: int) -> Written:
         """In a store of its own, each row in its lane."""
-        store = Store.like(self.store.key, rows, places)
+        old = self.store.vectors
+        new = old.new_empty(old.size(0), rows, old.size(2), max(SHORTEST, places), *old.shape[4:])
         if self.length:
-            store.key[:, :, : self.length], store.value[:, :, : self.length] = self.dense(rows)
-        return Written(store, self.length)
+            new[:, :, :, : self.length] = self.dense(rows)
+        return Written(Store(new), self.length)
 
-    def dense(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values side by side: (R, H_kv, S, D) each."""
+    def dense(self, rows: int) -> Tensor:
+        """(layers, R, H_kv, length, 2, D)."""
+        vectors = self.store.vectors
         if self.lanes is None:
-            return self.store.key[:rows, :, : self.length], self.store.value[:rows, :, : self.length]
-        places = torch.arange(self.length)  # (S,)
-        gathered = self.store.key[self.lanes, :, places], self.store.value[self.lanes, :, places]  # (R, S, H_kv, D)
-        return gathered[0].transpose(1, 2), gathered[1].transpose(1, 2)
+            return vectors[:, :rows, :, : self.length]
+        gathered = vectors[:, self.lanes, :, torch.arange(self.length)]  # (R, length, layers, H_kv, 2, D)
+        return gathered.permute(2, 0, 3, 1, 4, 5)

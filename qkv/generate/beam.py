@@ -44,7 +44,7 @@ def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequ
     last, state = last_real(hidden, batch.mask)[first], state.move(first)  # (B * K, C)
     while True:
         # only the last vector goes through the head: the vocabulary is the widest matrix of all
-        scores = network.head(last).float().log_softmax(-1)  # (B * K, V)
+        scores = network.head.log_probs(last)  # (B * K, V)
         rows = continuations(scores, [sentences[i] for i in going], going, width, beam.size + len(ends), rules)
         moves = [sentences[i].advance(own) for i, own in zip(going, rows, strict=True)]
         kept = [at for at, i in enumerate(going) if sentences[i].live]  # finished sentences leave the batch
@@ -93,8 +93,7 @@ def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Se
     log_probs: list[list[float]] = [[] for _ in limits]
     totals = [0.0] * len(limits)
 
-    def choice(logits: Tensor, rows: list[int]) -> Tensor:
-        scores = logits.float().log_softmax(-1)  # (R, V)
+    def choice(scores: Tensor, rows: list[int]) -> Tensor:
         own = scores.clone() if rules.reweigh else scores
         if not rules.idle:
             rules.apply(scores, [texts[row] for row in rows], rows)
@@ -106,7 +105,7 @@ def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Se
             log_probs[row].append(log_prob)
         return tokens[:, 0]
 
-    for _ in write(network, batch, limits, choice, ends):
+    for _ in write(network, batch, limits, choice, ends, log_probs=True):
         pass
     return [
         Hypothesis(ids, own, total, beam.score(total, len(ids)), ids[-1] in ends)

@@ -70,8 +70,9 @@ class Rules:
         scores[:, self.never] = -math.inf
         short = [row for row, ids in enumerate(written) if len(ids) + 1 < self.min_length]
         forbid(scores, [(row, end) for row in short for end in self.ends])
-        stuck = (scores.amax(-1) == -math.inf).nonzero().flatten()  # nothing is left: the text may end
-        scores[stuck[:, None], self.ends] = ends[stuck]
+        if self.no_repeat_ngram or len(self.never) + len(self.ends) >= scores.size(1):
+            stuck = (scores.amax(-1) == -math.inf).nonzero().flatten()  # nothing is left: the text may end
+            scores[stuck[:, None], self.ends] = ends[stuck]
         scores[rows] = -math.inf
         scores[rows, tokens] = forced
 

@@ -19,14 +19,15 @@ from qkv.models.encoder_decoder import EncoderDecoder
 Writer = Decoder | EncoderDecoder
 GREEDY, PLAIN, FREE = Sampling(), Sampling(temperature=1.0), Rules()
 Choice = Callable[[Tensor, list[int]], Tensor]
-"""Logits (R, V) of the rows still being written, and which rows of the batch they are -> ids (R,)."""
+"""Scores (R, V) of the rows still being written, and which rows of the batch they are -> ids (R,)."""
 
 
 @torch.no_grad()
-def write(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], choice: Choice, eos_ids: Sequence[int] = ()
-          ) -> Iterator[list[int | None]]:  # fmt: skip
+def write(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], choice: Choice,
+          eos_ids: Sequence[int] = (), log_probs: bool = False) -> Iterator[list[int | None]]:  # fmt: skip
     """The next token of every row, step by step; None for a row that has ended. An end token is given, then the row
-    leaves the batch, as one at its own limit does: the rest goes on with a smaller state."""
+    leaves the batch, as one at its own limit does: the rest goes on with a smaller state. `choice` sees logits or
+    log-probabilities."""
     assert batch.inputs is not None
     rows = list(range(batch.inputs.size(0)))
     limits = [max_new_tokens] * len(rows) if isinstance(max_new_tokens, int) else max_new_tokens
@@ -34,7 +35,7 @@ def write(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], ch
     last = last_real(hidden, batch.mask)  # (B, C)
     for length in range(1, max(limits) + 1):
         # only the last vector goes through the head: the vocabulary is the widest matrix of all
-        ids = choice(network.head(last), rows)  # (R,)
+        ids = choice(network.head.log_probs(last) if log_probs else network.head(last), rows)  # type: ignore[operator]  # (R,)
         tokens = ids.tolist()
         written: list[int | None] = [None] * len(limits)
         for row, token in zip(rows, tokens, strict=True):

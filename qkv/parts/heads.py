@@ -30,6 +30,10 @@ class Vocabulary(nn.Module):
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         return F.linear(self.features(x), self.weight, self.bias)  # (..., V)
 
+    def log_probs(self, x: Tensor) -> Tensor:
+        """The natural logarithm of each word's probability."""
+        return self(x).float().log_softmax(-1)  # (..., V)
+
 
 class MaskedWord(nn.Module):
     """BERT's masked-word head: words(norm(gelu(dense(x))))."""

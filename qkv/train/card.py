@@ -49,7 +49,7 @@ def front_matter(data: DataConfig, results: dict[str, Any], name: str) -> str:
             }
             for s in results["test"]["scores"]
         ]
-        which = {"name": origin(data.test), "type": data.test.dataset or "text", "split": "test"}
+        which = {"name": origin(data.test), "type": data.test.dataset or "text", "split": data.test.split or "test"}
         task = {"type": "translation", "name": f"Translation {data.source}-{data.target}"}
         facts["model-index"] = [{"name": name, "results": [{"task": task, "dataset": which, "metrics": measured}]}]
     return "".join(["---\n", *(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in facts.items()), "---\n"])
@@ -74,7 +74,8 @@ def scores(data: DataConfig, results: dict[str, Any]) -> list[str]:
         for which, name, value, signature in rows
     ]
     head = ["| set | sentences | search | metric | score | sacreBLEU signature |", "|---|---:|---|---|---:|---|"]
-    return [*head, *lines, "", "The validation set chose the weights; the test set was looked at once, afterwards.\n"]
+    once = "; the test set was looked at once, afterwards" if test is not None else ""
+    return [*head, *lines, "", f"The validation set chose the weights{once}.\n"]
 
 
 def use() -> str:

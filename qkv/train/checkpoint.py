@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.convert.files import new_folder, read_json, read_tensors, write_json, write_tensors
+from qkv.convert.files import new_folder, read_json, read_tensors, write_json, write_tensors, write_text
 from qkv.convert.folder import put
 from qkv.data.batching import Position
 from qkv.errors import FileError
@@ -117,7 +116,8 @@ def all_of(run: Path) -> list[Path]:
 
 def newest(run: Path) -> Path | None:
     """The last whole checkpoint of a run."""
-    return (all_of(run) or [None])[-1]
+    found = all_of(run)
+    return found[-1] if found else None
 
 
 def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
@@ -142,12 +142,10 @@ def cut_log(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= step:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             break  # the line that was being written when the run died
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(line + "\n" for line in kept))
-    os.replace(partial, path)
+    write_text(path, "".join(line + "\n" for line in kept))

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
+from qkv.device import aside
 from qkv.train.checkpoint import Training
 from qkv.train.step import Objective
 
@@ -26,8 +27,7 @@ def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens
     """Bytes that the backward pass needs from the forward pass: a little of it done twice, and a line drawn through both."""
     device = next(network.parameters()).device
     length = min(LENGTH, c.max_length - 1)
-    own = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(own), torch.compiler.set_stance("force_eager"):  # trying must not change what is learned
+    with aside(device), torch.compiler.set_stance("force_eager"):  # trying must not change what is learned
         batches = [tried(c, rows, length).to(device) for rows in (2, 4)]
         first, second = (saved(network.train(), objective, batch) for batch in batches)
     each = (second - first) / (2 * length)

@@ -16,14 +16,14 @@ from torch import nn
 from qkv.batch import Batch
 from qkv.config import TrainConfig
 from qkv.data.batching import Batches
-from qkv.device import pick_device
+from qkv.device import aside, pick_device
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import optimizer
 from qkv.train.schedule import learning_rate
 from qkv.train.step import Objective, step
-from qkv.train.workers import from_first, rank, world
+from qkv.train.workers import everywhere, from_first, rank, world
 
 
 class Task(Protocol):
@@ -52,6 +52,8 @@ class Hooks:
 def prepare(network: nn.Module, c: TrainConfig) -> Training:
     """A fresh start, on the device that the configuration asks for."""
     device = pick_device(c.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # whose random numbers a checkpoint stores
     network = network.to(device)
     if c.compile:
         network.compile(dynamic=True)
@@ -80,30 +82,31 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     task.batches.position = t.progress.position
     stream = iter(task.batches)
     device = next(t.network.parameters()).device
-    start, before = time.monotonic(), t.progress.seconds
+    start = time.monotonic() - t.progress.seconds
     with stopping() as noted:
         while t.progress.step < c.steps:
             t.network.train()
             batches = [task.collate(examples).to(device) for examples in islice(stream, c.accumulate)]
-            lines = one_update(t, task, batches, c)
+            lines, tokens = one_update(t, task, batches, c)
             t.progress.position = task.batches.position
-            # the clocks of several workers differ, and a signal may have reached only some: the first one decides
-            t.progress.seconds, stop = from_first([before + time.monotonic() - start, len(noted)], device)
+            stop = pause(t.progress, start, noted)
             ending = ended(t.progress, c)
             if t.progress.step % c.evaluate_every == 0 or ending:
                 lines |= look(t, task, hooks)
+                stop = pause(t.progress, start, noted)
                 ending = ending or ended(t.progress, c)
             hooks.log(lines)
-            hooks.tick(lines | {"tokens": sum(b.count for b in batches)})
+            hooks.tick(lines | {"tokens": tokens})
             if t.progress.step % c.save_every == 0 or ending or stop:
                 hooks.save(t)
             if ending or stop:
-                return ending or f"stopped by {(noted or ['a signal'])[0]}; run the same command again to go on"
+                by = noted[0] if noted else "a signal to another worker"
+                return ending or f"stopped by {by}; run the same command again to go on"
     return "all steps are done"
 
 
-def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) -> dict[str, Any]:
-    """Learning rate, gradient, step, average; the numbers of this update."""
+def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) -> tuple[dict[str, Any], int]:
+    """Learning rate, gradient, step, average; the numbers of this update, and how many tokens it predicted."""
     t.progress.step += 1
     rate = learning_rate(c, t.progress.step, share_done(t.progress, c))
     for group in t.optimizer.param_groups:
@@ -115,12 +118,21 @@ def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) ->
                        f"{task.batches.position.pool}, epoch {task.batches.position.epoch}: {error}") from None  # fmt: skip
     if t.average:
         follow(t, c.ema)
-    return {
+    lines = {
         "step": t.progress.step,
         "epoch": task.batches.position.epoch,
         "loss": loss.mean.item(),
         "learning_rate": rate,
     }
+    return lines, loss.count
+
+
+def pause(p: Progress, start: float, noted: list[str]) -> bool:
+    """Read the clock, and hear whether somebody wants it to stop. Of several workers the first one has the clock, and a
+    signal to any of them is one to all."""
+    seconds = time.monotonic() - start if rank() == 0 else 0.0
+    p.seconds, signals = everywhere(torch.tensor([seconds, len(noted)], dtype=torch.float64)).tolist()
+    return signals > 0
 
 
 def follow(t: Training, decay: float) -> None:
@@ -148,15 +160,14 @@ def averaged(t: Training) -> Iterator[nn.Module]:
 
 def look(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples; keep these weights if they are the best so far."""
-    state = torch.get_rng_state()  # looking must not change what is learned next
-    with averaged(t) as network:
+    device = next(t.network.parameters()).device
+    with averaged(t) as network, aside(device):  # looking must not change what is learned next
         scores = task.evaluate(network) if rank() == 0 else {}
-        (score,) = from_first([scores.get(task.metric, 0.0)], next(network.parameters()).device)
+        (score,) = from_first([scores.get(task.metric, 0.0)])
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.best, t.progress.best_step, t.progress.waited = score, t.progress.step, 0
             hooks.best(t)
-    torch.set_rng_state(state)
     return {f"valid_{name}": value for name, value in scores.items()}
 
 
@@ -171,7 +182,7 @@ def ended(p: Progress, c: TrainConfig) -> str:
     if c.patience and p.waited >= c.patience:
         return f"no better score in {p.waited} looks"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
-        return f"the time budget of {c.time_budget:g} minutes is over"
+        return f"the time budget of {c.time_budget:.3g} minutes is over"
     return "all steps are done" if p.step >= c.steps else ""
 
 

@@ -18,10 +18,10 @@ ROUNDS = 5
 
 def optimizer(network: nn.Module, c: TrainConfig) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices only (biases and norms are vectors)."""
-    words = {p for m in network.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    maps = [m for m in network.modules() if isinstance(m, nn.Linear | nn.RNNBase)]  # not tables of words or positions
+    own = {p for m in maps for p in m.parameters()} if c.optimizer == "muon" else set()
     matrices = [p for p in network.parameters() if p.dim() > 1]
-    inner = [p for p in matrices if p.dim() == 2 and p not in words] if c.optimizer == "muon" else []
-    outer = [p for p in matrices if not any(p is q for q in inner)]
+    inner, outer = [p for p in matrices if p in own], [p for p in matrices if p not in own]
     vectors = [p for p in network.parameters() if p.dim() <= 1]
     groups: list[dict[str, Any]] = [{"params": outer, "weight_decay": c.weight_decay, "orthogonal": False},
                                     {"params": vectors, "weight_decay": 0.0, "orthogonal": False},

@@ -12,6 +12,7 @@ import hashlib
 import os
 import platform
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from qkv.data.translation import source_of
 from qkv.engine.pack import pack
 from qkv.evaluate.scores import METRICS, score
 from qkv.generate.hypotheses import Beam
-from qkv.generate.translate import Request, Translator
+from qkv.generate.translate import Request, Translation, Translator
 from qkv.train.report import Report
 from qkv.train.translation import held_out
 
@@ -67,25 +68,32 @@ def test(r: Run, report: Report) -> dict[str, Any] | None:
     assert r.recipe.data is not None
     if r.recipe.data.test is None:
         return None
-    records = held_out(source_of(r.recipe.data.test, r.recipe.data, "test"), "test")
+    source = source_of(r.recipe.data.test, r.recipe.data, "test")
+    records = held_out(source, "test")
+    for reason, count in source.skipped.items():
+        report.say(f"left out of the test set: {count:,} {reason}")
     sources, references = ([one_line(record[side]) for record in records] for side in (0, 1))
     decode = r.recipe.decode
     report.say(f"translating the test set: {len(sources):,} sentences, beam {decode.beam}")
-    written = [one_line(text) for text in translations(r, sources)]
+    found = translations(r, sources)
+    for problem, count in Counter(one.problem for one in found if one.problem).most_common():
+        report.say(f"not translated, and scored as empty: {count:,} of {problem}")
+    written = [one_line(one.text) for one in found]
     for name, texts in ((SOURCE, sources), (REFERENCE, references), (HYPOTHESIS, written)):
         write_text(r.folder / name, "".join(text + "\n" for text in texts))
     scores = [s.to_json() for s in score(written, references, METRICS)]
-    return {"sentences": len(sources), "beam": decode.beam, "length_penalty": decode.length_penalty, "scores": scores}
+    return {"sentences": len(sources), "left_out": dict(source.skipped), "beam": decode.beam,
+            "length_penalty": decode.length_penalty, "scores": scores}  # fmt: skip
 
 
-def translations(r: Run, texts: list[str]) -> list[str]:
+def translations(r: Run, texts: list[str]) -> list[Translation]:
     """By the weights in best/, searched for as [decode] says."""
     best = r.folder / "best"
     device = next(r.training.network.parameters()).device
     network: Any = ours.fill(r.config, read_tensors(best), str(best)).to(device)
     network = pack(network) if device.type == "cpu" else network
     translator = Translator(r.config, network, r.source, r.target)
-    return [found.text for found in translator.translate(texts, request(r.recipe.decode))]
+    return translator.translate(texts, request(r.recipe.decode))
 
 
 def request(decode: DecodeConfig) -> Request:

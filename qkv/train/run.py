@@ -23,7 +23,7 @@ import torch
 
 from qkv.config import ModelConfig, Recipe
 from qkv.convert import folder as ours
-from qkv.convert.files import read_text, write_text
+from qkv.convert.files import read_text, to_disk, write_text
 from qkv.errors import FileError
 from qkv.look.figures import curves
 from qkv.models.build import build
@@ -79,7 +79,7 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
 def conclude(r: Run, report: Report) -> None:
     """Say why it ended, draw the curves and, of a run that has ended for good, score the best model and describe it."""
     report.end(r.why, r.task.encode.dropped + r.task.batches.source.skipped)
-    draw(r.folder)
+    draw(r)
     if not r.stopped:
         r.results = finish(r, report)
         for place in (r.folder, r.folder / "best"):
@@ -117,20 +117,22 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     torch.manual_seed(recipe.train.seed)
     training = prepare(build(config), recipe.train)
     task = TranslationTask(recipe, config, source, target, rank(), world())
-    for reason, count in task.left_out.items():
-        report.say(f"left out of the held-out set: {count:,} {reason}")
     last = checkpoint.newest(folder)
     if last is not None:
         checkpoint.load(last, training)
     if is_first():
+        for reason, count in task.left_out.items():
+            report.say(f"left out of the valid set: {count:,} {reason}")
         checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
     return Run(folder, recipe, config, source, target, training, task)
 
 
 def claim(folder: Path, text: str) -> None:
     """The folder is for this recipe alone. Before the first checkpoint nothing is kept of an earlier attempt: it may have
-    failed for its recipe or its text, which were mended since."""
+    failed for its recipe or its text, which were mended since. What is not a run's is not touched."""
     kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
+    if not kept.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
         raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
     for name in ("tokenizer.json", "target_tokenizer.json", "log.jsonl") if fresh else ():
@@ -159,19 +161,22 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def draw(folder: Path) -> None:
-    """curves.svg from the log."""
-    lines = read_log(folder)
+def draw(r: Run) -> None:
+    """curves.svg from the log. Smoothed labels cost more even where every word is right, so the two losses are told apart."""
+    lines, smoothing = read_log(r.folder), r.recipe.train.label_smoothing
+    training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
     panels = {
-        "loss per token": {"training": of("loss"), "held out": of("valid_loss")},
+        "loss per token": {training: of("loss"), "held out": of("valid_loss")},
         "BLEU": {"held out": of("valid_bleu")},
     }
-    write_text(folder / "curves.svg", curves(panels, "Training", "updates"))
+    write_text(r.folder / "curves.svg", curves(panels, "Training", "updates"))
 
 
 def store(r: Run, t: Training) -> None:
-    """A new checkpoint; when it is whole, those go that are older than the ones to keep."""
+    """A new checkpoint; when it is whole, those go that are older than the ones to keep. Its log is on the disk before it."""
+    if is_first():
+        to_disk(r.folder / "log.jsonl")
     checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t)
     if is_first():
         interrupted, whole = r.folder.glob(".checkpoint-*"), checkpoint.all_of(r.folder)

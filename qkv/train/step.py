@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from qkv.models.output import Output
 from qkv.train.workers import everywhere, sum_gradients
 
 Objective = Callable[[Output, Batch], Loss]
+UNCHANGED = "weights are as before this step. Lower the learning rate, or look at that batch"
 
 
 def step(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], objective: Objective,
@@ -20,11 +22,12 @@ def step(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence
     """Gradient of (sum of all losses) / (count of all targets), clipped to `max_norm` (0 = not), then one step.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
-    word in a short batch more than one in a long batch. A loss that is not finite stops before the update.
+    word in a short batch more than one in a long batch. A loss or gradient that is not finite stops before the update.
     """
     loss = gradients(network, batches, objective, half)
-    if max_norm > 0:
-        nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+    norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm or math.inf)
+    if not norm.isfinite():
+        raise QkvError(f"the norm of the gradient is {norm.item()}; {UNCHANGED}")
     optimizer.step()
     return loss
 
@@ -37,14 +40,17 @@ def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective
     device = next(network.parameters()).device
     count = everywhere(torch.tensor(float(sum(batch.count for batch in batches)), device=device))
     network.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=device)
+    total, where = torch.zeros((), device=device), "another worker"
     for number, batch in enumerate(batches):
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             loss = objective(network(batch), batch).sum
-        if not loss.isfinite():
-            raise QkvError(f"the loss of micro-batch {number} is {loss.item()}; weights are as before this step. Lower "
-                           "the learning rate, or look at that batch")  # fmt: skip
-        (loss / count.clamp(min=1)).backward()
         total = total + loss.detach()
+        if not loss.isfinite():
+            where = f"micro-batch {number}"
+            break  # all workers must hear of it: one that gave up here would leave the others waiting
+        (loss / count.clamp(min=1)).backward()
+    total = everywhere(total)
+    if not total.isfinite():
+        raise QkvError(f"the loss of {where} is {total.item()}; {UNCHANGED}")
     sum_gradients([p for p in network.parameters() if p.requires_grad])
-    return Loss(everywhere(total), int(count))
+    return Loss(total, int(count))

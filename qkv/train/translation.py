@@ -54,7 +54,7 @@ def learn_tokenizer(data: DataConfig, side: slice, say: Callable[[str], None]) -
         lost = sum((corpus.skipped for corpus in corpora), Counter[str]())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in lost.items()) or "only blank lines"
         raise QkvError(f"the training text has no line to learn from: {reasons}")
-    say(f"learning the vocabulary from {len(texts):,} of {total:,} lines")
+    say(f"learning the vocabulary from {len(texts):,} of {'about ' if stride > 1 else ''}{total:,} lines")
     tokenizer = train_tokenizer(texts, data.tokenizer, data.vocab_size, lower=False)
     if data.tokenizer == "wordpiece":
         put_around(tokenizer.backend, None, "[SEP]")  # as the others: an end token, and nothing before the text

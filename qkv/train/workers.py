@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 -m qkv train recipes/demo.toml
 
-All hold the same weights: they start alike, add their gradients up, and take every decision that a clock or a signal has
-a part in from the first worker. Alone, a process is the first of one, and nothing here costs anything.
+All hold the same weights: they start alike, add their gradients up, and decide together where a clock, a signal or a score
+has a part in it. The run's folder is one for all, so on several machines it is on a shared disk. Alone, a process is the
+first of one, and nothing here costs anything.
 """
 
 from __future__ import annotations
@@ -16,19 +17,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from qkv.errors import QkvError
+
 
 @contextmanager
-def together() -> Iterator[tuple[int, int]]:
-    """Join the other workers, if torchrun started some: (which one this is, how many there are)."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1 or dist.is_initialized():
-        yield rank(), world()
+def together() -> Iterator[None]:
+    """Join the other workers, if torchrun started some."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" or dist.is_initialized():
+        yield
         return
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # gradients go from GPU to GPU; decisions and random states are on the CPU
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     try:
-        yield rank(), world()
+        yield
+    except RuntimeError as error:
+        raise QkvError("another worker has ended; what it said tells why") if lost(error) else error from None
     finally:
         dist.destroy_process_group()
+
+
+def lost(error: RuntimeError) -> bool:
+    """Whether it says that another worker does not answer."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def rank() -> int:
@@ -49,10 +59,10 @@ def is_first() -> bool:
 def first_before_others() -> Iterator[None]:
     """The first worker goes through before the others do: they find what it has made."""
     if not is_first():
-        dist.barrier()
+        from_first([0.0])  # comes when the first one sends it
     yield
-    if is_first() and world() > 1:
-        dist.barrier()
+    if is_first():
+        from_first([0.0])
 
 
 def everywhere(value: Tensor) -> Tensor:
@@ -74,11 +84,11 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
         gradient.copy_(own.view_as(gradient))
 
 
-def from_first(values: Sequence[float], device: torch.device | str = "cpu") -> list[float]:
+def from_first(values: Sequence[float]) -> list[float]:
     """The numbers that the first worker has."""
     if not dist.is_initialized():
         return list(values)
-    message = torch.tensor(values, dtype=torch.float64, device=device)
+    message = torch.tensor(values, dtype=torch.float64)
     dist.broadcast(message, 0)
     return message.tolist()
 

@@ -1,0 +1,126 @@
+"""NativeStack: a decoder's stack whose cached steps are one call of native.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.engine import native
+from qkv.engine.written import Written
+from qkv.parts.block import Block, Residual
+from qkv.parts.feedforward import ACTIVATIONS, FeedForward
+from qkv.parts.masks import Mask
+from qkv.parts.mixers import Softmax
+from qkv.parts.norm import LayerNorm, RMSNorm
+from qkv.parts.scores import Dot
+from qkv.parts.stack import Stack
+from qkv.parts.state import Memory, State
+
+KNOWN = [ACTIVATIONS[name] for name in ("relu", "silu", "gelu", "gelu-tanh")]
+"""The activations of native.cpp, in the order of their numbers there."""
+
+
+class NativeStack(Stack):
+    """A packed stack. Without a state it does what Stack does; with one it takes T more tokens in one call, and the
+    state holds the keys and values of all layers together (Written)."""
+
+    def __init__(self, packed: Stack):
+        super().__init__(list(packed.blocks), packed.norm)
+        first: Any = packed.blocks[0]
+        attention = first.attention.layer
+        self.heads, self.key_heads = (width // attention.d_head for width in attention.widths[:2])
+        self.d_head = attention.d_head
+        blocks = (native.Block * len(self.blocks))(*map(block_of, self.blocks))
+        self.described = blocks, native.Decoder(
+            ctypes.addressof(blocks), len(blocks), first.feedforward.layer.down.shape[0], self.heads, self.key_heads,
+            self.d_head, KNOWN.index(first.feedforward.layer.activation), attention.mixer.score.scale, norm_of(self.norm),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
+                ) -> tuple[Tensor, State | None]:  # fmt: skip
+        """As Stack.forward."""
+        if state is None:
+            return super().forward(x, mask, memory)
+        kept = dict(state.layer(0))
+        past = kept.pop("written", None) or Written.empty(len(self.blocks), self.key_heads, self.d_head)
+        if memory is not None and not kept:
+            kept["memory_heads"] = self.heads_of(memory.vectors)
+        written = past.extended(x.size(0), x.size(1))
+        x = self.decoded(x, mask, memory, written, kept.get("memory_heads"))
+        return x, State(({"written": written, **kept},), mask.length, mask.keys, memory)
+
+    def decoded(self, x: Tensor, mask: Mask, memory: Memory | None, written: Written, heads: Tensor | None) -> Tensor:
+        x = x.clone(memory_format=torch.contiguous_format)  # (B, T, C), which native.cpp writes over
+        lanes = None if written.lanes is None else written.lanes.contiguous()
+        real = None if mask.keys is None else mask.keys.contiguous()
+        source = None if memory is None else Mask.for_memory(1, memory).allowed  # (B, 1, 1, S)
+        source = None if source is None else source.contiguous()
+        vectors, at = written.store.vectors, native.address
+        told = native.Pass(at(x), x.size(0), x.size(1), mask.length - x.size(1), at(vectors), vectors.size(1),
+                           vectors.size(3), at(lanes), at(real), at(heads), 0 if heads is None else heads.size(0),
+                           0 if heads is None else heads.size(3), at(source))  # fmt: skip
+        native.library().decode(ctypes.byref(self.described[1]), ctypes.byref(told))  # type: ignore[union-attr]
+        return x
+
+    def heads_of(self, memory: Tensor) -> Tensor:
+        """Keys and values of the source for all layers, computed once: (B, S, C) -> (B, layers, H_kv, S, 2, D)."""
+        blocks: Any = self.blocks
+        both = torch.stack([block.cross.layer.key_value(memory) for block in blocks], 1)  # (B, layers, S, 2 H_kv D)
+        return both.unflatten(-1, (2, self.key_heads, self.d_head)).permute(0, 1, 4, 2, 3, 5).contiguous()
+
+
+# --- which stacks, and what native.cpp is told of them
+
+
+def suits(stack: Any) -> bool:
+    """Whether native.cpp knows all that this packed stack does."""
+    return (
+        type(stack) is Stack
+        and len(stack.positions) == 0
+        and len(stack.blocks) > 0
+        and all(type(block) is Block and block_suits(block) for block in stack.blocks)
+        and norm_suits(stack.norm)
+        and len({(b.cross is None, b.attention.layer.mixer.score.scale) for b in stack.blocks}) == 1
+    )
+
+
+def block_suits(block: Any) -> bool:
+    sublayers = [part for part in (block.attention, block.cross, block.feedforward) if part is not None]
+    attentions = [part.layer for part in sublayers[:-1]]
+    inner = block.feedforward.layer
+    return (
+        all(norm_suits(norm) for part in sublayers for norm in (part.before, part.after))
+        and all(type(a.mixer) is Softmax and type(a.mixer.score) is Dot for a in attentions)
+        and len({a.mixer.score.scale for a in attentions}) == 1
+        and all(a.output.panels is not None for a in attentions)
+        and type(inner) is FeedForward
+        and inner.gate is None
+        and inner.activation in KNOWN
+    )
+
+
+def norm_suits(norm: nn.Module) -> bool:
+    """Identity, RMS norm, or layer norm with its bias."""
+    return isinstance(norm, nn.Identity | RMSNorm) or (isinstance(norm, LayerNorm) and norm.bias is not None)
+
+
+def block_of(block: Any) -> native.Block:
+    attention, cross, inner = block.attention.layer, block.cross, block.feedforward.layer
+    return native.Block(
+        residual_of(block.attention, attention.query_key_value, attention.output),
+        native.Residual() if cross is None else residual_of(cross, cross.layer.query, cross.layer.output),
+        residual_of(block.feedforward, inner.up, inner.down),
+    )
+
+
+def residual_of(part: Residual, first: Any, last: Any) -> native.Residual:
+    return native.Residual(norm_of(part.before), norm_of(part.after), first.described, last.described)
+
+
+def norm_of(norm: Any) -> native.Norm:
+    if isinstance(norm, nn.Identity):
+        return native.Norm()
+    return native.Norm(norm.weight.data_ptr(), native.address(getattr(norm, "bias", None)), norm.eps)
