@@ -66,6 +66,7 @@ def test_config_explains_every_field(run: Run) -> None:
     from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, TrainConfig
 
     out, tables = run("config")[1], json.loads(run("config", "--json")[1])
+    assert [f["field"] for f in tables.pop("above all tables")] == ["preset"]
     assert "Width of the residual stream" in out
     for kind, (title, fields) in zip(
         (ModelConfig, DataConfig, CorpusConfig, TrainConfig, DecodeConfig), tables.items(), strict=True

@@ -22,7 +22,7 @@ constexpr long AHEAD = 32;   // the weights of so many steps later are fetched n
 
 struct Linear {           // x W^T + b
     const float* panels;  // (out / WIDE, in, WIDE), the last one filled with 0
-    const float* bias;    // (out)
+    const float* bias;    // (out), filled up in the same way
     long in, out;
 };
 
@@ -98,7 +98,9 @@ static void tile_of(long rows, const float* x, long in, long depth, const float*
 }
 
 // One panel for all rows, in tiles of nearly equal height: a CHUNK of it stays in the nearest cache while all rows pass by.
-static void column(const float* x, long rows, long in, const float* panel, float* y, long out) {
+static void column(const float* x, long rows, long in, const float* panel, const float* bias, float* y, long out, bool add) {
+    for (long r = 0; r < rows; r++)
+        for (long c = 0; c < WIDE; c++) y[r * out + c] = bias[c] + (add ? y[r * out + c] : 0);
     long tiles = (rows + TALL - 1) / TALL, share = (WIDE + tiles - 1) / tiles;
     for (long k = 0; k < in; k += CHUNK) {
         long depth = std::min(CHUNK, in - k);
@@ -111,23 +113,29 @@ static void column(const float* x, long rows, long in, const float* panel, float
     }
 }
 
+// PARTY panels for a single row.
+static void party(const float* x, long in, const float* panels, const float* bias, float* y, bool add) {
+    for (long c = 0; c < PARTY * WIDE; c++) y[c] = bias[c] + (add ? y[c] : 0);
+    for (long k = 0; k < in; k += CHUNK) {
+        const float* part = panels + k * WIDE;
+        tile<1, PARTY>(x + k, in, std::min(CHUNK, in - k), part, y, 0, part + AHEAD * WIDE, WIDE);
+    }
+}
+
 // Columns `from` to `end` of all rows; the last panel may be narrower than WIDE.
 static void columns(const Linear& l, const float* x, long rows, float* y, bool add, long from, long end) {
-    for (long r = 0; r < rows; r++)
-        for (long c = from; c < end; c++) y[r * l.out + c] = add ? y[r * l.out + c] + l.bias[c] : l.bias[c];
-    if (rows == 1 && end - from == PARTY * WIDE) {
-        for (long k = 0; k < l.in; k += CHUNK) {
-            const float* part = l.panels + from * l.in + k * WIDE;
-            tile<1, PARTY>(x + k, l.in, std::min(CHUNK, l.in - k), part, y + from, l.out, part + AHEAD * WIDE, WIDE);
-        }
-        return;
-    }
-    for (long c = from; c + WIDE <= end; c += WIDE) column(x, rows, l.in, l.panels + c * l.in, y + c, l.out);
+    if (rows == 1 && end - from == PARTY * WIDE)
+        return party(x, l.in, l.panels + from * l.in, l.bias + from, y + from, add);
+    for (long c = from; c + WIDE <= end; c += WIDE)
+        column(x, rows, l.in, l.panels + c * l.in, l.bias + c, y + c, l.out, add);
     if (long rest = end % WIDE) {
         std::vector<float> whole(rows * WIDE);
-        column(x, rows, l.in, l.panels + (end - rest) * l.in, whole.data(), WIDE);
+        column(x, rows, l.in, l.panels + (end - rest) * l.in, l.bias + end - rest, whole.data(), WIDE, false);
         for (long r = 0; r < rows; r++)
-            for (long c = 0; c < rest; c++) y[r * l.out + end - rest + c] += whole[r * WIDE + c];
+            for (long c = 0; c < rest; c++) {
+                float& to = y[r * l.out + end - rest + c];
+                to = whole[r * WIDE + c] + (add ? to : 0);
+            }
     }
 }
 

@@ -68,10 +68,13 @@ def possible(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and library() is not None
 
 
-def panels(weight: Tensor) -> Tensor:
-    """(out, in) -> (out / 16, in, 16): what a row is multiplied with stands together; the last panel is filled with 0."""
-    padded = F.pad(weight, (0, 0, 0, -weight.size(0) % WIDE))
-    return padded.unflatten(0, (-1, WIDE)).transpose(1, 2).contiguous()
+def panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(out, in) -> (out / 16, in, 16): what a number of x is multiplied with stands together; and the bias. Both are
+    filled with 0 up to a multiple of 16."""
+    bias = weight.new_zeros(weight.size(0)) if bias is None else bias
+    rest = -weight.size(0) % WIDE
+    padded = F.pad(weight, (0, 0, 0, rest)).unflatten(0, (-1, WIDE))  # (out / 16, 16, in)
+    return padded.transpose(1, 2).contiguous(), F.pad(bias, (0, rest)).contiguous()
 
 
 # --- the structures of native.cpp; each holds addresses, so whoever makes one keeps the tensors

@@ -81,12 +81,13 @@ class PackedLinear(nn.Module):
         super().__init__()
         weight = weight.detach()
         out, depth = self.shape = weight.shape
-        self.bias = weight.new_zeros(out) if bias is None else bias.detach().contiguous()
-        self.panels = native.panels(weight) if native.possible(weight) else None
-        if self.panels is None:
-            self.weight, self.blocks = weight, reorder(weight)
+        self.bias = None if bias is None else bias.detach()
+        self.panels: Tensor | None = None
+        if native.possible(weight):
+            self.panels, self.start = native.panels(weight, self.bias)
+            self.described = native.Linear(self.panels.data_ptr(), self.start.data_ptr(), depth, out)
         else:
-            self.described = native.Linear(self.panels.data_ptr(), self.bias.data_ptr(), depth, out)
+            self.weight, self.blocks = weight, reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.panels is None:
