@@ -16,10 +16,12 @@ from pathlib import Path
 import attention_memory
 import encode
 import train_seq2seq
+import translate
 
 BENCHMARKS: dict[str, Callable[[int], Iterator[str]]] = {
     "encode": encode.report,
     "train_seq2seq": train_seq2seq.report,
+    "translate": translate.report,
     "attention_memory": lambda repeats: attention_memory.report(),
 }
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
@@ -31,7 +33,9 @@ def machine() -> str:
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "x-transformers"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("torch", "transformers", "x-transformers", "ctranslate2")
+    )
     processor = f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
     return f"{processor}, {memory:.0f} GiB, Python {platform.python_version()}, {versions}"
 

@@ -1,16 +1,23 @@
-"""A packed network answers as the plain one does: every preset, padding, few and many rows, cached steps."""
+"""A packed network answers as the plain one does, with a compiler and without: every preset, padding, few and many rows,
+cached steps."""
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.check import example
 from qkv.config import ModelConfig
+from qkv.engine import native
 from qkv.engine import pack as engine
 from qkv.engine.pack import PackedAttention, PackedLinear, pack
+from qkv.engine.step import NativeStack
+from qkv.engine.written import Written
 from qkv.memory import keep_freed_memory
 from qkv.models.build import build
 from qkv.objectives import objective
@@ -39,11 +46,24 @@ def padded(batch: Batch) -> Batch:
     return replace(batch, mask=mask(batch.inputs), source_mask=mask(batch.source))
 
 
-@pytest.mark.parametrize("few", [0, 256], ids=["many rows", "few rows"])
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+
+
+@pytest.fixture
+def compiled() -> None:
+    if native.library() is None:
+        pytest.skip("no C++ compiler here")
+
+
+@pytest.mark.parametrize("how", ["native", "few rows", "many rows"])
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @torch.no_grad()
-def test_packed_is_plain(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "FEW_ROWS", {1: few, 2: few})
+def test_packed_is_plain(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how != "native":
+        without_compiler(monkeypatch)
+        few = 256 if how == "few rows" else 0
+        monkeypatch.setattr(engine, "FEW_ROWS", {1: few, 2: few})
     c = tiny(name)
     network = network_of(c)
     fast, batch = pack(network), example(c)
@@ -53,10 +73,13 @@ def test_packed_is_plain(name: str, few: int, monkeypatch: pytest.MonkeyPatch) -
         close(objective(c)(fast(batch), batch).sum, objective(c)(network(batch), batch).sum)
 
 
+@pytest.mark.parametrize("how", ["native", "torch"])
 @pytest.mark.parametrize("name", [n for n in sorted(PRESETS) if PRESETS[n].family != "encoder"])
 @torch.no_grad()
-def test_packed_steps_are_plain_steps(name: str) -> None:
+def test_packed_steps_are_plain_steps(name: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Token by token and in chunks, with the state chosen anew in between as a beam does."""
+    if how == "torch":
+        without_compiler(monkeypatch)
     c = tiny(name)
     network, batch = network_of(c), padded(example(c))
     fast, ids = pack(network), batch.inputs
@@ -67,10 +90,12 @@ def test_packed_steps_are_plain_steps(name: str) -> None:
         a, plain_state = network.step(chunk, plain_state)
         b, fast_state = fast.step(chunk, fast_state)
         close(fast.head(b), network.head(a))
+        close(fast.head.log_probs(b), network.head.log_probs(a))
         plain_state, fast_state = plain_state.select(rows), fast_state.select(rows)
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("compiled")
 def test_the_source_is_projected_once() -> None:
     c = tiny("transformer-base")
     fast, batch = pack(network_of(c)), example(c)
@@ -108,6 +133,121 @@ def test_one_product_where_there_were_three() -> None:
     c = tiny("llama3-8b")
     attention = pack(network_of(c)).stack.blocks[0].attention.layer
     assert attention.query_key_value.shape == ((c.n_heads + 2 * c.kv_heads) * c.head_width, c.d_model)
+
+
+# --- native.cpp
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("outputs", [1, 15, 16, 64, 130])
+@pytest.mark.parametrize("inputs", [1, 40, 600, 1100])
+@torch.no_grad()
+def test_a_product_is_right_and_the_same_for_a_row_alone(inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    weight, bias, x = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs), torch.randn(200, inputs)
+    product, exact = PackedLinear(weight, bias), F.linear(x.double(), weight.double(), bias.double())
+    for rows in (1, 2, 5, 6, 7, 13, 200):
+        y = product(x[:rows])
+        close(y, exact[:rows].float())
+        assert torch.equal(y[:1], product(x[:1]))
+    close(PackedLinear(weight, None)(x), (exact - bias).float())
+    assert product(x[:0]).shape == (0, outputs)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 5000])
+def test_log_probabilities(width: int) -> None:
+    x = torch.randn(3, width) * torch.tensor([[1.0], [30.0], [0.0]])
+    x[0, width // 2] = -torch.inf if width > 1 else 0.0
+    y = x.clone()
+    native.library().log_softmax(y.data_ptr(), 3, width)
+    torch.testing.assert_close(y.double(), x.double().log_softmax(-1), atol=1e-5, rtol=1e-6)
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {"feedforward": "gelu", "norm_order": "pre", "norm": "rms"},
+    {"feedforward": "silu", "n_kv_heads": 1, "attention_bias": "none", "ffn_bias": False},
+    {"feedforward": "gelu-tanh", "d_head": 5, "norm_order": "pre", "final_norm": False},
+    {"score": "dot", "share_layers": True},
+]
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(map(str, v.values())))
+@pytest.mark.parametrize("name", ["transformer-base", "gpt2"])
+@torch.no_grad()
+def test_native_steps_with_padding_anywhere(name: str, variant: dict[str, Any]) -> None:
+    """Rows that begin with padding, or have some in the middle, and sources with padding."""
+    c = tiny(name).model_copy(update=variant)
+    network, batch = network_of(c), padded(example(c))
+    fast, ids = pack(network), batch.inputs
+    assert isinstance(fast.decoder if name == "transformer-base" else fast.stack, NativeStack)
+    mask = torch.arange(ids.size(1)) >= torch.tensor([[0], [2], [1]])
+    mask[2, 4] = False
+    plain_state, fast_state = network.start(batch), fast.start(batch)
+    for at in ([0, 1, 2, 3], [4], [5]):
+        a, plain_state = network.step(ids[:, at], plain_state, mask[:, at])
+        b, fast_state = fast.step(ids[:, at], fast_state, mask[:, at])
+        close(b[mask[:, at]], a[mask[:, at]])
+
+
+@pytest.mark.usefixtures("compiled")
+@torch.no_grad()
+def test_a_row_gets_the_same_bits_in_any_batch() -> None:
+    c = tiny("transformer-base")
+    fast, batch = pack(network_of(c)), padded(example(c))
+    together = fast.start(batch)
+    alone = together.select(torch.tensor([1]))
+    for t in range(4):
+        a, together = fast.step(batch.inputs[:, t : t + 1], together)
+        b, alone = fast.step(batch.inputs[1:2, t : t + 1], alone)
+        assert torch.equal(a[1:2], b)
+
+
+@pytest.mark.usefixtures("compiled")
+@torch.no_grad()
+def test_states_can_be_used_again() -> None:
+    """What one continuation writes into the shared store is not seen by another one."""
+    c = tiny("transformer-base")
+    network, batch = network_of(c), example(c)
+    fast, ids = pack(network), batch.inputs
+    _, state = fast.step(ids[:, :2], fast.start(batch))
+    first, kept = fast.step(ids[:, 2:3], state)
+    other, _ = fast.step(ids[:, 3:4], state)
+    again, _ = fast.step(ids[:, 2:3], state)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    _, plain = network.step(ids[:, :2], network.start(batch))
+    _, plain = network.step(ids[:, 2:3], plain)
+    close(fast.step(ids[:, 4:5], kept)[0], network.step(ids[:, 4:5], plain)[0])
+
+
+@pytest.mark.usefixtures("compiled")
+@torch.no_grad()
+def test_a_beam_that_moves_copies_nothing() -> None:
+    c = tiny("transformer-base")
+    fast, batch = pack(network_of(c)), example(c)
+    _, state = fast.step(batch.inputs[:, :1], fast.start(batch))
+    store = state.layers[0]["written"].store
+    for t in range(1, 6):
+        state = state.move(torch.tensor([2, 2, 0]))
+        _, state = fast.step(batch.inputs[:, t : t + 1], state)
+        assert state.layers[0]["written"].store is store
+    assert store.used == 6
+
+
+@torch.no_grad()
+def test_a_store_grows_and_shrinks_with_its_rows() -> None:
+    """Rows of numbers that say who wrote them, through moves, leavings and more than one store."""
+    written, texts = Written.empty(1, 1, 1), [[], []]
+    choices = random.Random(0)
+    for token in range(40):
+        rows = [choices.randrange(len(texts)) for _ in range(choices.randrange(1, 7))]
+        texts = [[*texts[row], (token, at)] for at, row in enumerate(rows)]
+        written = written.index_select(0, torch.tensor(rows)).extended(len(rows), 1)
+        for at in range(len(rows)):
+            written.store.vectors[0, at, 0, token, :, 0] = torch.tensor([token, at])
+        found = written.dense(len(rows))[0, :, 0, :, :, 0]  # (R, length, 2)
+        assert found.tolist() == [[list(map(float, pair)) for pair in text] for text in texts]
 
 
 def test_other_numbers_take_the_plain_product() -> None:

@@ -75,15 +75,15 @@ class NativeStack(Stack):
 # --- which stacks, and what native.cpp is told of them
 
 
-def suits(stack: Any) -> bool:
+def suits(stack: Stack) -> bool:
     """Whether native.cpp knows all that this packed stack does."""
+    blocks: list[Any] = list(stack.blocks)
     return (
         type(stack) is Stack
         and len(stack.positions) == 0
-        and len(stack.blocks) > 0
-        and all(type(block) is Block and block_suits(block) for block in stack.blocks)
+        and all(type(block) is Block and block_suits(block) for block in blocks)
         and norm_suits(stack.norm)
-        and len({(b.cross is None, b.attention.layer.mixer.score.scale) for b in stack.blocks}) == 1
+        and len({(b.cross is None, b.attention.layer.mixer.score.scale) for b in blocks}) == 1
     )
 
 

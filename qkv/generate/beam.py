@@ -44,7 +44,7 @@ def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequ
     last, state = last_real(hidden, batch.mask)[first], state.move(first)  # (B * K, C)
     while True:
         # only the last vector goes through the head: the vocabulary is the widest matrix of all
-        scores = network.head.log_probs(last)  # (B * K, V)
+        scores = network.head.log_probs(last)  # type: ignore[operator]  # (B * K, V)
         rows = continuations(scores, [sentences[i] for i in going], going, width, beam.size + len(ends), rules)
         moves = [sentences[i].advance(own) for i, own in zip(going, rows, strict=True)]
         kept = [at for at, i in enumerate(going) if sentences[i].live]  # finished sentences leave the batch

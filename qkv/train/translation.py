@@ -148,8 +148,8 @@ class TranslationTask:
                 strict=True,
             )
         )
-        total, count = 0.0, 0
-        for batch in (self.collate(rows[at : at + 64]) for at in range(0, len(rows), 64)):
+        total, count, device = 0.0, 0, next(network.parameters()).device
+        for batch in (self.collate(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
             found = translation(network(batch), batch, smoothing=0.0)
             total, count = total + found.sum.item(), count + found.count
         return total / max(count, 1)
@@ -172,7 +172,7 @@ def greedy_texts(network: Any, c: ModelConfig, source: Tokenizer, target: Tokeni
     while order:
         width = len(rows[order[-1]]) + 1  # the longest first: what does not fit in memory shows at once
         some, order = order[-max(1, decode.batch_tokens // width) :], order[: -max(1, decode.batch_tokens // width)]
-        batch = pairs.sources([rows[i] for i in some], c)
+        batch = pairs.sources([rows[i] for i in some], c).to(next(network.parameters()).device)
         limit = min(decode.max_length, 2 * width + 10, c.max_length)
         for i, ids in zip(some, greedy(network, batch, limit, c.eos_ids), strict=True):
             found[i] = target.decode([t for t in ids if t not in c.eos_ids])
