@@ -18,7 +18,7 @@ constexpr long TALL = 6;     // rows of a tile: 6 x 2 sums, 2 registers of weigh
 constexpr long PARTY = 4;    // panels that a single row takes at once: two sums alone would wait for each other
 constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
 constexpr long CHUNK = 512;  // products that are added up before they join the rest: long sums would lose digits
-constexpr long AHEAD = 32;   // the weights of so many steps later are fetched now
+constexpr long AHEAD = 16;   // for a single row, the weights of so many steps later are fetched now
 
 struct Linear {           // x W^T + b
     const float* panels;  // (out / WIDE, in, WIDE), the last one filled with 0

@@ -68,8 +68,11 @@ class NativeStack(Stack):
     def heads_of(self, memory: Tensor) -> Tensor:
         """Keys and values of the source for all layers, computed once: (B, S, C) -> (B, layers, H_kv, S, 2, D)."""
         blocks: Any = self.blocks
-        both = torch.stack([block.cross.layer.key_value(memory) for block in blocks], 1)  # (B, layers, S, 2 H_kv D)
-        return both.unflatten(-1, (2, self.key_heads, self.d_head)).permute(0, 1, 4, 2, 3, 5).contiguous()
+        all_heads = memory.new_empty(memory.size(0), len(blocks), self.key_heads, memory.size(1), 2, self.d_head)
+        for index, block in enumerate(blocks):
+            both = block.cross.layer.key_value(memory).unflatten(-1, (2, self.key_heads, self.d_head))
+            all_heads[:, index] = both.permute(0, 3, 1, 2, 4)  # (B, S, 2, H_kv, D) -> (B, H_kv, S, 2, D)
+        return all_heads
 
 
 # --- which stacks, and what native.cpp is told of them
