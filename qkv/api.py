@@ -227,7 +227,7 @@ class Model:
         settings mean is said in generate/: hypotheses.py (Beam), rules.py (Rules), translate.py (Request).
         With `fast` a packed copy of the network does the work on a CPU.
         """
-        if isinstance(texts, str):
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("translate takes a list of texts: put the text into brackets")
         search = Beam(beam, length_penalty, n_best, groups, diversity, early)
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()

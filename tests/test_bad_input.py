@@ -199,6 +199,8 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     (corpus / "t.jsonl").write_text("\n".join([*rows, *bad]) + "\n")
     said = trains(run, 'data.train=[{table="t.jsonl", columns=["en", "de"]}]')
     assert "6 pairs: not a JSON object with these fields" in " ".join(said.split())
+    setting = 'data.train=[{table="t.jsonl"}]'
+    refused(run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="have names (en, de): say which")
 
 
 # --- recipes

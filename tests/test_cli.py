@@ -48,6 +48,16 @@ def test_help_lists_every_verb_and_each_verb_shows_an_example(run: Run) -> None:
         assert verb == "version" or out.count(f"qkv {verb}") >= 2, verb  # in the usage line and in an example
 
 
+def test_examples_in_the_help_fit_into_80_columns() -> None:
+    """A terminal's usual width: an example that breaks cannot be copied."""
+    from qkv import commands
+
+    for file in sorted(Path(commands.__path__[0]).glob("*.py")):
+        for line in file.read_text().splitlines():
+            shown = line.strip().removeprefix("[dim]").removesuffix("[/]")
+            assert not line.strip().startswith("[dim]") or len(shown) <= 78, f"{file.name}: {shown}"
+
+
 def test_version(run: Run) -> None:
     assert f"qkv {qkv.__version__} " in run("version")[1]
     assert run("--version") == run("version")

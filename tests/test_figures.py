@@ -57,6 +57,13 @@ def test_a_single_point_is_seen_and_a_label_keeps_its_colour() -> None:
     assert not many.findall(f".//{SVG}circle")
 
 
+def test_labels_do_not_cover_each_other() -> None:
+    lines = {"training, labels smoothed by 0.1": [(1, 1.0), (2, 2.0)], "held out": [(2, 2.5)], "other": [(1, 1.0)]}
+    found = {t.text: float(t.get("x", "")) for t in ET.fromstring(curves({"a": lines}, "t", "x")).iter(f"{SVG}text")}
+    ends = [(found[label] - 6 * len(label), found[label]) for label in lines]  # a letter is about half as wide as high
+    assert all(right < left for (left, _), (_, right) in itertools.pairwise(ends))
+
+
 def test_a_heatmap_is_as_wide_as_its_title() -> None:
     narrow, wide = (
         ET.fromstring(heatmap(["a"], ["b"], [[1.0]], title)) for title in ("t", "a title of many words" * 3)

@@ -114,6 +114,18 @@ def test_the_log_has_every_update_and_no_times(uninterrupted: tuple) -> None:
     assert set().union(*lines) == {"step", "epoch", "loss", "learning_rate", "valid_bleu", "valid_loss"}
 
 
+def test_of_equal_scores_the_later_weights_are_kept_but_patience_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At BLEU 0 (or 100) more was learned by the later ones; a score that only stays is no better one."""
+    monkeypatch.setattr(
+        "qkv.train.translation.TranslationTask.evaluate", lambda self, network: {"bleu": 0.0, "loss": 1.0}
+    )
+    finished = run(tmp_path / "run", recipe(steps=12, evaluate_every=2, patience=3))
+    assert "no better score in 3 looks" in finished.why
+    assert finished.training.progress.best_step == finished.training.progress.step == 8
+
+
 def test_it_learns(tmp_path: Path) -> None:
     finished = run(
         tmp_path / "run",

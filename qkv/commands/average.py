@@ -17,7 +17,7 @@ def run(
 
     [dim]qkv train demo --set train.keep=5[/]
     [dim]qkv average runs/demo averaged --last 5[/]
-    [dim]qkv evaluate averaged --source runs/demo/test.src.txt --references runs/demo/test.ref.txt[/]
+    [dim]qkv evaluate averaged --source test.en --references test.de[/]
     """
     from qkv.train.average import average_run
 

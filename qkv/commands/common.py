@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,6 +31,18 @@ Folder = Annotated[Path, FOLDER]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Settings = Annotated[list[str] | None, SETTINGS]
+
+
+def search_of(folder: Path, beam: int | None, length_penalty: float | None) -> dict[str, Any]:
+    """How a model searches: as told, otherwise as its run did when it was scored, otherwise with 4 hypotheses."""
+    from qkv.convert.files import read_json
+
+    stored = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
+    own = stored.get("test") if isinstance(stored, dict) else None
+    search = {"beam": 4, "length_penalty": 1.0}
+    search |= {key: own[key] for key in search if isinstance(own, dict) and key in own}
+    told = {"beam": beam, "length_penalty": length_penalty}
+    return search | {key: value for key, value in told.items() if value is not None}
 
 
 def config_of(what: str, settings: list[str] | None) -> ModelConfig:

@@ -110,12 +110,13 @@ def print_report(report: Report) -> None:
         rows = lengths.histogram()
         most = max((count for *_, count in rows), default=1)
         for low, high, count in rows:
-            print(f"  {f'{low}-{high}':>11} {'█' * round(40 * count / most):<40} {count:,}")
+            span = f"{low}-{high}" if low < high else f"{low}"
+            print(f"  {span:>11} {'█' * round(40 * count / most):<40} {count:,}")
     for title, counts in (("no text", report.unreadable), ("training drops", report.dropped)):
         for reason, count in counts.most_common():
             print(f"\n  {title}: {count:,} {reason}", end="")
     print()
-    for reason in ["examples", *dict(report.suspicious.most_common())]:
+    for reason in [*(["examples"] if report.records else []), *dict(report.suspicious.most_common())]:
         print(f"\n  {reason}" + (f": {report.suspicious[reason]:,}" if reason in report.suspicious else ""))
         for number, record in report.shown[reason]:
             print(f"    {number:>8,}  {'  |  '.join(shortened(text) for text in record)}")

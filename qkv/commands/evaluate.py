@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json
+from qkv.commands.common import Device, DeviceOption, Json, search_of
 from qkv.errors import ConfigError
 
 WHAT = typer.Argument(
@@ -57,7 +57,7 @@ def run(
     """Score translations with sacreBLEU: BLEU, chrF2, TER, with intervals, signatures and BLEU by length.
 
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
-    [dim]qkv evaluate runs/demo                     # the run's own test set, translated anew[/]
+    [dim]qkv evaluate runs/demo          # the run's own test set, translated anew[/]
     [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
     """
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
@@ -105,15 +105,13 @@ def translations(folder: Path, source: Path | None, beam: int | None, length_pen
     from qkv.api import load
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
-    from qkv.train.results import one_line, results_of
+    from qkv.train.results import one_line
 
     if source is None:
         raise ConfigError(f"{folder} is a model: say what it translates with --source FILE")
-    texts, own = read_sentences(source), results_of(folder).get("test") or {"beam": 4, "length_penalty": 1.0}
-    beam = own["beam"] if beam is None else beam
-    length_penalty = own["length_penalty"] if length_penalty is None else length_penalty
+    texts, search = read_sentences(source), search_of(folder, beam, length_penalty)
     model = load(folder, device=device.value)
-    found = [one_line(text) for text in model.translate(texts, beam=beam, length_penalty=length_penalty)]
+    found = [one_line(text) for text in model.translate(texts, **search)]
     if output is not None:
         write_text(output, "".join(text + "\n" for text in found))
     return found

@@ -44,7 +44,7 @@ def train(
 ) -> None:
     """Learn a vocabulary from text.
 
-    [dim]qkv tokenizer train train.en train.de --kind bpe --size 8000 --out tokenizer.json[/]
+    [dim]qkv tokenizer train train.en train.de --kind bpe --size 8000[/]
     """
     from qkv.convert.files import write_text
     from qkv.text.train import train_tokenizer
@@ -52,7 +52,8 @@ def train(
     texts = (text for path in files for text in texts_of(path))
     made = train_tokenizer(texts, kind.value, size, sample * 1_000_000, seed)
     write_text(out, made.to_json())
-    print(f"wrote {out}: {made.size:,} entries, {kind.value}")
+    fewer = f", of {size:,} asked for: there is no more in the text" if made.size < size else ""
+    print(f"wrote {out}: {made.size:,} entries, {kind.value}{fewer}")
 
 
 @app.command()
@@ -84,7 +85,8 @@ def decode(path: Annotated[Path, PATH], file: Annotated[Path, INPUT] = Path("-")
         words = line.split()
         wrong = [word for word in words if not (word.isdecimal() and int(word) < tokenizer.size)]
         if wrong:
-            raise FileError(f"{file}, line {number}: {wrong[0]!r} is not a number from 0 to {tokenizer.size - 1}")
+            place = "standard input" if str(file) == "-" else file
+            raise FileError(f"{place}, line {number}: {wrong[0]!r} is not a number from 0 to {tokenizer.size - 1}")
         print(tokenizer.decode([int(word) for word in words]))
 
 

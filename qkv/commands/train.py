@@ -28,15 +28,17 @@ def run(
 ) -> None:
     """Train a model from raw text, score it on the test set, and write its card.
 
-    The same command again goes on where it stopped, to the same bits (where a time budget decides the learning rate, the
-    clock has a part in them). Ctrl-C and SIGTERM finish the update, store it and leave with exit code 130 and 143; a second
-    Ctrl-C leaves at once, and what came after the last checkpoint is done again.
+    The same command again goes on where it stopped, to the same bits (where a
+    time budget decides the learning rate, the clock has a part in them). Ctrl-C
+    and SIGTERM finish the update, store it and leave with exit code 130 and 143;
+    a second Ctrl-C leaves at once, and what came after the last checkpoint is
+    done again. For a recipe of your own, copy runs/demo/recipe.toml.
 
-    [dim]qkv train demo                                               # a recipe that comes with qkv[/]
-    [dim]qkv train multi30k-en-de --set data.root=/data/multi30k      # its files are there already[/]
-    [dim]qkv train my.toml --out runs/wide --set model.d_model=256    # copy runs/demo/recipe.toml and change it[/]
+    [dim]qkv train demo                      # a recipe that comes with qkv[/]
+    [dim]qkv train multi30k-en-de --set data.root=FOLDER    # its files are here[/]
+    [dim]qkv train my.toml --out runs/wide --set model.d_model=256[/]
     [dim]qkv train my.toml --time-budget 1h[/]
-    [dim]tensorboard --logdir runs                                    # watch it[/]
+    [dim]tensorboard --logdir runs           # watch it[/]
     """
     finished = trained(recipe, list(settings or []), out, time_budget, threads)
     folder, progress = finished.folder, finished.training.progress

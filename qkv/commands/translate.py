@@ -13,13 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of
 
 if TYPE_CHECKING:
     from qkv.generate.translate import Translation
 
 FILE = typer.Argument(
     metavar="[FILE]", help="Lines of text, plain or compressed; default: standard input.", show_default=False
+)
+BEAM = typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy. Default: the run's own, else 4.")
+LENGTH_PENALTY = typer.Option(
+    help="Scores are divided by length to this power: larger = longer. Default: the run's own, else 1."
 )
 CHUNK = 512
 """Lines that are read, sorted by length and translated together."""
@@ -30,14 +34,17 @@ PAUSE = 0.05
 def run(
     folder: Folder,
     file: Annotated[Path | None, FILE] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy.")] = 4,
-    length_penalty: Annotated[
-        float, typer.Option(help="Scores are divided by length to this power: larger = longer.")
-    ] = 1.0,
+    beam: Annotated[int | None, BEAM] = None,
+    length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many translations: lines of `0 ||| text ||| score`.")] = 1,
     alignments: Annotated[bool, typer.Option("--alignments", help="Add ` ||| 0-0 1-2`: source word - word.")] = False,
     as_json: Json = False,
     max_length: Annotated[int | None, typer.Option(min=1, help="Longest translation in tokens.")] = None,
+    min_length: Annotated[int, typer.Option(min=0, help="Shortest translation in tokens, its end counted.")] = 0,
+    no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many tokens twice in a row; 0 = any.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Over 1: words that were written get rarer.")] = 1.0,
+    groups: Annotated[int, typer.Option(min=1, help="Diverse beam search: so many groups share the beam.")] = 1,
+    diversity: Annotated[float, typer.Option(help="How much the groups avoid each other's words.")] = 0.5,
     prefix: Annotated[str | None, typer.Option(help="How every translation begins.")] = None,
     constraints: Annotated[
         bool, typer.Option("--constraints", help="What follows a tab in a line are words that must occur.")
@@ -47,11 +54,13 @@ def run(
 ) -> None:
     """Translate text line by line; the order is kept, an empty line gives an empty line.
 
-    A line that cannot be translated (not UTF-8, NUL bytes, too long) gives an empty line and a message on standard
-    error; the others are translated, and the exit code is 1.
+    A line that cannot be translated (not UTF-8, NUL bytes, too long) gives an
+    empty line and a message on standard error; the others are translated, and
+    the exit code is 1. To draw a translation at random: qkv generate.
 
     [dim]echo "A man rides a bicycle." | qkv translate my-model[/]
     [dim]qkv translate my-model test.en --beam 5 --alignments > test.de[/]
+    [dim]qkv translate my-model test.en --beam 8 --groups 4 --n-best 4[/]
     """
     from qkv.api import load
     from qkv.data.lines import open_binary
@@ -59,8 +68,11 @@ def run(
     if file is not None:
         open_binary(file).close()  # a wrong path is said before the model is read
     model = load(folder, device=device.value)
-    how: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty, "n_best": n_best, "max_length": max_length, "prefix": prefix,
-           "alignments": alignments, "batch_tokens": batch_tokens, "scores": True}  # fmt: skip
+    how: dict[str, Any] = search_of(folder, beam, length_penalty) | {
+        "n_best": n_best, "max_length": max_length, "prefix": prefix, "alignments": alignments, "scores": True,
+        "batch_tokens": batch_tokens, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
+        "repetition_penalty": repetition_penalty, "groups": groups, "diversity": diversity,
+    }  # fmt: skip
     model.translate([], **how)  # so is a wrong setting, before the text
     shown = Shown(as_json, n_best > 1, alignments)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]

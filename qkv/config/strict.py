@@ -44,7 +44,8 @@ def _in_words(kind: type[Strict], problem: Any, where: str) -> str:
         return f"{name!r} is missing"
     if problem["type"] == "value_error":
         return f"{where + ': ' if where else ''}{problem['ctx']['error']}"
-    return f"{name!r}: {problem['msg'].lower()}, given {problem['input']!r}"
+    wanted = {"tuple_type": "a list is needed", "model_type": "a table { key = value } is needed"}
+    return f"{name!r}: {wanted.get(problem['type'], problem['msg'].lower())}, given {problem['input']!r}"
 
 
 def _record_at(kind: type[Strict], path: list[str]) -> type[Strict]:

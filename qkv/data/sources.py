@@ -152,6 +152,8 @@ class Table:
     def fields(self, text: str) -> Record | None:
         try:
             row = json.loads(text)
+            if isinstance(row, dict) and not self.named():
+                raise FileError(f"the rows of {self.path} have names ({', '.join(row)[:200]}): say which with columns")
             found = tuple(row[c] if isinstance(row[c], str) else json.dumps(row[c]) for c in self.columns)
             "".join(found).encode()  # half a pair of surrogates is no text
             if any(row[c] is None for c in self.columns):

@@ -44,13 +44,15 @@ def panel(name: str, lines: Mapping[str, Points], xs: Sequence[float], box: tupl
     parts += [text(place_x(x), top + height + 17, f"{x:,.0f}", 11, "middle") for x in xs]
     parts.append(text(left + width, top + height + 34, across, 11, "end"))
     parts.append(text(left, top - 8, name, 13, bold=True))
-    for number, (label, line) in enumerate(lines.items()):
+    right = left + width
+    for label, line in lines.items():
         colour, real = colours[label], [(place_x(x), place_y(y)) for x, y in line if math.isfinite(y)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in real)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
         if len(real) <= FEW:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in real]
-        parts.append(text(left + width - 130 * number, top - 8, label, 12, "end", colour))
+        parts.append(text(right, top - 8, label, 12, "end", colour))
+        right -= 7 * len(label) + 20  # a letter of size 12 is at most so wide, nearly always
     return "".join(parts)
 
 

@@ -17,6 +17,8 @@ from qkv.train.checkpoint import TENSORS, all_of
 
 def average_run(run: Path, out: Path, last: int) -> list[Path]:
     """Write to `out` the mean of the run's `last` newest checkpoints, with its tokenizers; which ones they were."""
+    if not run.is_dir():
+        raise FileError(f"{run} is not the folder of a run: correct the path")
     chosen = all_of(run)[-last:]
     if len(chosen) < last:
         raise FileError(

@@ -166,7 +166,9 @@ def look(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
         (score,) = from_first([scores.get(task.metric, 0.0)])
         t.progress.waited += 1
         if score > t.progress.best:
-            t.progress.best, t.progress.best_step, t.progress.waited = score, t.progress.step, 0
+            t.progress.waited = 0
+        if score >= t.progress.best:  # of equals (0, 100) the later ones, which have learned more
+            t.progress.best, t.progress.best_step = score, t.progress.step
             hooks.best(t)
     return {f"valid_{name}": value for name, value in scores.items()}
 

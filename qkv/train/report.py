@@ -57,7 +57,7 @@ class Report:
 
     def tick(self, line: dict[str, Any]) -> None:
         """After every update."""
-        self.loss = 0.98 * self.loss + 0.02 * line["loss"] if self.loss else line["loss"]
+        self.loss = 0.9 * self.loss + 0.1 * line["loss"] if self.loss else line["loss"]
         self.last = time.monotonic()
         if not self.first:  # it began with reading the corpus, so the clock starts behind it
             self.first, self.since = line["step"], self.last

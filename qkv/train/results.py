@@ -13,7 +13,6 @@ import os
 import platform
 import re
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,8 +128,3 @@ def counts(r: Run) -> dict[str, Any]:
     lost = encode.dropped + batches.source.skipped
     whole = {"pairs": len(batches.kept)} if batches.kept is not None else {"pairs_read": encode.read}
     return {**whole, "dropped": dict(lost.most_common())}
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    """results.json of a run's folder, or nothing yet."""
-    return read_json(folder / FILE) if (folder / FILE).exists() else {}

@@ -56,6 +56,8 @@ def learn_tokenizer(data: DataConfig, side: slice, say: Callable[[str], None]) -
         raise QkvError(f"the training text has no line to learn from: {reasons}")
     say(f"learning the vocabulary from {len(texts):,} of {'about ' if stride > 1 else ''}{total:,} lines")
     tokenizer = train_tokenizer(texts, data.tokenizer, data.vocab_size, lower=False)
+    if tokenizer.size < data.vocab_size:
+        say(f"it has {tokenizer.size:,} entries, of {data.vocab_size:,} asked for: these lines have no more")
     if data.tokenizer == "wordpiece":
         put_around(tokenizer.backend, None, "[SEP]")  # as the others: an end token, and nothing before the text
     return tokenizer
@@ -79,7 +81,10 @@ def possible(r: Recipe) -> None:
     for corpus in (*data.train, data.valid, *([data.test] if data.test else [])):
         given = corpus.files or (corpus.columns if corpus.table else (0, 1))
         if len(given) != 2:
-            raise ConfigError(f"a translation corpus has two files or columns, source and target; given {list(given)}")
+            raise ConfigError(
+                f"a translation corpus has two files or columns, source and target; given {list(given)}"
+                + (f'; if both sides are in its rows: {{ table = "{given[0]}" }}' if len(corpus.files) == 1 else "")
+            )
     if not data.train:
         raise ConfigError("data.train is empty: name a corpus to learn from")
     if not data.joint and c.tie in ("embeddings", "all"):
