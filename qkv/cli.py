@@ -37,7 +37,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS = (demo, train, translate, evaluate, compare, average, generate, presets, params, config, check, export, lectures, version)
+VERBS = (
+    demo,
+    train,
+    translate,
+    evaluate,
+    compare,
+    average,
+    generate,
+    presets,
+    params,
+    config,
+    check,
+    export,
+    lectures,
+    version,
+)
 for verb in VERBS:
     app.command(verb.__name__.rpartition(".")[2])(verb.run)
 for group in (data, tokenizer):

@@ -22,6 +22,7 @@ from qkv.errors import QkvError
 from qkv.generate.alignment import attention, links, pharaoh, taps, words_at, written_spans
 from qkv.generate.rules import Rules
 from qkv.generate.search import greedy
+from qkv.generate.streams import streams
 from qkv.generate.translate import Request, batches
 from qkv.models.build import build
 from qkv.parts.tap import record
@@ -168,11 +169,27 @@ def test_batches_hold_every_job_once_and_few_tokens() -> None:
     from types import SimpleNamespace
 
     jobs = [SimpleNamespace(source=[0] * n) for n in (3, 9, 1, 4, 4, 30, 2, 7)]
-    made = list(batches(jobs, 12))
+    made = list(batches(jobs, 12, 2))
     assert sorted(map(id, (job for some in made for job in some))) == sorted(map(id, jobs))
     for some in made:
         assert len(some) == 1 or len(some) * max(len(job.source) for job in some) <= 12
+        assert len(some) <= 2
     assert len(made) < len(jobs)
+
+
+def test_streams_write_what_one_thread_writes(model: Model) -> None:
+    """Order kept, the number of threads given back, and a mistake in one of them not lost."""
+    texts = TEXTS * 4
+    alone = model.translate(texts, beam=2)
+    torch.set_num_threads(2)
+    try:
+        assert model.translate(texts, beam=2) == alone
+        assert streams(str, [3, 1, 2]) == ["3", "1", "2"]
+        with pytest.raises(ValueError, match="invalid"):
+            streams(int, ["1", "x", "3"])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
 
 
 # --- alignments

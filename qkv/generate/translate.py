@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
@@ -17,6 +18,7 @@ from qkv.generate.beam import search
 from qkv.generate.hypotheses import Beam, Hypothesis
 from qkv.generate.rules import Rules
 from qkv.generate.search import Writer
+from qkv.generate.streams import share, streams
 from qkv.text.tokenizer import Tokenizer
 
 Alignment = list[Link] | None
@@ -116,8 +118,12 @@ class Translator:
                 found[index] = Translation("", problem=str(error))
             else:
                 jobs += [] if job is None else [job]
-        for some in batches(jobs, how.batch_tokens):
-            found.update(zip((job.index for job in some), self.batch(some, how), strict=True))
+        on_cpu = next(self.network.parameters()).device.type == "cpu"
+        shared = on_cpu and not how.alignments  # who looks into a network has it for himself
+        cut = list(batches(jobs, how.batch_tokens, share(len(jobs)) if shared else len(jobs)))
+        work = partial(self.batch, how=how)
+        for some, own in zip(cut, streams(work, cut) if shared else map(work, cut), strict=True):
+            found.update(zip((job.index for job in some), own, strict=True))
         return [found.get(index, Translation("")) for index in range(len(texts))]
 
     def job(self, index: int, text: str, how: Request) -> Job | None:
@@ -213,10 +219,11 @@ def gathered(own: list[Translation]) -> Translation:
     return replace(own[0], n_best=own)
 
 
-def batches(jobs: Sequence[Job], tokens: int) -> Iterator[list[Job]]:
-    """Jobs of similar length, at most `tokens` with padding each; the longest first: what is too large shows at once."""
+def batches(jobs: Sequence[Job], tokens: int, most: int) -> Iterator[list[Job]]:
+    """At most `most` jobs of similar length, with padding at most `tokens`; the longest first: what is too large shows at
+    once."""
     waiting = sorted(jobs, key=lambda job: len(job.source))
     while waiting:
-        count = max(1, tokens // len(waiting[-1].source))
+        count = max(1, min(tokens // len(waiting[-1].source), most))
         yield waiting[-count:]
         del waiting[-count:]

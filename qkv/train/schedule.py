@@ -8,8 +8,11 @@ from qkv.config import TrainConfig
 
 
 def learning_rate(c: TrainConfig, step: int, done: float) -> float:
-    """Of update `step` (from 1), when the share `done` (0 to 1) of the run is over; rises linearly for `warmup` updates."""
-    rising = min(step / max(c.warmup, 1), 1.0)
+    """Of update `step` (from 1), when the share `done` (0 to 1) of the run is over.
+
+    It rises linearly for `warmup` updates; with a time budget, in which fewer may fit, for a tenth of the run at the most.
+    """
+    rising = min(max(step / max(c.warmup, 1), done / 0.1 if c.time_budget else 0.0), 1.0)
     return c.learning_rate * rising * falling(c, step, min(max(done, 0.0), 1.0))
 
 
