@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import torch
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 FEWEST = 4
 """Sentences that a stream has at least: one alone is no faster than all threads on one sentence after the other."""
 
