@@ -12,10 +12,11 @@ from qkv.errors import QkvError
 
 def pick_device(name: str) -> torch.device:
     """auto = a GPU where there is one. Of several workers on one machine each takes the GPU of its own number."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
+    found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if (found if name == "auto" else name) == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
+    if name == "auto":
+        return torch.device(found)
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
