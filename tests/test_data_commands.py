@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -22,24 +20,6 @@ from qkv.text.train import KINDS
 
 Run = Callable[..., tuple[int, str, str]]
 PAIRS = list(dict.fromkeys((p.source, p.target) for p in islice(pairs("train"), 300)))
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Call `qkv ARGUMENTS` within this process -> exit code, stdout, stderr."""
-
-    def call(*arguments: str | Path, given: str = "") -> tuple[int, str, str]:
-        from qkv.cli import main
-
-        monkeypatch.setattr(sys, "argv", ["qkv", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
-        monkeypatch.setenv("COLUMNS", "160")
-        with pytest.raises(SystemExit) as end:
-            main()
-        out, err = capsys.readouterr()
-        return int(end.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import hashlib
 import re
 import tarfile
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from qkv.data.fetch import cache, fetch
-from qkv.data.sources import Corpus, Memory, Parallel, Record, Table
+from qkv.data.sources import Corpus, Memory, Parallel, Part, Record, Table
 from qkv.errors import ConfigError, FileError
 
 MB = 1_000_000
@@ -176,26 +175,18 @@ def segments(archive: Path, member: str) -> list[str]:
 
 
 @dataclass
-class HeldOut:
+class HeldOut(Part):
     """One split of a corpus that comes without: about 1 % is valid, 1 % test, by a hash of the sentence on one side.
 
     All pairs with the same sentence there, whatever its case and marks, are in the same split, and training leaves out
     pairs whose other side was held out: nothing that is tested was seen, in either direction.
     """
 
-    source: Corpus
     split: str
     deciding: int
     """Which side is hashed: the same language in both directions."""
     held: set[int] = field(default_factory=set)
     """Hashes of the other side of all that is held out; found at the first reading."""
-
-    @property
-    def skipped(self) -> Counter[str]:
-        return self.source.skipped
-
-    def about(self) -> int:
-        return self.source.about()
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         if self.split != "train":

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from qkv.data.sources import Corpus, Record
+from qkv.data.sources import Part, Record
 
 BITS = 2**30
 """128 MB. Of 5 million different records, fewer than one is taken for a repetition by mistake; of 100 million, 1 %."""
@@ -32,18 +31,9 @@ class Seen:
 
 
 @dataclass
-class Distinct:
+class Distinct(Part):
     """Each record of a corpus once. What comes before `start` is read for its hashes, so that a pass that goes on in
     the middle leaves out the same records as one from the beginning."""
-
-    source: Corpus
-
-    @property
-    def skipped(self) -> Counter[str]:
-        return self.source.skipped
-
-    def about(self) -> int:
-        return self.source.about()
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         seen = Seen()

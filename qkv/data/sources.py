@@ -49,6 +49,20 @@ class Corpus(Source, Protocol):
 
 
 @dataclass
+class Part:
+    """Some of the records of another corpus; which, says `read`."""
+
+    source: Corpus
+
+    @property
+    def skipped(self) -> Counter[str]:
+        return self.source.skipped
+
+    def about(self) -> int:
+        return self.source.about()
+
+
+@dataclass
 class Parallel:
     """Files in step: line n of each is one record (Moses, OPUS, WMT). A single file gives records of one string."""
 
