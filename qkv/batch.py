@@ -20,13 +20,17 @@ class Batch:
     mask: Tensor | None = None
     """(B, T) which inputs are real; None = all."""
     targets: Tensor | None = None
-    """(B, T) ids or tags to predict, IGNORED where nothing counts; (B,) classes."""
+    """(B, T) ids or tags to predict, IGNORED where nothing counts; (B,) classes, or scores (float); (B, 2) spans."""
     source: Tensor | None = None
     """(B, S) ids of the source side of an encoder-decoder."""
     source_mask: Tensor | None = None
     """(B, S) which source tokens are real; None = all."""
     segments: Tensor | None = None
     """(B, T) segment numbers (BERT)."""
+    answers: Tensor | None = None
+    """(B,) of a second question beside `targets`: the class of the whole sequence."""
+    documents: Tensor | None = None
+    """(B, T) which document of its row a token belongs to, where several are packed into one; they do not see each other."""
     images: Tensor | None = None
     """(B, channels, height, width)."""
 

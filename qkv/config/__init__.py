@@ -8,8 +8,10 @@ from qkv.config.model import ModelConfig, RotaryScaling
 from qkv.config.recipe import Recipe, load_recipe
 from qkv.config.run import CorpusConfig, DataConfig, DecodeConfig, TrainConfig
 from qkv.config.strict import Strict, checked, merged, override, read_toml
+from qkv.config.task import CorruptConfig, TaskName, TuneConfig
 
 __all__ = [
-    "ModelConfig", "RotaryScaling", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "Recipe", "load_recipe",
+    "ModelConfig", "RotaryScaling", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "TuneConfig", "CorruptConfig",
+    "TaskName", "Recipe", "load_recipe",
     "Strict", "checked", "merged", "override", "read_toml",
 ]  # fmt: skip

@@ -14,7 +14,9 @@ Position = Literal["none", "sinusoidal", "learned", "rotary", "rotary-interleave
 Score = Literal["dot", "scaled-dot", "bilinear", "low-rank", "additive"]
 Mixer = Literal["softmax", "window", "linformer", "performer", "linear", "compressed"]
 FeedForward = Literal["relu", "gelu", "gelu-tanh", "silu", "reglu", "geglu", "geglu-tanh", "swiglu", "bilinear"]
-Head = Literal["vocabulary", "masked", "replaced", "classes", "tags", "pooled", "none"]
+Head = Literal[
+    "vocabulary", "masked", "masked-next", "replaced", "classes", "classes-words", "tags", "span", "pooled", "none"
+]
 
 
 class RotaryScaling(Strict):
@@ -37,7 +39,8 @@ class ModelConfig(Strict):
     family: Family
     """Which assembly: both halves, the reading half or the writing half."""
     head: Head = "vocabulary"
-    """What sits on top: next word, masked word (BERT), replaced or not (ELECTRA), classes, tags, the pooled vector, nothing."""
+    """What sits on top: the next word, a masked word (BERT; masked-next: also whether the second sentence follows), replaced
+    or not (ELECTRA), classes (classes-words: also the next word, as GPT), tags, the span of an answer, the pooled vector, nothing."""
 
     # --- sizes
     vocab_size: int = Field(default=0, ge=0, le=10_000_000)
@@ -145,7 +148,11 @@ class ModelConfig(Strict):
     n_classes: int = Field(default=2, gt=0, le=10_000_000)
     """Classes or tags of such a head."""
     pooler: bool = True
-    """Classes: through a dense tanh layer on the first vector (BERT), or straight from it (ViT)."""
+    """Classes: through a dense tanh layer on the pooled vector (BERT), or straight from it (ViT)."""
+    pooling: Literal["first", "mean", "last"] = "first"
+    """Classes: which vector stands for the sequence; a decoder's last one has seen it all."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes or tags, in their order."""
 
     # --- regularisation and initial weights
     dropout: float = Field(default=0.1, ge=0, lt=1)

@@ -7,6 +7,7 @@ from pathlib import Path
 from qkv.config.model import ModelConfig
 from qkv.config.run import DataConfig, DecodeConfig, TrainConfig
 from qkv.config.strict import Strict, checked, merged, override, read_toml
+from qkv.config.task import CorruptConfig, TaskName, TuneConfig
 from qkv.errors import ConfigError
 
 
@@ -15,6 +16,8 @@ class Recipe(Strict):
 
     preset: str | None = None
     """Start from this named configuration; [model] then changes fields of it."""
+    task: TaskName = "translation"
+    """What is learned."""
     model: ModelConfig
     """The network."""
     data: DataConfig | None = None
@@ -23,6 +26,10 @@ class Recipe(Strict):
     """How the network learns."""
     decode: DecodeConfig = DecodeConfig()
     """How it writes."""
+    tune: TuneConfig = TuneConfig()
+    """What it starts from, and which of it may change."""
+    corrupt: CorruptConfig = CorruptConfig()
+    """How text is spoiled that a network learns to mend."""
 
 
 def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
@@ -41,6 +48,7 @@ def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
         size = data.get("vocab_size", DataConfig.model_fields["vocab_size"].default)
         fields = {"vocab_size": size, **fields}  # the trained tokenizer's size takes its place
     model = checked(ModelConfig, fields, "model")
-    rooms: dict[str, type[Strict]] = {"data": DataConfig, "train": TrainConfig, "decode": DecodeConfig}
+    rooms: dict[str, type[Strict]] = {"data": DataConfig, "train": TrainConfig, "decode": DecodeConfig,
+                                     "tune": TuneConfig, "corrupt": CorruptConfig}  # fmt: skip
     parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}
     return checked(Recipe, {**values, **parts, "model": model})

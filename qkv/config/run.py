@@ -71,6 +71,10 @@ class DataConfig(Strict):
     """Kind of tokenizer, trained on the training text."""
     vocab_size: int = Field(default=8000, gt=10, le=1_000_000)
     """Entries of a vocabulary."""
+    vocabulary: str | None = None
+    """Take the tokenizer of this folder or file (tokenizer.json, BERT's vocab.txt) instead of learning one."""
+    lower: bool = False
+    """Learn a vocabulary of small letters; text is made small before it is read."""
     joint: bool = True
     """One vocabulary for both languages."""
     max_length: int = Field(default=128, gt=0)

@@ -1,0 +1,42 @@
+"""What is learned, what it starts from, and how text is spoiled for pre-training."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from qkv.config.strict import Strict
+
+TaskName = Literal["translation", "summary", "language", "masked", "replaced", "span-corruption", "denoising",
+                   "classification", "regression", "tagging", "answering", "images", "captions"]  # fmt: skip
+
+
+class TuneConfig(Strict):
+    """What a network starts from, and which of its weights may change."""
+
+    start: str | None = None
+    """Folder of the model to start from, ours or Hugging Face's; [model] then changes fields of its configuration."""
+    freeze: int = Field(default=0, ge=-1)
+    """So many of the lowest layers stay as they are, with the embeddings; -1 = all but the head."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Learning rate of a layer as a share of that of the layer above it (Howard and Ruder 2018); 1 = the same for all."""
+    head_rate: float = Field(default=1.0, gt=0)
+    """Learning rate of the head as a multiple of the others'."""
+    lora_rank: int = Field(default=0, ge=0)
+    """Rank of the low-rank updates that are learned in place of the matrices (Hu et al. 2022); 0 = the matrices themselves."""
+    lora_alpha: float = Field(default=16.0, gt=0)
+    """The update is scaled by lora_alpha / lora_rank."""
+    auxiliary: float = Field(default=0.0, ge=0)
+    """Weight of the next-word loss beside the task's own (GPT, Radford et al. 2018: 0.5); for head = "classes-words"."""
+
+
+class CorruptConfig(Strict):
+    """How text is spoiled that a network learns to mend."""
+
+    rate: float = Field(default=0.15, gt=0, lt=1)
+    """Share of the tokens that are hidden."""
+    whole_words: bool = False
+    """Hide all pieces of a word together."""
+    span: float = Field(default=3.0, ge=1)
+    """Mean length of a hidden span in tokens (T5, BART)."""
