@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from qkv.generate.translate import Request, Translator
 from qkv.models.build import Network
 from qkv.models.inputs import Ids, batch_of, bounded
 from qkv.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from qkv.tasks.tagging import Tagged
 
 
 def load(path: str | Path, device: str = "auto") -> Model:
@@ -248,6 +251,33 @@ class Model:
             self.twin = versions, pack(self.network)
         network: Network = self.twin[1]
         return network
+
+    # --- tagging and answering
+
+    def tag(self, sentences: Sequence[str | Sequence[str]]) -> list[list[Tagged]]:
+        """(word, tag, probability) for every word of some sentences, each raw text or a list of words."""
+        from qkv.tasks.tagging import Tagger
+
+        if isinstance(sentences, str):
+            raise QkvError("tag takes a list of sentences: put the sentence into brackets")
+        return Tagger(self.config, self.network, self.words()).tag(sentences)
+
+    def answer(self, question: str | Sequence[str], context: str | Sequence[str], no_answer: bool = False,
+               max_answer: int = 30) -> Any:  # fmt: skip
+        """The words of a text that answer a question: (text, score, start, end), context[start:end] == text.
+
+        A list of questions, about one context or one each, gives a list of answers. With `no_answer` the model may say
+        that there is none (an empty text).
+        """
+        from qkv.tasks.answering import Reader
+
+        reader = Reader(self.config, self.network, self.words())
+        if isinstance(question, str):
+            return reader.answer(question, str(context), no_answer, max_answer)
+        contexts = [context] * len(question) if isinstance(context, str) else context
+        if len(contexts) != len(question):
+            raise QkvError(f"{len(question)} questions about {len(contexts)} contexts: give one context, or one for each")
+        return reader.answers(list(zip(question, contexts, strict=True)), no_answer, max_answer)
 
     # --- keeping
 

@@ -35,6 +35,8 @@ from qkv.train.step import gradients, step
 
 LARGE = 200_000_000
 """Parameters beyond which training contracts are not measured: they need several copies in memory."""
+WHOLE = ("classes", "classes-words", "pooled")
+"""Heads with one answer for the whole sequence."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +181,13 @@ def causal(network: Network, c: ModelConfig) -> float:
     needs_writer(c)
     batch = example(c)
     assert batch.inputs is not None
-    before, found = network(batch).logits, []
+    whole = c.head in WHOLE  # such a head has no answers of single positions: what it reads is looked at
+    seen = lambda b: network(b).hidden if whole else network(b).logits  # noqa: E731
+    before, found = seen(batch), []
     for t in range(1, batch.inputs.size(1)):
         other = batch.inputs.clone()
         other[:, t] = (other[:, t] + 1) % c.target_size
-        after = network(replace(batch, inputs=other)).logits
-        found.append(difference(before[:, :t], after[:, :t]))
+        found.append(difference(before[:, :t], seen(replace(batch, inputs=other))[:, :t]))
     return worst(found)
 
 
@@ -199,8 +202,7 @@ def padding(network: Network, c: ModelConfig) -> float:
         together = network(replace(batch, mask=mask, source_mask=source_mask)).logits
         for row in range(together.size(0)):
             alone = network(row_alone(replace(batch, mask=mask, source_mask=source_mask), row)).logits[0]
-            whole = c.head in ("classes", "pooled")
-            found.append(difference(alone, together[row] if whole else together[row, mask[row]]))
+            found.append(difference(alone, together[row] if c.head in WHOLE else together[row, mask[row]]))
     return worst(found)
 
 
@@ -211,7 +213,7 @@ def batch_of_one(network: Network, c: ModelConfig) -> float:
     together = network(batch).logits
     rows = range(together.size(0))
     found = [difference(together[row], network(row_alone(batch, row)).logits[0]) for row in rows]
-    if c.family == "encoder":
+    if c.head != "vocabulary":
         return worst(found)
     assert batch.inputs is not None
     ragged = replace(batch, mask=masks(*batch.inputs.shape)[0])

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qkv.commands import (
+    answer,
     average,
     check,
     compare,
@@ -20,6 +21,7 @@ from qkv.commands import (
     lectures,
     params,
     presets,
+    tag,
     tokenizer,
     train,
     translate,
@@ -41,6 +43,8 @@ VERBS = (
     demo,
     train,
     translate,
+    tag,
+    answer,
     evaluate,
     compare,
     average,

@@ -7,6 +7,7 @@ never holds them whole; `readable_cross_entropy` is the same thing in three line
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,11 +56,66 @@ def replaced(output: Output, batch: Batch) -> Loss:
     return Loss(F.binary_cross_entropy_with_logits(logits, answers.to(logits.dtype), reduction="sum"), answers.numel())
 
 
+def regression(output: Output, batch: Batch) -> Loss:
+    """One number per sequence: (score - target)^2, scores (B, 1), targets (B,) float."""
+    targets = wanted(batch)
+    real = targets != IGNORED  # (B,)
+    errors = output.logits.squeeze(-1)[real].float() - targets[real]
+    return Loss(errors.square().sum(), errors.numel())
+
+
+def span(output: Output, batch: Batch) -> Loss:
+    """Where the answer begins and ends: logits (B, T, 2), targets (B, 2) positions; padding cannot be either."""
+    logits = output.logits if output.keys is None else output.logits.masked_fill(~output.keys[..., None], -torch.inf)
+    return scores_loss(logits.transpose(1, 2), wanted(batch))  # (B, 2, T), (B, 2)
+
+
+def masked_next(output: Output, batch: Batch, weight: float = 10.0) -> Loss:
+    """BERT's two questions: the words under the masks, and whether the second sentence is the next one, answers (B,).
+
+    The count is that of the masked words, whose mean is taken; `weight` says how many words one answer is worth. With
+    as many as a row has masked words, this is the paper's sum of the two means; being fixed, it adds up over batches.
+    """
+    assert batch.answers is not None, "this objective needs answers"
+    head: Any = output.head
+    words = cross_entropy(replace(output, head=head.words), wanted(batch))
+    following = scores_loss(head.next(output.hidden, output.keys), batch.answers)
+    return Loss(words.sum + weight * following.sum, words.count)
+
+
+def classes_words(output: Output, batch: Batch, auxiliary: float = 0.5) -> Loss:
+    """Classification + auxiliary * the next word's loss, a mean over each sequence (GPT, Radford et al. 2018, eq. 5)."""
+    found = classification(output, batch) if output.logits.size(-1) > 1 else regression(output, batch)
+    if auxiliary == 0:
+        return found
+    head: Any = output.head
+    following = next_words(batch)  # (B, T)
+    lengths = (following != IGNORED).sum(1, keepdim=True)  # (B, 1)
+    words = cross_entropy(replace(output, head=head.words), following, weights=(1 / lengths).expand_as(following))
+    return Loss(found.sum + auxiliary * words.sum, found.count)
+
+
+def next_words(batch: Batch) -> Tensor:
+    """(B, T) the word behind each one, IGNORED where there is none."""
+    assert batch.inputs is not None
+    following = batch.inputs.roll(-1, 1)
+    following[:, -1] = IGNORED
+    if batch.mask is None:
+        return following
+    both = batch.mask & batch.mask.roll(-1, 1)
+    return following.masked_fill(~both, IGNORED)
+
+
 def objective(c: ModelConfig) -> Callable[[Output, Batch], Loss]:
     """The objective that a network's family and head are trained with, unless a task says otherwise."""
     if c.head == "vocabulary":
         return translation if c.family == "encoder-decoder" else causal
-    return {"masked": masked, "replaced": replaced, "classes": classification, "tags": tagging}[c.head]
+    if c.head == "classes" and c.n_classes == 1:
+        return regression
+    return {
+        "masked": masked, "masked-next": masked_next, "replaced": replaced, "classes": classification,
+        "classes-words": classes_words, "tags": tagging, "span": span,
+    }[c.head]  # fmt: skip
 
 
 def wanted(batch: Batch) -> Tensor:
@@ -76,8 +132,10 @@ def scores_loss(logits: Tensor, targets: Tensor) -> Loss:
 # --- the choice of a word
 
 
-def cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Loss:
-    """-log p(target) summed over the real targets (B, T); IGNORED ones are dropped before the word matrix."""
+def cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Loss:
+    """-log p(target) summed over the real targets (B, T); IGNORED ones are dropped before the word matrix. With
+    `weights` (B, T) each counts so much in the sum."""
+    weights = None if weights is None else weights[targets != IGNORED]  # (N,)
     hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
     head: Any = output.head
     weight, bias = head.weight, head.bias
@@ -85,7 +143,7 @@ def cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Lo
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     x = head.features(hidden).to(weight.dtype)
     with torch.autocast(x.device.type, enabled=False):  # a sum over all words needs all its digits
-        total = ChunkedCrossEntropy.apply(x, weight, bias, targets, smoothing)
+        total = ChunkedCrossEntropy.apply(x, weight, bias, targets, smoothing, weights)
     return Loss(total, targets.numel())
 
 
@@ -105,7 +163,8 @@ def real_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """sum_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e/V sum_v z_i[v] ] with z = x W^T + b, smoothing e; CHUNK rows at a time.
+    """sum_i w_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e/V sum_v z_i[v] ] with z = x W^T + b, smoothing e; CHUNK rows at a
+    time. Without weights all w_i are 1.
 
     The gradient, dz = softmax(z) - (1 - e) onehot(y) - e/V, is taken at once, while the chunk's logits are in the cache,
     so that nothing of size N x V outlives its chunk. The term e/V is the same for every word: summed over words or rows
@@ -113,33 +172,37 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float) -> Tensor:
-        """x (N, C), weight (V, C), bias (V,), targets (N,) -> the sum, ()."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float,
+                weights: Tensor | None = None) -> Tensor:  # fmt: skip
+        """x (N, C), weight (V, C), bias (V,), targets (N,), weights (N,) -> the sum, ()."""
         learning = any(ctx.needs_input_grad)
         even = smoothing / weight.size(0)  # e / V
         dx, dw = (torch.empty_like(x), torch.zeros_like(weight)) if learning else (x, weight)
         db = torch.zeros_like(bias) if learning and bias is not None else None
-        total = -even * (x @ weight.sum(0)).sum()
+        weighed, mass = (x, len(x)) if weights is None else (x * weights[:, None], weights.sum())
+        total = -even * (weighed @ weight.sum(0)).sum()
         if bias is not None:
-            total -= even * len(x) * bias.sum()
+            total -= even * mass * bias.sum()
         for start in range(0, len(x), CHUNK):
             rows = slice(start, start + CHUNK)
             z, y = F.linear(x[rows], weight, bias), targets[rows, None]  # (n, V), (n, 1)
             largest, chosen = z.amax(1, keepdim=True), z.gather(1, y)  # (n, 1) each
             z.sub_(largest).exp_()
             norm = z.sum(1, keepdim=True)  # (n, 1)
-            total += (largest + norm.log() - (1 - smoothing) * chosen).sum()
+            own = 1.0 if weights is None else weights[rows, None]  # w, (n, 1)
+            total += (own * (largest + norm.log() - (1 - smoothing) * chosen)).sum()
             if learning:
-                dz = z.div_(norm).scatter_add_(1, y, torch.full_like(norm, smoothing - 1))  # (n, V), without e/V
+                norm = norm.div_(own)
+                dz = z.div_(norm).scatter_add_(1, y, torch.full_like(norm, smoothing - 1) * own)  # (n, V), without e/V
                 torch.mm(dz, weight, out=dx[rows])
                 dw.addmm_(dz.t(), x[rows])
                 if db is not None:
                     db += dz.sum(0)
         if learning and smoothing:
-            dx -= even * weight.sum(0)
-            dw -= even * x.sum(0)
+            dx -= even * weight.sum(0) if weights is None else even * torch.outer(weights, weight.sum(0))
+            dw -= even * weighed.sum(0)
             if db is not None:
-                db -= even * len(x)
+                db -= even * mass
         ctx.save_for_backward(dx, dw, db)
         return total
 
@@ -147,4 +210,4 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dx, dw, db = ctx.saved_tensors
-        return dx * scale, dw * scale, None if db is None else db * scale, None, None
+        return dx * scale, dw * scale, None if db is None else db * scale, None, None, None

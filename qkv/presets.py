@@ -117,6 +117,11 @@ BERT = define(
     tie="output", output_bias=True, dropout=0.1, attention_dropout=0.1, init_std=0.02,
 )  # fmt: skip
 define("bert-large", "BERT large", BERT, d_model=1024, n_layers=24, n_heads=16, d_ff=4096)
+define(
+    "minilm-l6",
+    "Wang et al. 2020, MiniLM: 6 layers x 384, distilled; the size of sentence-transformers' all-MiniLM-L6-v2",
+    BERT, d_model=384, n_layers=6, n_heads=12, d_ff=1536,
+)  # fmt: skip
 ROBERTA = define(
     "roberta-base",
     "Liu et al. 2019, RoBERTa: BERT trained longer; byte-level words, one segment",

@@ -118,7 +118,7 @@ def test_missing_files(name: str, corpus: Path, run: Run) -> None:
 def test_blank_and_hopeless_corpora(corpus: Path, run: Run) -> None:
     valid = (corpus / "valid.en").read_text()
     (corpus / "valid.en").write_text("\n \n")
-    refuses(run, saying="the valid set has no sentence")
+    refuses(run, saying="the valid set has no example")
     (corpus / "valid.en").write_text("word " * 2000 + "\n\n")
     refuses(run, saying="every sentence of the valid set has more than 63 tokens")
     (corpus / "valid.en").write_text(valid)
@@ -138,8 +138,8 @@ def test_bad_lines_are_counted_and_cost_only_themselves(corpus: Path, run: Run) 
     (corpus / "valid.de").write_text(f"x\n{PAIRS[0][1]}\nlang\n")
     said = " ".join(trains(run).split())
     for reason in ("not UTF-8", "NUL bytes", "longer than 100,000 bytes", "an empty side"):
-        assert f"dropped 1 pairs: {reason}" in said, reason
-    assert re.search(r"dropped \d+ pairs: more than 60 tokens", said)
+        assert f"dropped 1 examples: {reason}" in said, reason
+    assert re.search(r"dropped \d+ examples: more than 60 tokens", said)
     for reason in ("not UTF-8", "more than 63 tokens"):
         assert f"left out of the valid set: 1 {reason}" in said, reason
 
@@ -168,7 +168,7 @@ def test_a_cut_off_archive(corpus: Path, run: Run) -> None:
 def test_tables_with_broken_rows(corpus: Path, run: Run) -> None:
     rows = ["\t".join(pair) for pair in PAIRS]
     (corpus / "t.tsv").write_text("\n".join([*rows, "only one column"]) + "\n")
-    assert "1 pairs: too few columns" in trains(run, 'data.train=[{table="t.tsv"}]')
+    assert "1 examples: too few columns" in trains(run, 'data.train=[{table="t.tsv"}]')
     refuses(run, 'data.train=[{table="t.tsv", columns=["en", "de"]}]', saying="another recipe")
     refused(run, "train", "recipe.toml", "--set", 'data.train=[{table="t.tsv", columns=["en", "de"]}]',
             saying="t.tsv has no column 'en'")  # fmt: skip
@@ -181,7 +181,7 @@ def test_csv_with_quotes_and_line_ends(corpus: Path, run: Run) -> None:
     rows = [",".join(map(quoted, pair)) for pair in PAIRS]
     (corpus / "t.csv").write_text("\n".join(["en,de", *rows, "lonely"]) + "\n")
     setting = 'data.train=[{table="t.csv", columns=["en", "de"]}]'
-    assert "1 pairs: too few columns" in trains(run, setting)
+    assert "1 examples: too few columns" in trains(run, setting)
     (corpus / "t.csv").write_text('en,de\n"open quotation mark,x\n' + "x,y\n" * 40_000)
     refused(run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="is a quotation mark left open")
 
@@ -198,7 +198,7 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     ]
     (corpus / "t.jsonl").write_text("\n".join([*rows, *bad]) + "\n")
     said = trains(run, 'data.train=[{table="t.jsonl", columns=["en", "de"]}]')
-    assert "6 pairs: not a JSON object with these fields" in " ".join(said.split())
+    assert "6 examples: not a JSON object with these fields" in " ".join(said.split())
     setting = 'data.train=[{table="t.jsonl"}]'
     refused(run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="have names (en, de): say which")
 
@@ -212,12 +212,12 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     ("train.steps=three", "'train.steps': input should be a valid integer"),
     ("data.tokenizer=bep", "'data.tokenizer'"),
     ("trian.steps=3", "did you mean 'train'"),
-    ("model.family=decoder", "a model of family 'encoder-decoder', which translates"),
+    ("model.family=decoder", "a model of family 'encoder-decoder', which reads one text and writes another"),
     ("model.n_heads=3", "n_heads"),
     ("data.max_length=64", "do not fit model.max_length = 64"),
     ('data.train=[{files=["train.en"]}]', "two files"),
     ("data.train=[]", "data.train"),
-    ('data.train=[{files=["train.en", "train.de"], grammar=3}]', "exactly one of files, table, dataset and grammar"),
+    ('data.train=[{files=["train.en", "train.de"], grammar=3}]', "exactly one of files, table, dataset, grammar and stdlib"),
 ])  # fmt: skip
 def test_recipes_with_mistakes(setting: str, saying: str, corpus: Path, run: Run) -> None:
     refuses(run, setting, saying=saying)

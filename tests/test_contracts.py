@@ -80,6 +80,26 @@ def test_every_part_keeps_every_contract_in_every_family(family: str, variant: s
     assert not broken
 
 
+HEADS: dict[str, dict[str, object]] = {
+    "masked, next": {"family": "encoder", "head": "masked-next", "n_segments": 2, "tie": "output"},
+    "span": {"family": "encoder", "head": "span"},
+    "score": {"family": "encoder", "head": "classes", "n_classes": 1},
+    "mean": {"family": "encoder", "head": "classes", "pooling": "mean", "pooler": False},
+    "last": {"family": "encoder", "head": "classes", "pooling": "last"},
+    "pooled mean": {"family": "encoder", "head": "pooled", "pooling": "mean"},
+    "decoder, last": {"family": "decoder", "head": "classes", "pooling": "last", "pooler": False},
+    "decoder, words": {"family": "decoder", "head": "classes-words", "pooling": "last", "n_classes": 3, "tie": "output"},
+    "recurrent, mean": {"family": "decoder", "head": "classes-words", "pooling": "mean", "recurrent": "gru"},
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_every_head_keeps_every_contract(head: str) -> None:
+    c = ModelConfig(vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **HEADS[head])
+    broken = [r for r in check(randomised(c), c) if not r.passed]
+    assert not broken
+
+
 # --- several workers
 
 

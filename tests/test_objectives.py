@@ -16,11 +16,16 @@ from qkv.models.output import Output
 from qkv.objectives import (
     ChunkedCrossEntropy,
     causal,
+    classes_words,
     classification,
     cross_entropy,
     masked,
+    masked_next,
+    next_words,
     readable_cross_entropy,
+    regression,
     replaced,
+    span,
     tagging,
     translation,
 )
@@ -139,10 +144,18 @@ CASES = [
     (classification, {"family": "encoder", "head": "classes", "n_classes": 3}),
     (tagging, {"family": "encoder", "head": "tags", "n_classes": 4}),
     (replaced, {"family": "encoder", "head": "replaced"}),
+    (span, {"family": "encoder", "head": "span"}),
 ]
+BESIDE = [
+    (regression, {"family": "encoder", "head": "classes", "n_classes": 1}),
+    (masked_next, {"family": "encoder", "head": "masked-next", "n_segments": 2, "tie": "output"}),
+    (classes_words, {"family": "decoder", "head": "classes-words", "pooling": "last", "tie": "output"}),
+    (classes_words, {"family": "decoder", "head": "classes-words", "pooling": "mean", "n_classes": 1}),
+]
+"""Those that are more than one choice among logits."""
 
 
-@pytest.mark.parametrize(("objective", "fields"), CASES, ids=[f[0].__name__ for f in CASES])
+@pytest.mark.parametrize(("objective", "fields"), CASES + BESIDE)
 def test_objectives_are_sums(objective: object, fields: dict[str, object]) -> None:
     sums_over_examples(objective, ModelConfig(vocab_size=30, d_model=16, n_layers=1, n_heads=2, d_ff=24, **fields))
 
@@ -154,7 +167,8 @@ def test_objectives_by_their_definition(objective: object, fields: dict[str, obj
     network, batch = build(c).eval(), example(c)
     output = network(batch)
     real = batch.targets != IGNORED
-    logits, answers = output.logits[real].double(), batch.targets[real]
+    answers = batch.targets[real]
+    logits = (output.logits.transpose(1, 2) if objective is span else output.logits)[real].double()
     if objective is replaced:
         p = torch.sigmoid(logits)
         expected = -torch.where(answers == 1, p, 1 - p).log().sum()
@@ -164,6 +178,78 @@ def test_objectives_by_their_definition(objective: object, fields: dict[str, obj
         if objective is translation:  # a tenth of the belief is spread evenly over all words
             expected = 0.9 * expected - 0.1 * log_p.mean(-1).sum()
     torch.testing.assert_close(objective(output, batch).sum.double(), expected, atol=1e-4, rtol=1e-5)
+
+
+def small(**fields: object) -> ModelConfig:
+    return ModelConfig(vocab_size=30, d_model=16, n_layers=1, n_heads=2, d_ff=24, **fields)
+
+
+def test_weighed_rows_are_the_readable_loss_of_each() -> None:
+    """Weights of the chunked loss, in value and gradient, with a smoothing and a bias."""
+    head, targets, weights = Vocabulary(11, 8, 8, bias=True), some_targets(), torch.rand(3, 5)
+    hidden = torch.randn(3, 5, 8, requires_grad=True)
+    nn.init.normal_(head.bias)
+    leaves = (hidden, *head.parameters())
+    fast = cross_entropy(Output(hidden, head), targets, 0.1, weights).sum
+    each = F.cross_entropy(head(hidden).flatten(0, 1), targets.flatten(), label_smoothing=0.1, reduction="none")
+    slow = (each * weights.flatten()).sum()
+    torch.testing.assert_close(fast, slow)
+    for a, b in zip(grads(fast, *leaves), grads(slow, *leaves), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_regression_is_the_squared_error() -> None:
+    c = small(family="encoder", head="classes", n_classes=1)
+    network, batch = build(c).eval(), replace(example(c), targets=torch.tensor([0.5, IGNORED, 4.0]))
+    output = network(batch)
+    a, _, b = output.logits[:, 0].tolist()
+    loss = regression(output, batch)
+    assert loss.count == batch.count == 2
+    assert loss.sum.item() == pytest.approx((a - 0.5) ** 2 + (b - 4) ** 2, rel=1e-5)
+
+
+def test_a_span_is_chosen_among_real_tokens_only() -> None:
+    c = small(family="encoder", head="span")
+    network, batch = build(c).eval(), example(c)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [0] * 2 + [1] * 5]).bool()
+    batch = replace(batch, mask=mask, targets=torch.tensor([[1, 6], [0, 3], [2, 5]]))
+    loss = span(network(batch), batch)
+    assert loss.count == 6
+    alone = [Batch(batch.inputs[i : i + 1, mask[i]], targets=batch.targets[i : i + 1] - int(mask[i].int().argmax()))
+             for i in range(3)]  # fmt: skip
+    torch.testing.assert_close(loss.sum, sum(span(network(one), one).sum for one in alone))
+
+
+def test_masked_next_is_two_questions() -> None:
+    c = small(family="encoder", head="masked-next", n_segments=2, tie="output")
+    network, batch = build(c).eval(), example(c)
+    output = network(batch)
+    following = F.cross_entropy(network.head.next(output.hidden), batch.answers, reduction="sum")
+    words = readable_cross_entropy(output, batch.targets)
+    found = masked_next(output, batch, weight=3.0)
+    torch.testing.assert_close(found.sum, words.sum + 3 * following)
+    assert found.count == words.count == batch.count
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_classes_and_words_are_the_equation_of_gpt(padded: bool) -> None:
+    """Per sequence: -log p(class) - auxiliary * mean of log p(next word)."""
+    c = small(family="decoder", head="classes-words", pooling="last", n_classes=3)
+    network, batch = build(c).eval(), example(c)
+    mask = torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] * 2 + [0] * 5]).bool() if padded else None
+    batch = replace(batch, mask=mask)
+    output, lengths = network(batch), (7, 4, 2) if padded else (7, 7, 7)
+    expected = F.cross_entropy(output.logits, batch.targets, reduction="sum")
+    for row, n in enumerate(lengths):
+        words = network.head.words(output.hidden[row, : n - 1])
+        expected = expected + 0.3 * F.cross_entropy(words, batch.inputs[row, 1:n])
+    torch.testing.assert_close(classes_words(output, batch, 0.3).sum, expected)
+    torch.testing.assert_close(classes_words(output, batch, 0.0).sum, classification(output, batch).sum)
+
+
+def test_the_next_words_do_not_cross_padding() -> None:
+    batch = Batch(torch.tensor([[5, 6, 7, 0], [0, 8, 9, 7]]), torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]]).bool())
+    assert next_words(batch).tolist() == [[6, 7, IGNORED, IGNORED], [IGNORED, 9, 7, IGNORED]]
 
 
 def test_ignored_class_does_not_count() -> None:

@@ -18,7 +18,7 @@ from qkv.models.example import example
 from qkv.parts.attention import Attention
 from qkv.parts.embed import PatchEmbed, TokenEmbed
 from qkv.parts.feedforward import FeedForward
-from qkv.parts.heads import First, Pooler, Vocabulary
+from qkv.parts.heads import Pick, Pooler, Vocabulary
 from qkv.parts.masks import Mask, causal
 from qkv.parts.mixers import Softmax
 from qkv.parts.norm import LayerNorm, RMSNorm
@@ -344,7 +344,9 @@ def test_patches_are_a_matrix_product_per_patch_with_the_class_vector_first() ->
 
 def test_the_pooled_vector_is_the_first_real_one() -> None:
     x, keys = torch.randn(2, 4, 8), torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1]]).bool()
-    assert torch.equal(First()(x, keys), torch.stack([x[0, 0], x[1, 2]]))
+    assert torch.equal(Pick("first")(x, keys), torch.stack([x[0, 0], x[1, 2]]))
+    assert torch.equal(Pick("last")(x, keys), torch.stack([x[0, 1], x[1, 3]]))
+    torch.testing.assert_close(Pick("mean")(x, keys), torch.stack([x[0, :2].mean(0), x[1, 2:].mean(0)]))
     pooler = Pooler(8)
     torch.testing.assert_close(pooler(x, keys)[1], pooler(x[1:, 2:])[0])
 

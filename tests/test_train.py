@@ -119,7 +119,7 @@ def test_of_equal_scores_the_later_weights_are_kept_but_patience_ends(
 ) -> None:
     """At BLEU 0 (or 100) more was learned by the later ones; a score that only stays is no better one."""
     monkeypatch.setattr(
-        "qkv.train.translation.TranslationTask.evaluate", lambda self, network: {"bleu": 0.0, "loss": 1.0}
+        "qkv.tasks.translation.TranslationTask.evaluate", lambda self, network: {"bleu": 0.0, "loss": 1.0}
     )
     finished = run(tmp_path / "run", recipe(steps=12, evaluate_every=2, patience=3))
     assert "no better score in 3 looks" in finished.why

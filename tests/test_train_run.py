@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -103,7 +104,7 @@ def test_sacrebleu_gives_the_digits_of_the_run(ended: Path, run: Run) -> None:
 
 def test_an_ended_run_is_not_touched_again(ended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(ended)
-    monkeypatch.setattr(results, "translations", lambda r, texts: pytest.fail("translated again"))
+    monkeypatch.setattr(results, "best_network", lambda r: pytest.fail("asked again"))
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
     again = train(ended.parent / "tiny.toml", ended)
     assert contents(ended) == before
@@ -139,8 +140,8 @@ def test_the_card_says_what_was_measured(ended: Path) -> None:
     (entry,) = facts["model-index"][0]["results"]
     assert [m["type"] for m in entry["metrics"]] == facts["metrics"] == ["bleu", "chrf", "ter"]
     for metric, score in zip(entry["metrics"], measured["test"]["scores"], strict=True):
-        assert metric["value"] == round(score["value"], 2) and metric["args"]["signature"] == score["signature"]
-    for said in (f"{measured['model']['parameters']:,} parameters", "80 pairs were learned from", "6 updates", "seed 1",
+        assert metric["value"] == round(score["value"], 4) and metric["args"]["signature"] == score["signature"]
+    for said in (f"{measured['model']['parameters']:,} parameters", "80 examples were learned from", "6 updates", "seed 1",
                  "unknown: set by the data", f"torch {torch.__version__}", "qkv translate"):  # fmt: skip
         assert said in text, said
     cells = {len(re.split(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
@@ -157,7 +158,7 @@ def test_what_is_dropped_is_said(recipe: Path, tmp_path: Path) -> None:
     finished = train(recipe, tmp_path / "run", "data.max_length=14")
     data = finished.results["data"]
     assert set(data["dropped"]) == {"more than 14 tokens"}
-    assert data["pairs"] + data["dropped"]["more than 14 tokens"] == 80
+    assert data["examples"] + data["dropped"]["more than 14 tokens"] == 80
     assert (
         f"{data['dropped']['more than 14 tokens']} dropped: more than 14 tokens"
         in (tmp_path / "run" / "README.md").read_text()
@@ -294,7 +295,9 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool, updates: int, **fields
     network = build(config)
     t = Training(network, torch.optim.AdamW(network.parameters()))
     data = load_recipe(recipes.find("demo")).data
-    report.begin(config, Recipe(model=config, data=data, train=TrainConfig(**fields)), t, translation)  # type: ignore
+    recipe = Recipe(model=config, data=data, train=TrainConfig(**fields))  # type: ignore[arg-type]
+    task = SimpleNamespace(config=config, recipe=recipe, data=data, metric="bleu", objective=translation)
+    report.begin(task, t)  # type: ignore[arg-type]
     for step in range(1, updates + 1):
         clock.now += 2
         t.progress.step, t.progress.seconds = step, 2.0 * step
@@ -317,7 +320,7 @@ def test_time_to_go_by_steps_and_by_budget(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_file_gets_a_line_per_look_and_a_terminal_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     _, text = told(monkeypatch, False, 40, steps=100)
     assert len(re.findall(r"^update \d+: loss 2.000, BLEU 10.00", text, re.M)) == 4 and "\x1b" not in text
-    assert "dropped 3 pairs: too long" in text and "MB of memory" in text
+    assert "dropped 3 examples: too long" in text and "MB of memory" in text
     _, text = told(monkeypatch, True, 40, steps=100)
     assert "tokens/s" in text and "to go" in text and "━" in text
 

@@ -61,7 +61,7 @@ RANKS = [
     {"parts", "text", "data"},
     {"models"},
     {"objectives", "generate", "look"},
-    {"train", "evaluate", "convert", "engine"},
+    {"train", "tasks", "evaluate", "convert", "engine"},
     {"api", "check"},
     {"serve", "lab"},
     {"commands"},

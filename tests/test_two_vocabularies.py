@@ -16,7 +16,8 @@ from qkv.errors import ConfigError, QkvError
 from qkv.generate.translate import Request, Translator
 from qkv.text.train import KINDS
 from qkv.train import run as training
-from qkv.train import translation as task
+from qkv.tasks import translation as task
+from qkv.tasks import vocabulary
 from qkv.train.report import Report
 
 TEXTS = ["The old man sees a dog.", "I ate an apple", "</s> [SEP] ist Text", ""]
@@ -42,8 +43,8 @@ def test_the_folder_translates_as_the_run_in_memory(kind: str, joint: bool, tmp_
     model = qkv.load(tmp_path / "run")
     assert (model.target_tokenizer is model.tokenizer) == joint
     assert (tmp_path / "run" / "best" / "target_tokenizer.json").exists() != joint
-    assert joint or r.source.size != r.target.size or r.source.to_json() != r.target.to_json()
-    alive = Translator(r.config, r.training.network.eval(), r.source, r.target).translate(TEXTS, Request())
+    assert joint or r.words.source.size != r.words.target.size or r.words.source.to_json() != r.words.target.to_json()
+    alive = Translator(r.config, r.training.network.eval(), r.words.source, r.words.target).translate(TEXTS, Request())
     assert model.translate(TEXTS, fast=False) == [one.text for one in alive]
     assert any(one.text for one in alive) and not any(one.problem for one in alive)
 
@@ -54,9 +55,9 @@ def test_a_text_is_read_as_in_training(kind: str, tmp_path: Path) -> None:
     r = trained(tmp_path / "run", recipe(kind, joint=False))
     translator = qkv.load(tmp_path / "run").translator()
     end = r.config.eos_ids[0]
-    assert r.source.decode([end]) == "" and r.source.backend.id_to_token(end) in ("</s>", "[SEP]")
+    assert r.words.source.decode([end]) == "" and r.words.source.backend.id_to_token(end) in ("</s>", "[SEP]")
     for text in TEXTS[:3]:
-        own = r.source.plain([text])[0]
+        own = r.words.source.plain([text])[0]
         assert translator.read(text)[0] == [*own, end] == sources([own], r.config).source[0].tolist()
         assert end not in own and r.config.bos_id not in own  # names of special tokens in a text are text
     batch = collate([([7], [8, 9])], r.config)
@@ -65,7 +66,7 @@ def test_a_text_is_read_as_in_training(kind: str, tmp_path: Path) -> None:
 
 def test_a_word_piece_translator_writes_capital_letters(tmp_path: Path) -> None:
     r = trained(tmp_path / "run", recipe("wordpiece"))
-    assert r.target.decode(r.target.plain(["Der Mann schläft."])[0]) == "Der Mann schläft."
+    assert r.words.target.decode(r.words.target.plain(["Der Mann schläft."])[0]) == "Der Mann schläft."
 
 
 def test_every_way_out_keeps_both_vocabularies(tmp_path: Path, run: Run) -> None:
@@ -125,7 +126,7 @@ def test_of_a_large_corpus_a_spread_sample_is_enough(tmp_path: Path, monkeypatch
     """About as many pairs as asked for, from all parts of the corpus, said, and the same ones every time."""
     for module in (line_module, source_module):
         monkeypatch.setattr(module, "RUN", 3)
-    monkeypatch.setattr(task, "VOCABULARY_PAIRS", 100)
+    monkeypatch.setattr(vocabulary, "RECORDS", 100)
     for name in ("en", "de"):
         (tmp_path / name).write_text("".join(f"{name}{i:04}\n" for i in range(1000)))
     corpus = {"files": (str(tmp_path / "en"), str(tmp_path / "de"))}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +35,17 @@ Folder = Annotated[Path, FOLDER]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Settings = Annotated[list[str] | None, SETTINGS]
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Within it standard output is UTF-8, and whoever reads it may stop reading."""
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
 
 
 def search_of(folder: Path, beam: int | None, length_penalty: float | None) -> dict[str, Any]:

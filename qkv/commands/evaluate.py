@@ -105,7 +105,7 @@ def translations(folder: Path, source: Path | None, beam: int | None, length_pen
     from qkv.api import load
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
-    from qkv.train.results import one_line
+    from qkv.tasks.translation import one_line
 
     if source is None:
         raise ConfigError(f"{folder} is a model: say what it translates with --source FILE")

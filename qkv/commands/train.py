@@ -26,7 +26,7 @@ def run(
     time_budget: Annotated[str | None, BUDGET] = None,
     threads: Threads = None,
 ) -> None:
-    """Train a model from raw text, score it on the test set, and write its card.
+    """Train a model of any task, score it on the test set, and write its card.
 
     The same command again goes on where it stopped, to the same bits (where a
     time budget decides the learning rate, the clock has a part in them). Ctrl-C
@@ -40,13 +40,16 @@ def run(
     [dim]qkv train my.toml --time-budget 1h[/]
     [dim]tensorboard --logdir runs           # watch it[/]
     """
+    from qkv.train.report import digits, in_words
+
     finished = trained(recipe, list(settings or []), out, time_budget, threads)
     folder, progress = finished.folder, finished.training.progress
-    print(f"best validation BLEU {progress.best:.2f}, at update {progress.best_step:,}")
+    valid = finished.results["valid"]
+    print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
     for line in score_lines(finished.results):
         print(line)
     print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")
-    print(f"translate with it: qkv translate {folder} FILE")
+    print(f"use it: {finished.task.use(str(folder))[0]}")
 
 
 def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None) -> Run:
@@ -56,6 +59,7 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
     import torch
 
     from qkv.config import load_recipe
+    from qkv.convert.detect import open_config
     from qkv.convert.files import read_text
     from qkv.recipes import find
     from qkv.train import run as training
@@ -64,7 +68,7 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
     path = find(recipe)
     if time_budget is not None:
         changes = [*changes, f"train.time_budget={minutes(time_budget)}"]
-    loaded = load_recipe(path, changes)
+    loaded = load_recipe(path, changes, open_config)
     if loaded.data is None:
         raise ConfigError(f"{recipe} has no [data] table: it says what a model is, not what it learns from")
     if threads is not None:
@@ -80,13 +84,14 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
 
 def score_lines(results: dict) -> list[str]:
     """The scores of the test set, as `qkv evaluate` prints them."""
+    from qkv.train.report import digits
+
     test = results["test"]
     if test is None:
         return []
-    how = f"beam {test['beam']}" if test["beam"] > 1 else "greedy"
-    lines = [f"test set, {test['sentences']:,} sentences, {how}:"]
-    lines += [f"  {s['name']} = {s['value']:.2f}  {s.get('details', '')}".rstrip() for s in test["scores"]]
-    return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"]]
+    lines = [f"test set, {test['examples']:,} examples{', ' if test['how'] else ''}{test['how']}:"]
+    lines += [f"  {s['name']} = {digits(s['value'])}  {s.get('details', '')}".rstrip() for s in test["scores"]]
+    return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"] if s["signature"]]
 
 
 def minutes(text: str) -> float:

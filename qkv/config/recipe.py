@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from qkv.config.model import ModelConfig
 from qkv.config.run import DataConfig, DecodeConfig, TrainConfig
 from qkv.config.strict import Strict, checked, merged, override, read_toml
-from qkv.config.task import CorruptConfig, TaskName, TuneConfig
+from qkv.config.task import AugmentConfig, CorruptConfig, TaskName, TuneConfig
 from qkv.errors import ConfigError
 
 
@@ -30,25 +31,32 @@ class Recipe(Strict):
     """What it starts from, and which of it may change."""
     corrupt: CorruptConfig = CorruptConfig()
     """How text is spoiled that a network learns to mend."""
+    augment: AugmentConfig = AugmentConfig()
+    """How training pictures are varied."""
 
 
-def load_recipe(path: Path, settings: list[str] | None = None) -> Recipe:
-    """A recipe file, its preset filled in, with `--set` overrides, checked."""
+def load_recipe(path: Path, settings: list[str] | None = None,
+                config_of: Callable[[str], ModelConfig] | None = None) -> Recipe:  # fmt: skip
+    """A recipe file with `--set` overrides, checked; its preset, or the configuration of the model that it starts from
+    (which `config_of` reads), filled in."""
     from qkv.presets import PRESETS, preset
 
     values = override(read_toml(path), settings or [])
-    name = values.get("preset")
+    name, own = values.get("preset"), values.get("model", {})
     if name is not None:
         base = preset(name) if isinstance(name, str) else None
         if base is None:
             raise ConfigError(f"preset must be a name ({', '.join(PRESETS)}), given {name!r}")
-        values["model"] = merged(base.model_dump(exclude_unset=True), values.get("model", {}))
+        values["model"] = merged(base.model_dump(exclude_unset=True), own)
+    start = values.get("tune", {}).get("start") if isinstance(values.get("tune"), dict) else None
+    if isinstance(start, str) and start and config_of is not None:
+        values["model"] = merged(config_of(start).model_dump(exclude_unset=True), own)
     fields, data = values.get("model", {}), values.get("data", {})
     if isinstance(fields, dict) and isinstance(data, dict) and "data" in values:
         size = data.get("vocab_size", DataConfig.model_fields["vocab_size"].default)
         fields = {"vocab_size": size, **fields}  # the trained tokenizer's size takes its place
     model = checked(ModelConfig, fields, "model")
     rooms: dict[str, type[Strict]] = {"data": DataConfig, "train": TrainConfig, "decode": DecodeConfig,
-                                     "tune": TuneConfig, "corrupt": CorruptConfig}  # fmt: skip
+                                     "tune": TuneConfig, "corrupt": CorruptConfig, "augment": AugmentConfig}  # fmt: skip
     parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}
     return checked(Recipe, {**values, **parts, "model": model})

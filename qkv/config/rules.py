@@ -11,6 +11,14 @@ Rules = list[tuple[bool, str]]
 """(is it broken, the sentence)."""
 
 
+HEADS = {
+    "encoder": ("masked", "masked-next", "replaced", "classes", "tags", "span", "pooled", "none"),
+    "decoder": ("vocabulary", "classes", "classes-words"),
+    "encoder-decoder": ("vocabulary",),
+}
+"""What can sit on top of each family."""
+
+
 def impossible(c: ModelConfig) -> list[str]:
     """What is wrong with a configuration as a whole; empty when it can be built."""
     rules = [*sizes(c), *positions(c), *heads_and_words(c), *images(c), *mixers(c), *recurrence(c)]
@@ -54,13 +62,19 @@ def positions(c: ModelConfig) -> Rules:
 
 def heads_and_words(c: ModelConfig) -> Rules:
     """Which family has which head, and whose word matrices can be one."""
+    own = HEADS[c.family]
     return [
         (c.family != "encoder-decoder" and (c.n_decoder_layers is not None or c.target_vocab_size is not None),
          f"n_decoder_layers and target_vocab_size belong to family 'encoder-decoder', not {c.family!r}"),
-        (c.family != "encoder" and c.head not in ("vocabulary",),
-         f"head = {c.head!r} belongs to family 'encoder'; {c.family!r} has 'vocabulary'"),
-        (c.family == "encoder" and c.head == "vocabulary",
-         "family 'encoder' has no next word: head is one of 'masked', 'replaced', 'classes', 'tags', 'pooled', 'none'"),
+        (c.family == "encoder" and c.head in ("vocabulary", "classes-words"),
+         f"head = {c.head!r}: family 'encoder' has no next word; head is one of {', '.join(map(repr, own))}"),
+        (c.family != "encoder" and c.head not in own,
+         f"head = {c.head!r} belongs to family 'encoder'; {c.family!r} has {', '.join(map(repr, own))}"),
+        (c.family == "decoder" and c.head in ("classes", "classes-words") and c.pooling == "first",
+         "pooling = 'first': the first vector of a decoder has seen one word only; use 'last' or 'mean'"),
+        (c.head in ("classes", "classes-words", "tags") and len(c.labels) not in (0, c.n_classes),
+         f"n_classes = {c.n_classes}, but labels has {len(c.labels)} names: give each class one, or leave them out"),
+        (len(set(c.labels)) < len(c.labels), "labels has a name twice"),
         (c.tie in ("embeddings", "all") and c.family != "encoder-decoder",
          f"tie = {c.tie!r} joins two halves; family {c.family!r} can tie 'output' or 'none'"),
         (c.tie in ("embeddings", "all") and c.target_size != c.vocab_size,
@@ -83,7 +97,7 @@ def images(c: ModelConfig) -> Rules:
         (not image and c.vocab_size == 0, "vocab_size = 0: set it (or image_size and patch_size for images)"),
         (image and c.tie in ("embeddings", "all"),
          f"tie = {c.tie!r} joins the words of the source, and an image has none: use 'output' or 'none'"),
-        (image and c.family == "encoder" and c.head in ("vocabulary", "masked", "replaced", "tags"),
+        (image and c.family == "encoder" and c.head not in ("classes", "pooled", "none"),
          f"head = {c.head!r} asks about words, and an image has none: use 'classes', 'pooled' or 'none'"),
         (image and c.position_use == "concat", "position_use = 'concat' is for words: use 'add' or 'every-layer' with images"),
     ]  # fmt: skip

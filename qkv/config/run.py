@@ -8,26 +8,40 @@ from pydantic import Field, model_validator
 
 from qkv.config.strict import Strict
 
-Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters"]
+Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes"]
 
 
 class CorpusConfig(Strict):
-    """Where records come from: exactly one of `files`, `table`, `dataset`, `grammar`."""
+    """Where records come from: exactly one of `files`, `table`, `dataset`, `grammar`, `stdlib`, `images`, `shapes`."""
 
     files: tuple[str, ...] = ()
-    """Parallel text files, source then target, line by line; .gz .bz2 .xz .zst are decompressed, corpus.zip/file.en is in an archive."""
+    """Text files; .gz .bz2 .xz .zst are decompressed, corpus.zip/file.en is in an archive. Translation and summary: two in
+    step, source then target, line by line; tagging: one, .conllu or a word and its tag per line; images: idx files
+    of pictures and of labels; language models: any number."""
+    documents: Literal["file", "blank", "lines"] | None = None
+    """What a document of `files` is, for language models: a file, what stands between blank lines, or a line."""
     table: str | None = None
-    """A .tsv, .csv or .jsonl file with both sides in one row."""
-    columns: tuple[int | str, ...] = (0, 1)
-    """The table's columns, by number or by name: source, target."""
+    """A .tsv, .csv or .jsonl file with a record in each row."""
+    columns: tuple[int | str, ...] = ()
+    """The table's columns, by number or by name: source, target; text, label; text, second text, label; question, context,
+    answer, start. Of a file of tags: word, tag. Otherwise the first ones."""
     dataset: str | None = None
-    """A public data set by name (multi30k, tatoeba, opus/Books/v1, wmt14), fetched into the cache."""
+    """A public data set by name (multi30k, opus/Books/v1, glue/sst2, imdb, ud/en_ewt), read from `path` or fetched into the cache."""
     path: str | None = None
     """The data set's own folder or archive, where it is already here."""
     split: str | None = None
     """The part of the data set (train, valid, test, test_2017_flickr); otherwise the one that this place is for."""
     grammar: int | None = Field(default=None, gt=0)
-    """So many pairs of the embedded English-German grammar."""
+    """So many records of the embedded grammar."""
+    stdlib: bool = False
+    """Python's own standard library: real text that is already here."""
+    images: str | None = None
+    """A folder of pictures, with a folder in it for each class: cats/1.png."""
+    shapes: int | None = Field(default=None, gt=0)
+    """So many drawings of shapes with their captions, made as they are read."""
+    share: tuple[float, float] = (0.0, 1.0)
+    """Only the part between these shares of it: [0.0, 0.9] and [0.9, 1.0] make two sets of one; of whole files by
+    characters, otherwise by records."""
     weight: float = Field(default=1.0, gt=0)
     """How often it is drawn from, beside other corpora."""
 
@@ -42,13 +56,18 @@ class CorpusConfig(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> CorpusConfig:
-        given = [name for name in ("files", "table", "dataset", "grammar") if getattr(self, name)]
+        kinds = ("files", "table", "dataset", "grammar", "stdlib", "images", "shapes")
+        given = [name for name in kinds if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(
-                f"a corpus has exactly one of files, table, dataset and grammar, given {', '.join(given) or 'none'}"
+                f"a corpus has exactly one of {', '.join(kinds[:-1])} and {kinds[-1]}, given {', '.join(given) or 'none'}"
             )
         if self.dataset is None and (self.path is not None or self.split is not None):
             raise ValueError("path and split belong to a corpus with a dataset")
+        if self.documents is not None and not self.files:
+            raise ValueError("documents belongs to a corpus with files")
+        if not 0 <= self.share[0] < self.share[1] <= 1:
+            raise ValueError(f"share is two numbers from 0 to 1, the smaller one first, given {list(self.share)}")
         return self
 
 

@@ -27,8 +27,25 @@ class TuneConfig(Strict):
     """Rank of the low-rank updates that are learned in place of the matrices (Hu et al. 2022); 0 = the matrices themselves."""
     lora_alpha: float = Field(default=16.0, gt=0)
     """The update is scaled by lora_alpha / lora_rank."""
+    lora_feedforward: bool = False
+    """Low-rank updates of the feed-forward layers' matrices too, not only of attention's."""
     auxiliary: float = Field(default=0.0, ge=0)
     """Weight of the next-word loss beside the task's own (GPT, Radford et al. 2018: 0.5); for head = "classes-words"."""
+
+
+class AugmentConfig(Strict):
+    """How training pictures are varied, each time anew; held-out ones never are."""
+
+    shift: float = Field(default=0.0, ge=0, lt=1)
+    """Moved by up to this share of the side, both ways."""
+    rotate: float = Field(default=0.0, ge=0, le=180)
+    """Turned by up to so many degrees."""
+    scale: float = Field(default=0.0, ge=0, lt=1)
+    """Made smaller or larger by up to this share."""
+    flip: bool = False
+    """Every second one is mirrored, left and right."""
+    erase: float = Field(default=0.0, ge=0, le=1)
+    """Share of them that lose a rectangle to noise (Zhong et al. 2020)."""
 
 
 class CorruptConfig(Strict):

@@ -24,7 +24,7 @@ PARTS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
 
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, a SentencePiece .model or a model's folder."""
+    """The tokenizer in a tokenizer.json, a SentencePiece .model, BERT's vocab.txt, or the folder of a model or run."""
     path = Path(path)
     if path.is_dir():
         found = open_tokenizer(path)
@@ -35,6 +35,8 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
         return found
     if path.suffix in (".model", ".spm"):
         return read_sentencepiece(path)
+    if path.suffix == ".txt":
+        return open_bert(path, {})
     beside = path.parent / "tokenizer_config.json"
     settings = read_json(beside) if path.name == "tokenizer.json" and beside.is_file() else {}
     return Tokenizer.from_json(read_text(path), settings, str(path))

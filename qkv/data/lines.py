@@ -20,6 +20,8 @@ from qkv.errors import FileError
 
 MAX_LINE = 100_000
 """Bytes of the longest line that is read as a sentence; a longer one is counted and skipped."""
+MAX_ROW = 10_000_000
+"""Bytes of the longest row of a table of documents."""
 RUN = 1000
 """Lines that are read together where only a sample is read."""
 
@@ -86,6 +88,8 @@ class Lines:
     stride: int = 1
     number: int = 0
     """Lines that are behind, passed over or read."""
+    longest: int = MAX_LINE
+    """Bytes of a line at the most."""
 
     def __iter__(self) -> Iterator[str | None]:
         with open_binary(self.path) as file:
@@ -94,9 +98,9 @@ class Lines:
                 if self.number == 0:
                     _pass_mark(file)
                 run = 0
-                while raw := file.readline(MAX_LINE + 1):
+                while raw := file.readline(self.longest + 1):
                     self.number += 1
-                    yield _text(raw, file, self.skipped)
+                    yield _text(raw, file, self.skipped, self.longest)
                     run += 1
                     if run == RUN:
                         run = 0
@@ -150,11 +154,11 @@ def _pass_mark(file: BinaryIO) -> None:
         file.read(3)
 
 
-def _text(raw: bytes, file: BinaryIO, skipped: Counter[str]) -> str | None:
-    if len(raw) > MAX_LINE and not raw.endswith(b"\n"):
+def _text(raw: bytes, file: BinaryIO, skipped: Counter[str], longest: int) -> str | None:
+    if len(raw) > longest and not raw.endswith(b"\n"):
         while raw and not raw.endswith(b"\n"):  # the rest of it
             raw = file.readline(MAX_LINE)
-        skipped["longer than 100,000 bytes"] += 1
+        skipped[f"longer than {longest:,} bytes"] += 1
         return None
     if b"\0" in raw:
         skipped["NUL bytes"] += 1

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from qkv.data.sources import Record, Source
+from qkv.data.sources import Piece, Record, Source
 from qkv.errors import QkvError
 
 
@@ -26,10 +26,12 @@ class Mixture:
         r = random.Random(self.seed)
         choices, summed = range(len(self.sources)), list(accumulate(self.weights))
         readers = [self.endless(source) for source in self.sources]
-        number = 0
+        number, reader, record = 0, readers[0], Record()
         while True:
             number += 1
-            record = next(readers[r.choices(choices, cum_weights=summed)[0]])
+            if not isinstance(record, Piece):  # the rest of a document follows at once
+                reader = readers[r.choices(choices, cum_weights=summed)[0]]
+            record = next(reader)
             if number > start:
                 yield number, record
 

@@ -13,14 +13,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from qkv.data.grammar import pairs
-from qkv.data.lines import MAX_LINE, RUN, Lines, about, lines
+from qkv.data.lines import MAX_LINE, MAX_ROW, RUN, Lines, about, lines
 from qkv.errors import FileError
 
-Record = tuple[str, ...]
-csv.field_size_limit(MAX_LINE)
+Record = tuple[Any, ...]
+"""Strings; of pictures, the picture and a string."""
+csv.field_size_limit(MAX_ROW)
+
+
+class Piece(tuple[str, ...]):
+    """A record whose document is too long for one: it goes on in the next record."""
 
 
 class Source(Protocol):
@@ -102,6 +107,10 @@ class Table:
     path: str | Path
     columns: Sequence[int | str]
     skipped: Counter[str] = field(default_factory=Counter)
+    kind: str = ""
+    """.tsv, .csv or .jsonl, where the ending does not tell."""
+    longest: int = MAX_LINE
+    """Bytes of a line at the most."""
 
     def about(self) -> int:
         return about(self.path)
@@ -117,8 +126,7 @@ class Table:
 
     def rows(self, start: int, stride: int) -> Iterator[tuple[int, Record | None]]:
         """Each row, or None for one without the columns, and the number behind it."""
-        suffixes = Path(self.path).suffixes or [""]
-        kind = suffixes[-2] if suffixes[-1] in (".gz", ".bz2", ".xz", ".zst") and len(suffixes) > 1 else suffixes[-1]
+        kind = self.kind or ending(self.path)
         if kind == ".csv":
             rows = self.quoted()
             places = self.places(next(rows, []) if self.named() else [])
@@ -128,7 +136,7 @@ class Table:
         head = 1 if self.named() and not json_lines else 0  # lines before the first row
         first = next(lines(self.path), None) if head else None
         places = [] if json_lines else self.places((first or "").split("\t"))
-        reader = Lines(self.path, self.skipped, start + head, stride)
+        reader = Lines(self.path, self.skipped, start + head, stride, longest=self.longest)
         for text in reader:  # TSV has no quotes: a quotation mark is a quotation mark
             row = None if text is None else self.fields(text) if json_lines else self.cells(text.split("\t"), places)
             yield reader.number - head, row
@@ -139,7 +147,8 @@ class Table:
 
     def quoted(self) -> Iterator[list[str]]:
         """The rows of a CSV file."""
-        rows = csv.reader(text + "\n" for text in lines(self.path, self.skipped) if text is not None)
+        texts = Lines(self.path, self.skipped, longest=self.longest)
+        rows = csv.reader(text + "\n" for text in texts if text is not None)
         while True:
             try:
                 yield next(rows)
@@ -176,6 +185,12 @@ class Table:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             self.skipped["not a JSON object with these fields"] += 1
             return None
+
+
+def ending(path: str | Path) -> str:
+    """The ending of a file's name, below that of its compression: .tsv of rows.tsv.gz."""
+    path = Path(path)
+    return Path(path.stem).suffix if path.suffix in (".gz", ".bz2", ".xz", ".zst") else path.suffix
 
 
 Numbered = TypeVar("Numbered")

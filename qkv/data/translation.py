@@ -6,17 +6,14 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from qkv.batch import IGNORED, Batch
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
-from qkv.data.datasets import dataset
-from qkv.data.distinct import Distinct
-from qkv.data.mixture import Mixture
-from qkv.data.sources import Corpus, GrammarSource, Parallel, Record, Source, Table
+from qkv.data.corpora import corpus, training
+from qkv.data.sources import Corpus, Record, Source
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Source ids, target ids; neither has special tokens yet."""
@@ -24,22 +21,13 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 
 
 def source_of(c: CorpusConfig, data: DataConfig, split: str) -> Corpus:
-    """The corpus that a configuration names; the grammar and data sets have a `split` of their own."""
-    if c.grammar is not None:
-        return GrammarSource(split, c.grammar, reverse=data.source == "de")
-    if c.dataset is not None:
-        path = Path(data.root) / (c.path or "") if data.root or c.path else None
-        return dataset(c.dataset, data.source, data.target, c.split or split, path)
-    if c.table is not None:
-        return Table(Path(data.root) / c.table, c.columns)
-    return Parallel([Path(data.root) / name for name in c.files])
+    """The corpus of pairs that a configuration names."""
+    return corpus(c, data, split, "translation")
 
 
 def training_source(data: DataConfig) -> Source:
     """All training corpora as one."""
-    sources = [source_of(c, data, "train") for c in data.train]
-    sources = sources if data.duplicates else [Distinct(source) for source in sources]
-    return sources[0] if len(sources) == 1 else Mixture(sources, [c.weight for c in data.train])
+    return training(data, "translation")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from qkv.generate.alignment import Link, attention, words_at, written_spans
 from qkv.generate.hypotheses import Beam
 from qkv.generate.translate import Request
 from qkv.look.figures import heatmap
-from qkv.train.results import REFERENCE, SOURCE
+from qkv.tasks.translation import REFERENCE, SOURCE
 
 APPLE = ("I ate an apple.", "Ich habe einen Apfel gegessen.")
 """Past tense: "ate" becomes two words, one of them at the end."""

@@ -20,7 +20,19 @@ from qkv.parts.attention import Attention
 from qkv.parts.block import Block, ParallelBlock, Residual
 from qkv.parts.embed import PatchEmbed, TokenEmbed
 from qkv.parts.feedforward import GATED, FeedForward
-from qkv.parts.heads import Classes, First, MaskedWord, Nothing, Pooler, Replaced, Tags, Vocabulary
+from qkv.parts.heads import (
+    Classes,
+    ClassesWords,
+    MaskedNext,
+    MaskedWord,
+    Nothing,
+    Pick,
+    Pooler,
+    Replaced,
+    Span,
+    Tags,
+    Vocabulary,
+)
 from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Softmax, Window
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
@@ -199,15 +211,29 @@ def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
     if c.head == "vocabulary":
         return vocabulary(c, embed, c.d_model)
     if c.head == "masked":
-        width = c.d_embed or c.d_model
-        return MaskedWord(vocabulary(c, embed, width), c.d_model, width, activation, norm(c, width))
+        return masked_word(c, embed, activation)
+    if c.head == "masked-next":
+        return MaskedNext(masked_word(c, embed, activation), Classes(c.d_model, 2, Pooler(c.d_model)))
     if c.head == "classes":
-        return Classes(c.d_model, c.n_classes, Pooler(c.d_model) if c.pooler else First(), c.dropout)
+        return Classes(c.d_model, c.n_classes, pooler(c), c.dropout)
+    if c.head == "classes-words":
+        return ClassesWords(c.d_model, c.n_classes, pooler(c), vocabulary(c, embed, c.d_model), c.dropout)
+    if c.head == "span":
+        return Span(c.d_model)
     if c.head == "tags":
         return Tags(c.d_model, c.n_classes, c.dropout)
     if c.head == "replaced":
         return Replaced(c.d_model, activation)
-    return Pooler(c.d_model) if c.head == "pooled" else Nothing()
+    return Pooler(c.d_model, c.pooling) if c.head == "pooled" else Nothing()
+
+
+def pooler(c: ModelConfig) -> nn.Module:
+    return Pooler(c.d_model, c.pooling) if c.pooler else Pick(c.pooling)
+
+
+def masked_word(c: ModelConfig, embed: nn.Module, activation: str) -> MaskedWord:
+    width = c.d_embed or c.d_model
+    return MaskedWord(vocabulary(c, embed, width), c.d_model, width, activation, norm(c, width))
 
 
 def vocabulary(c: ModelConfig, embed: nn.Module, d_in: int) -> Vocabulary:

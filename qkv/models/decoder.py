@@ -22,7 +22,7 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch) -> Output:
         """Training: all positions at once."""
         assert batch.inputs is not None
-        hidden, _ = self.read(batch.inputs, batch.mask, None)
+        hidden, _ = self.read(batch.inputs, batch.mask, None, batch.documents)
         return Output(hidden, self.head, batch.mask)
 
     def start(self, batch: Batch) -> State:
@@ -35,8 +35,9 @@ class Decoder(nn.Module):
         assert new is not None
         return hidden, new
 
-    def read(self, ids: Tensor, mask: Tensor | None, state: State | None) -> tuple[Tensor, State | None]:
+    def read(self, ids: Tensor, mask: Tensor | None, state: State | None, documents: Tensor | None = None
+             ) -> tuple[Tensor, State | None]:  # fmt: skip
         past = State() if state is None else state
         new = ids.size(1)
-        seen = Mask(new, past.seen(new, mask), past.length + new, causal=True, device=ids.device)
+        seen = Mask(new, past.seen(new, mask), past.length + new, True, ids.device, documents)
         return self.stack(self.embed(ids, seen), seen, None, state)

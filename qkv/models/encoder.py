@@ -22,6 +22,7 @@ class Encoder(nn.Module):
     def forward(self, batch: Batch) -> Output:
         x = batch.images if batch.inputs is None else batch.inputs
         assert x is not None
-        mask = Mask(1 + self.n_patches if batch.inputs is None else x.size(1), batch.mask, device=x.device)
+        length = 1 + self.n_patches if batch.inputs is None else x.size(1)
+        mask = Mask(length, batch.mask, device=x.device, documents=batch.documents)
         hidden, _ = self.stack(self.embed(x, mask, batch.segments), mask)
         return Output(hidden, self.head, batch.mask)

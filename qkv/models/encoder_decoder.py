@@ -25,7 +25,7 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, batch: Batch) -> Output:
         """Training with teacher forcing: all target positions at once."""
-        assert batch.inputs is not None
+        assert batch.inputs is not None and batch.documents is None, "pairs are not packed"
         hidden, _ = self.write(batch.inputs, batch.mask, State(memory=self.encode(batch)), keep=False)
         return Output(hidden, self.head, batch.mask)
 

@@ -9,9 +9,9 @@ from qkv.batch import IGNORED, Batch
 from qkv.config import ModelConfig
 
 
-def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None) -> Batch:
+def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None, length: int | None = None) -> Batch:
     """Words, segments, images, targets: what this model has, without padding; long enough for a window to move."""
-    length = 3 * c.window + 2 if "window" in c.mixer else 7
+    length = length or (3 * c.window + 2 if "window" in c.mixer else 7)
     length = min(length, max(1, c.max_length - 4))  # a few words more can be written
     side = lambda size: torch.randint(size, (rows, length), generator=draw)  # noqa: E731
     image = c.image_size is not None
@@ -19,6 +19,7 @@ def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None) 
     return Batch(
         inputs=None if image and c.family == "encoder" else side(c.target_size),
         targets=targets(c, rows, length, draw),
+        answers=torch.randint(2, (rows,), generator=draw) if c.head == "masked-next" else None,
         source=side(c.vocab_size) if c.family == "encoder-decoder" and not image else None,
         segments=side(c.n_segments) if c.n_segments else None,
         images=torch.randn(shape, generator=draw) if image else None,
@@ -26,11 +27,14 @@ def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None) 
 
 
 def targets(c: ModelConfig, rows: int, length: int, draw: torch.Generator | None = None) -> Tensor | None:
-    """What the head is asked for: a class per row, or a word or tag per token; None where it is asked for nothing."""
+    """What the head is asked for: a class, score or span per row, or a word or tag per token; None where for nothing."""
     if c.head in ("pooled", "none"):
         return None
-    if c.head == "classes":
-        return torch.randint(c.n_classes, (rows,), generator=draw)
+    if c.head in ("classes", "classes-words"):
+        classes = torch.randint(max(c.n_classes, 2), (rows,), generator=draw)
+        return classes if c.n_classes > 1 else classes.float()
+    if c.head == "span":
+        return torch.randint(length, (rows, 2), generator=draw)
     size = {"tags": c.n_classes, "replaced": 2}.get(c.head, c.target_size)
     answers = torch.randint(size, (rows, length), generator=draw)
     # rows of unequal count are what accumulation gets wrong

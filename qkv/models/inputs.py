@@ -48,6 +48,11 @@ def bounded(c: ModelConfig) -> bool:
     return c.position == "learned" or "linformer" in c.mixer
 
 
+def packs(c: ModelConfig) -> bool:
+    """Whether several documents can share a row without seeing each other; other mixers and cells would mix them."""
+    return c.family != "encoder-decoder" and c.recurrent is None and set(c.mixer) <= {"softmax", "window"}
+
+
 def words(ids: Ids, mask: Ids | None, vocab_size: int, c: ModelConfig) -> tuple[Tensor, Tensor | None]:
     """Ids as (B, T), and which are real (B, T); None where all are."""
     table, own = padded(ids, c.pad_id if c.pad_id < vocab_size else 0)

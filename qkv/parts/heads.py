@@ -63,27 +63,47 @@ class MaskedWord(nn.Module):
         return self.words(self.inner(x))  # (B, T, V)
 
 
-class Pooler(nn.Module):
-    """tanh(dense(first vector)): (B, T, C) -> (B, C)."""
-
-    def __init__(self, d_model: int):
-        super().__init__()
-        self.dense = nn.Linear(d_model, d_model)
-
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        return torch.tanh(self.dense(first(x, keys)))
-
-
-class First(nn.Module):
-    """The first vector as it is: (B, T, C) -> (B, C)."""
-
-    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        return first(x, keys)
-
-
 def first(x: Tensor, keys: Tensor | None) -> Tensor:
     """The vector of the first real token, wherever the padding stands: (B, T, C) -> (B, C)."""
     return x[:, 0] if keys is None else x[torch.arange(x.size(0), device=x.device), keys.int().argmax(1)]
+
+
+def last(x: Tensor, keys: Tensor | None) -> Tensor:
+    """The vector of the last real token: (B, T, C) -> (B, C)."""
+    return first(x.flip(1), None if keys is None else keys.flip(1))
+
+
+def mean(x: Tensor, keys: Tensor | None) -> Tensor:
+    """The mean over the real tokens: (B, T, C) -> (B, C)."""
+    if keys is None:
+        return x.mean(1)
+    return x.masked_fill(~keys[..., None], 0).sum(1) / keys.sum(1, keepdim=True)
+
+
+POOLINGS = {"first": first, "mean": mean, "last": last}
+
+
+class Pick(nn.Module):
+    """One vector for the sequence, as it is: (B, T, C) -> (B, C)."""
+
+    def __init__(self, pooling: str = "first"):
+        super().__init__()
+        self.pool = POOLINGS[pooling]
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return self.pool(x, keys)
+
+
+class Pooler(nn.Module):
+    """tanh(dense(the vector that stands for the sequence)): (B, T, C) -> (B, C)."""
+
+    def __init__(self, d_model: int, pooling: str = "first"):
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+        self.pool = POOLINGS[pooling]
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return torch.tanh(self.dense(self.pool(x, keys)))
 
 
 class Classes(nn.Module):
@@ -99,6 +119,27 @@ class Classes(nn.Module):
         return self.output(self.dropout(self.pooler(x, keys)))
 
 
+class ClassesWords(Classes):
+    """The same, with the next word beside it, which an auxiliary loss asks for (GPT, Radford et al. 2018, eq. 5)."""
+
+    def __init__(self, d_model: int, n_classes: int, pooler: nn.Module, words: Vocabulary, dropout: float = 0.0):
+        super().__init__(d_model, n_classes, pooler, dropout)
+        self.words = words
+
+
+class MaskedNext(nn.Module):
+    """BERT's two questions in pre-training: the word under the mask (B, T, V), which is what the head answers, and
+    whether the second sentence follows the first: `next` (B, 2), class 0 = it does."""
+
+    def __init__(self, words: MaskedWord, next_sentence: Classes):
+        super().__init__()
+        self.words = words
+        self.next = next_sentence
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return self.words(x)  # (B, T, V)
+
+
 class Tags(nn.Module):
     """One score per tag for each token: (B, T, C) -> (B, T, n)."""
 
@@ -109,6 +150,17 @@ class Tags(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         return self.output(self.dropout(x))
+
+
+class Span(nn.Module):
+    """Where does the answer begin, where does it end? Two scores per token: (B, T, C) -> (B, T, 2)."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.output = nn.Linear(d_model, 2)
+
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        return self.output(x)
 
 
 class Replaced(nn.Module):

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from qkv.errors import QkvError
 from qkv.parts.state import Memory
 
 
@@ -26,19 +27,32 @@ def some_key(keys: Tensor) -> Tensor:
     return keys | ~keys.any(-1, keepdim=True)
 
 
+def places_within(documents: Tensor, keys: Tensor | None) -> Tensor:
+    """(B, S): the place of each token among the real ones of its document."""
+    real = torch.ones_like(documents) if keys is None else keys.long()
+    before = real.cumsum(-1) - real  # (B, S): real tokens in front of each
+    first = torch.ones_like(documents, dtype=torch.bool)
+    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return before - (before * first).cummax(-1).values
+
+
 class Mask:
     """Who may look at whom in one pass: T queries, which are the last T of S keys in self-attention.
 
     `keys` (B, S) tells real tokens from padding, None = all real. It is kept apart from the causal rule because the
     fast kernel, the window and the linear mixers need only these two facts and never the (T, S) table.
+
+    `documents` (B, S), where several are packed into a row (T = S), numbers them: the tokens of one stand together,
+    see no other, and count their positions from its beginning. None = one a row.
     """
 
     def __init__(self, queries: int, keys: Tensor | None = None, length: int | None = None, causal: bool = False,
-                 device: torch.device | None = None):  # fmt: skip
+                 device: torch.device | None = None, documents: Tensor | None = None):  # fmt: skip
         self.queries = queries
         self.length = queries if length is None else length  # S
         self.keys = keys
         self.causal = causal
+        self.documents = documents
         self.device = device if keys is None else keys.device
 
     @classmethod
@@ -46,9 +60,16 @@ class Mask:
         """Cross-attention: every query sees every real key."""
         return cls(queries, memory.mask, memory.vectors.size(1), device=memory.vectors.device)
 
+    def one_document(self, who: str) -> None:
+        """Said by those who would mix what is packed into one row."""
+        if self.documents is not None:
+            raise QkvError(f"{who} cannot keep documents apart that are packed into one row: give each a row of its own")
+
     @cached_property
     def key_positions(self) -> Tensor:
         """(1 or B, S): the place of each key among the real ones, so padding on either side moves nothing."""
+        if self.documents is not None:
+            return places_within(self.documents, self.keys)
         if self.keys is None or padded_right(self.keys):
             return torch.arange(self.length, device=self.device)[None]
         return (self.keys.long().cumsum(-1) - 1).clamp(min=0)
@@ -61,6 +82,8 @@ class Mask:
     @cached_property
     def harmless(self) -> bool:
         """Padding that a causal model cannot see anyway: all of it stands after the real tokens."""
+        if self.documents is not None:
+            return False
         return self.keys is None or (self.causal and self.queries == self.length and padded_right(self.keys))
 
     @property
@@ -78,6 +101,8 @@ class Mask:
     @cached_property
     def dense(self) -> Tensor:
         """(1 or B, 1, 1 or T, S): the whole table, for the readable path."""
+        if self.documents is not None:
+            return self.within_documents[:, None]  # (B, 1, T, S)
         if not self.causal:
             everything = torch.ones(1, self.length, dtype=torch.bool, device=self.device)
             return (everything if self.keys is None else some_key(self.keys))[:, None, None, :]  # (B, 1, 1, S)
@@ -89,3 +114,12 @@ class Mask:
             self.length - self.queries, 1
         )
         return table & self.keys[:, None, None, :] | itself  # (B, 1, T, S)
+
+    @property
+    def within_documents(self) -> Tensor:
+        """(B, T, S): tokens of the same document; a padded query may see itself."""
+        assert self.documents is not None
+        table = self.documents[:, :, None] == self.documents[:, None, :]
+        table = table if self.keys is None else table & self.keys[:, None, :]
+        table = table & causal(self.queries, self.length, self.device) if self.causal else table
+        return table | torch.eye(self.length, dtype=torch.bool, device=self.device)

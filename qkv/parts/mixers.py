@@ -127,8 +127,9 @@ class Window(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         key, value = repeat_heads(key, query.size(1)), repeat_heads(value, query.size(1))  # (B, H, S, D)
-        # a few queries, such as one step of generation, take the whole (T, S) table: T is small
-        if self.fast and not self.tap_weights.in_use and query.size(2) > 3 * self.size:
+        # a few queries, such as one step of generation, take the whole (T, S) table: T is small; so do packed documents
+        local = self.fast and not self.tap_weights.in_use and mask.documents is None
+        if local and query.size(2) > 3 * self.size:
             return self.band(query, key, value, mask)
         return self.tap_weights(self.weights(query, key, mask, place)) @ value
 
@@ -209,6 +210,7 @@ class Linformer(nn.Module):
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         if mask.causal:
             raise ValueError("linformer mixes all positions, so it cannot be causal")
+        mask.one_document("mixer 'linformer'")
         key, value = self.shorten(key, self.project_key, mask), self.shorten(value, self.project_value, mask)
         scores = query @ repeat_heads(key, query.size(1)).transpose(-1, -2) * self.scale  # (B, H, T, rank)
         return scores.softmax(-1) @ repeat_heads(value, query.size(1))
@@ -246,6 +248,7 @@ class Linear(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
+        mask.one_document("a linear mixer")
         dtype, heads = query.dtype, query.size(1)
         wide = torch.promote_types(dtype, torch.float32)  # long sums drown in half precision
         reads = self.query_features(query.to(wide))  # (B, H, T, F)
@@ -357,6 +360,7 @@ class Compressed(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
+        mask.one_document("mixer 'compressed'")
         heads, device = query.size(1), query.device
         key, value = self.slots(pack(key, mask)), self.slots(pack(value, mask))  # (B, H_kv, N, stride, D)
         short_key = repeat_heads(convolve(key, self.key_kernel), heads)  # (B, H, N, D)

@@ -123,6 +123,7 @@ class RecurrentStack(nn.Module):
     def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
                 ) -> tuple[Tensor, State]:  # fmt: skip
         """(B, T, C) -> (B, T, C) and the state after the last token; `state` is the one before the first."""
+        mask.one_document("a recurrent stack")
         past = () if state is None else state.layers
         assert not (past and (self.reverse or self.cells.bidirectional)), "only the forward direction can go on"
         keys = None if mask.keys is None else mask.keys[:, mask.length - mask.queries :]  # (B, T)

@@ -1,18 +1,18 @@
-"""Training a tokenizer from raw text: characters, words, BPE, byte-level BPE, WordPiece, unigram."""
+"""Training a tokenizer from raw text: bytes, characters, words, BPE, byte-level BPE, WordPiece, unigram."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from qkv.errors import QkvError
 from qkv.text.tokenizer import Tokenizer
 
-KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters")
+KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes")
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BOS, EOS, UNK]
 """The first ids of every vocabulary trained here: 0 pad, 1 begin, 2 end, 3 unknown."""
@@ -20,10 +20,11 @@ BERT_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_bytes: int = 100_000_000, seed: int = 0,
-                    lower: bool = True) -> Tokenizer:  # fmt: skip
+                    lower: bool = True, special: Sequence[str] = ()) -> Tokenizer:  # fmt: skip
     """A tokenizer of that kind with at most `vocab_size` entries, learned from at most `sample_bytes` of the texts.
 
     WordPiece lower-cases, as bert-base-uncased does; a translator has to write capital letters, so it can be told not to.
+    `special` tokens, such as <mask>, come on top of it and stand for themselves alone.
     """
     if kind not in KINDS:
         raise QkvError(f"no tokenizer kind {kind!r}: one of {', '.join(KINDS)}")
@@ -33,6 +34,7 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
     backend.train_from_iterator(sample(texts, sample_bytes, seed), trainer)
     if backend.get_vocab_size() <= len(SPECIAL):
         raise QkvError("there is no text to learn a vocabulary from")
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     if kind == "wordpiece":
         sep, cls = ((name, backend.token_to_id(name) or 0) for name in ("[SEP]", "[CLS]"))
         backend.post_processor = processors.BertProcessing(sep, cls)
@@ -114,6 +116,12 @@ def _characters(size: int) -> tuple[tokenizers.Tokenizer, Any]:
     return backend, trainers.WordLevelTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
 
 
+def _bytes(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+    """One id per byte, whatever size is asked for: nothing is learned, and nothing is ever unknown."""
+    return _byte_bpe(len(SPECIAL) + 256)
+
+
 MAKERS = {
     "bpe": _bpe, "byte-bpe": _byte_bpe, "unigram": _unigram, "wordpiece": _wordpiece, "words": _words, "characters": _characters,
+    "bytes": _bytes,
 }  # fmt: skip

@@ -13,6 +13,7 @@ from qkv.convert.files import read_tensors
 from qkv.convert.folder import put
 from qkv.errors import FileError
 from qkv.train.checkpoint import TENSORS, all_of
+from qkv.train.lora import merged
 
 
 def average_run(run: Path, out: Path, last: int) -> list[Path]:
@@ -33,7 +34,7 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
 def weights_of(checkpoint: Path) -> dict[str, Tensor]:
     """The weights as they were learned, not their moving average."""
     stored = read_tensors(checkpoint / TENSORS)
-    return {name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")}
+    return merged({name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")})
 
 
 def mean(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

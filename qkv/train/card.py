@@ -5,38 +5,39 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
+from qkv.config import CorpusConfig, DataConfig, Recipe
+from qkv.tasks.base import Task
+from qkv.train.report import digits, in_words
 
 LICENCE = "unknown: set by the data"
 
 
-def card(recipe: Recipe, c: ModelConfig, results: dict[str, Any], name: str) -> str:
+def card(task: Task, results: dict[str, Any], name: str) -> str:
     """Facts for machines between the two lines of dashes, then the same in words."""
-    data = recipe.data
-    assert data is not None
+    data, recipe = task.data, task.recipe
     parts = [
-        front_matter(data, results, name),
-        f"# {name}: from {data.source} to {data.target}\n",
-        f"A translator from `{data.source}` to `{data.target}`, trained from raw text with qkv "
-        f"{results['training']['qkv']}.\n",
-        "## Scores\n", *scores(data, results),
-        "## Use\n", use(),
+        front_matter(task, results, name),
+        f"# {name}: {task.title()[:1].lower()}{task.title()[1:]}\n",
+        f"{task.title()}, trained with qkv {results['training']['qkv']}.\n",
+        "## Scores\n", *scores(results),
+        "## Use\n", use(task),
         "## Data\n", *learned_from(data, results),
-        "## Model\n", *model(c, data, results),
+        "## Model\n", *model(task, results),
         "## Training\n", *training(recipe, results),
         f"## Licence\n\n{LICENCE}. Write here what those who made the data allow.\n",
     ]  # fmt: skip
     return "\n".join(parts)
 
 
-def front_matter(data: DataConfig, results: dict[str, Any], name: str) -> str:
+def front_matter(task: Task, results: dict[str, Any], name: str) -> str:
     """YAML; each value in JSON, which is YAML too."""
+    data = task.data
     facts: dict[str, Any] = {
-        "language": [data.source, data.target],
+        **({"language": [data.source, data.target]} if task.name == "translation" else {}),
         "license": LICENCE.partition(":")[0],
         "library_name": "qkv",
-        "pipeline_tag": "translation",
-        "tags": ["translation", "transformer"],
+        "pipeline_tag": task.hub_tag,
+        "tags": [task.name, "transformer"],
     }
     if results["test"] is not None and data.test is not None:
         facts["metrics"] = [metric_id(s["name"]) for s in results["test"]["scores"]]
@@ -44,14 +45,14 @@ def front_matter(data: DataConfig, results: dict[str, Any], name: str) -> str:
             {
                 "type": metric_id(s["name"]),
                 "name": s["name"],
-                "value": round(s["value"], 2),
+                "value": round(s["value"], 4),
                 "args": {"signature": s["signature"]},
             }
             for s in results["test"]["scores"]
         ]
         which = {"name": origin(data.test), "type": data.test.dataset or "text", "split": data.test.split or "test"}
-        task = {"type": "translation", "name": f"Translation {data.source}-{data.target}"}
-        facts["model-index"] = [{"name": name, "results": [{"task": task, "dataset": which, "metrics": measured}]}]
+        asked = {"type": task.hub_tag, "name": task.title()}
+        facts["model-index"] = [{"name": name, "results": [{"task": asked, "dataset": which, "metrics": measured}]}]
     return "".join(["---\n", *(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in facts.items()), "---\n"])
 
 
@@ -60,33 +61,34 @@ def metric_id(name: str) -> str:
     return name.lower().rstrip("2")
 
 
-def scores(data: DataConfig, results: dict[str, Any]) -> list[str]:
+def scores(results: dict[str, Any]) -> list[str]:
     valid, test = results["valid"], results["test"]
-    rows = [(f"validation | {valid['sentences']:,} | {valid['search']}", "BLEU", valid["bleu"], valid["signature"])]
+    rows = [(f"validation | {valid['examples']:,} | {valid['how']}", in_words(valid["metric"]), valid["value"], "")]
     if test is not None:
-        how = f"beam {test['beam']}" if test["beam"] > 1 else "greedy"
         rows += [
-            (f"test | {test['sentences']:,} | {how}", s["name"], s["value"], s["signature"]) for s in test["scores"]
+            (f"test | {test['examples']:,} | {test['how']}", s["name"], s["value"], s["signature"])
+            for s in test["scores"]
         ]
     bar = "\\|"  # within a table a plain one would begin a new cell
     lines = [
-        f"| {which} | {name} | {value:.2f} | `{signature.replace('|', bar)}` |"
-        for which, name, value, signature in rows
+        f"| {which} | {name} | {digits(value)} | {f'`{sign.replace(chr(124), bar)}`' if sign else ''} |"
+        for which, name, value, sign in rows
     ]
-    head = ["| set | sentences | search | metric | score | sacreBLEU signature |", "|---|---:|---|---|---:|---|"]
+    head = ["| set | examples | how | metric | score | signature |", "|---|---:|---|---|---:|---|"]
     once = "; the test set was looked at once, afterwards" if test is not None else ""
     return [*head, *lines, "", f"The validation set chose the weights{once}.\n"]
 
 
-def use() -> str:
+def use(task: Task) -> str:
+    command, python = task.use("FOLDER")
     return (
         "```bash\n"
-        'echo "A sentence." | qkv translate FOLDER --alignments   # FOLDER: where this file is\n'
+        f"{command}   # FOLDER: where this file is\n"
         "```\n\n"
         "```python\n"
         "import qkv\n\n"
         'model = qkv.load("FOLDER")\n'
-        'print(model.translate(["A sentence."]))\n'
+        f"print({python})\n"
         "```\n"
     )
 
@@ -95,10 +97,10 @@ def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
     found = results["data"]
     lines = [f"- training: {origin(c)}" + (f", weight {c.weight:g}" if len(data.train) > 1 else "") for c in data.train]
     lines += [f"- validation: {origin(data.valid)}"] + ([f"- test: {origin(data.test)}"] if data.test else [])
-    if "pairs" in found:
-        lines.append(f"- {found['pairs']:,} pairs were learned from")
+    if "examples" in found:
+        lines.append(f"- {found['examples']:,} examples were learned from")
     else:
-        lines.append(f"- streamed: {found['pairs_read']:,} pairs were read since the last start")
+        lines.append(f"- streamed: {found['examples_read']:,} records were read since the last start")
     lines += [f"- {count:,} dropped: {reason}" for reason, count in found["dropped"].items()]
     return [*lines, ""]
 
@@ -106,22 +108,32 @@ def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
 def origin(c: CorpusConfig) -> str:
     """Where a corpus comes from, in words; of files their names, not where they are."""
     if c.grammar is not None:
-        return f"{c.grammar:,} pairs of qkv's English-German grammar"
+        return f"{c.grammar:,} examples of qkv's English-German grammar"
     if c.dataset is not None:
         return f"{c.dataset}{f' ({c.split})' if c.split else ''}"
     return ", ".join(name.rpartition("/")[2] for name in (c.files or (c.table or "",)))
 
 
-def model(c: ModelConfig, data: DataConfig, results: dict[str, Any]) -> list[str]:
+def model(task: Task, results: dict[str, Any]) -> list[str]:
+    c, data = task.config, task.data
     kind = f"recurrent ({c.recurrent})" if c.recurrent else "Transformer"
-    sizes = f"{c.n_layers} layers a side, width {c.d_model}" + ("" if c.recurrent else f", {c.n_heads} heads")
-    both = f"one vocabulary of {c.vocab_size:,} entries for both languages"
-    vocabulary = both if data.joint else f"{c.vocab_size:,} entries for the source, {c.target_size:,} for the target"
-    return [
-        f"- {kind} {c.family} of {results['model']['parameters']:,} parameters: {sizes}",
-        f"- tokenizer: {data.tokenizer}, trained on the training text; {vocabulary}",
-        "",
-    ]
+    each = " a side" if c.family == "encoder-decoder" else ""
+    sizes = f"{c.n_layers} layers{each}, width {c.d_model}" + ("" if c.recurrent else f", {c.n_heads} heads")
+    lines = [f"- {kind} {c.family} of {results['model']['parameters']:,} parameters: {sizes}"]
+    if task.recipe.tune.start:
+        lines.append(f"- it began as the model in {task.recipe.tune.start.rpartition('/')[2]}")
+    if c.vocab_size:
+        two = c.target_size != c.vocab_size
+        sides = (
+            f"{c.vocab_size:,} entries for the source, {c.target_size:,} for the target"
+            if two
+            else f"{c.vocab_size:,} entries"
+        )
+        given = data.vocabulary or task.recipe.tune.start
+        lines.append(f"- tokenizer: {'given' if given else f'{data.tokenizer}, trained on the training text'}; {sides}")
+    if c.labels:
+        lines.append(f"- labels: {', '.join(c.labels[:50])}{' ...' if len(c.labels) > 50 else ''}")
+    return [*lines, ""]
 
 
 def training(recipe: Recipe, results: dict[str, Any]) -> list[str]:

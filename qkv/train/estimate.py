@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.device import aside
+from qkv.models.example import example
 from qkv.train.checkpoint import Training
 from qkv.train.step import Objective
 
@@ -52,5 +53,5 @@ def saved(network: nn.Module, objective: Objective, batch: Batch) -> int:
 
 
 def tried(c: ModelConfig, rows: int, length: int) -> Batch:
-    inputs, source = (torch.randint(size, (rows, length)) for size in (c.target_size, c.vocab_size))
-    return Batch(inputs=inputs, targets=inputs, source=source)
+    """Words, or images, which have a length of their own."""
+    return example(c, rows, length=length)

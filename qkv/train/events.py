@@ -13,15 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-TAGS = {
-    "loss": "train/loss",
-    "learning_rate": "train/learning_rate",
-    "epoch": "train/epoch",
-    "valid_bleu": "valid/bleu",
-    "valid_loss": "valid/loss",
-}
-"""What each number of log.jsonl is called there."""
-
 
 class Events:
     """The curves of a run, in step with its log: written anew from `past`, its lines so far, then line by line.
@@ -45,7 +36,7 @@ class Events:
 
     def write(self, line: Mapping[str, Any], when: float) -> None:
         """One Event { wall_time = 1; step = 2; summary = 5 } with a Value { tag = 1; simple_value = 2 } per number."""
-        values = [data(1, data(1, tag.encode()) + number(2, line[name])) for name, tag in TAGS.items() if name in line]
+        values = [data(1, data(1, tag(name).encode()) + number(2, x)) for name, x in line.items() if name != "step"]
         self.file.write(record(double(1, when) + key(2, 0) + varint(line["step"]) + data(5, b"".join(values))))
 
     def __enter__(self) -> Events:
@@ -53,6 +44,11 @@ class Events:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.file.close()
+
+
+def tag(name: str) -> str:
+    """What a number of log.jsonl is called there: valid_loss -> valid/loss, loss -> train/loss."""
+    return f"valid/{name.removeprefix('valid_')}" if name.startswith("valid_") else f"train/{name}"
 
 
 # --- records

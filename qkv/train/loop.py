@@ -8,35 +8,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from qkv.batch import Batch
-from qkv.config import TrainConfig
-from qkv.data.batching import Batches
+from qkv.config import TrainConfig, TuneConfig
 from qkv.device import aside, pick_device
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
+from qkv.tasks.base import Task
+from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import optimizer
 from qkv.train.schedule import learning_rate
-from qkv.train.step import Objective, step
+from qkv.train.step import step
 from qkv.train.workers import everywhere, from_first, rank, world
-
-
-class Task(Protocol):
-    """What is learned: examples in batches, an objective, and a score on held-out examples."""
-
-    batches: Batches[Any]
-    objective: Objective
-    metric: str
-    """Name of the score that decides which weights are best; larger is better."""
-
-    def collate(self, examples: list[Any]) -> Batch: ...
-
-    def evaluate(self, network: nn.Module) -> dict[str, float]: ...
 
 
 @dataclass
@@ -49,18 +38,20 @@ class Hooks:
     best: Callable[[Training], None]
 
 
-def prepare(network: nn.Module, c: TrainConfig) -> Training:
+def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> Training:
     """A fresh start, on the device that the configuration asks for."""
     device = pick_device(c.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # whose random numbers a checkpoint stores
+    if tune.lora_rank:
+        lora.apply(network, tune.lora_rank, tune.lora_alpha, tune.lora_feedforward)
     network = network.to(device)
     if c.compile:
         network.compile(dynamic=True)
     average = {name: p.detach().clone() for name, p in network.named_parameters()} if c.ema else {}
     if world() > 1:
         torch.manual_seed(c.seed + rank())  # the same weights, but each worker drops out others
-    return Training(network, optimizer(network, c), average, half=half_pays(device, c.precision))
+    return Training(network, optimizer(network, c, tune), average, half=half_pays(device, c.precision))
 
 
 def half_pays(device: torch.device, precision: str) -> bool:
@@ -110,7 +101,7 @@ def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) ->
     t.progress.step += 1
     rate = learning_rate(c, t.progress.step, share_done(t.progress, c))
     for group in t.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["scale"]
     try:
         loss = step(t.network, t.optimizer, batches, task.objective, c.clip, t.half)
     except QkvError as error:
@@ -162,8 +153,10 @@ def look(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
     with averaged(t) as network, aside(device):  # looking must not change what is learned next
-        scores = task.evaluate(network) if rank() == 0 else {}
-        (score,) = from_first([scores.get(task.metric, 0.0)])
+        with parametrize.cached():  # LoRA's matrices are added up once, not at every step of a search
+            scores = task.evaluate(network) if rank() == 0 else {}
+        sign = -1 if task.metric == "loss" else 1
+        (score,) = from_first([sign * scores.get(task.metric, 0.0)])
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.waited = 0

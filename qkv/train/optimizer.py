@@ -1,33 +1,121 @@
-"""Optimisers: how a gradient becomes a step. AdamW for everything, or Muon for the matrices within the blocks."""
+"""Optimisers: how a gradient becomes a step. AdamW for everything, or Muon for the matrices within the blocks.
+
+Which weights may change, and how fast, is a matter of their place in the network: see `Place`.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qkv.config import TrainConfig
+from qkv.config import TrainConfig, TuneConfig
+from qkv.errors import ConfigError
 
 POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 """a x + b x^3 + c x^5, which drives singular values between 0 and 1 towards 1 quickly (Jordan et al. 2024)."""
 ROUNDS = 5
 
 
-def optimizer(network: nn.Module, c: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only (biases and norms are vectors)."""
+def optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> torch.optim.Optimizer:
+    """AdamW; weight decay on matrices only (biases and norms are vectors). Weights that stay as they are have no group;
+    a group's learning rate is `scale` times that of the schedule."""
+    scales = learned(network, tune)
     maps = [m for m in network.modules() if isinstance(m, nn.Linear | nn.RNNBase)]  # not tables of words or positions
     own = {p for m in maps for p in m.parameters()} if c.optimizer == "muon" else set()
-    matrices = [p for p in network.parameters() if p.dim() > 1]
+    matrices, vectors = [p for p in scales if p.dim() > 1], [p for p in scales if p.dim() <= 1]
     inner, outer = [p for p in matrices if p in own], [p for p in matrices if p not in own]
-    vectors = [p for p in network.parameters() if p.dim() <= 1]
-    groups: list[dict[str, Any]] = [{"params": outer, "weight_decay": c.weight_decay, "orthogonal": False},
-                                    {"params": vectors, "weight_decay": 0.0, "orthogonal": False},
-                                    {"params": inner, "weight_decay": c.weight_decay, "orthogonal": True}]  # fmt: skip
-    kept = [group for group in groups if group["params"]]
-    return Muon(kept, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-9, fused=True)
+    kinds = ((outer, c.weight_decay, False), (vectors, 0.0, False), (inner, c.weight_decay, True))
+    groups: list[dict[str, Any]] = [
+        {"params": alike, "weight_decay": decay, "orthogonal": orthogonal, "scale": scale}
+        for parameters, decay, orthogonal in kinds
+        for scale, alike in by(scales.__getitem__, parameters).items()
+    ]
+    return Muon(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-9, fused=True)
+
+
+# --- places
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is: the embeddings are level 0, the blocks 1 to n from below. Each half of an encoder-decoder
+    counts for itself; a recurrent stack is one layer."""
+
+    level: int
+    layers: int
+    """n, of its stack."""
+    head: bool = False
+
+    def scale(self, tune: TuneConfig) -> float:
+        """decay^(layers above it) (Howard and Ruder 2018: 1/2.6 a layer); the head has a rate of its own."""
+        return tune.head_rate if self.head else tune.layer_decay ** (self.layers - self.level)
+
+    def frozen(self, tune: TuneConfig) -> bool:
+        return not self.head and (tune.freeze < 0 or (tune.freeze > 0 and self.level <= tune.freeze))
+
+
+def learned(network: nn.Module, tune: TuneConfig) -> dict[nn.Parameter, float]:
+    """The parameters that change, and the share of the learning rate of each; the others are told to want no gradient."""
+    where = places(network)
+    deepest = max((place.layers for place in where.values()), default=0)
+    if tune.freeze > deepest:
+        raise ConfigError(f"tune.freeze = {tune.freeze} layers, but the network has {deepest}: -1 = all but the head")
+    for parameter, place in where.items():
+        parameter.requires_grad_(parameter.requires_grad and not place.frozen(tune))
+    found = {p: where[p].scale(tune) if p in where else 1.0 for p in network.parameters() if p.requires_grad}
+    if not found:
+        raise ConfigError(f"tune.freeze = {tune.freeze} leaves no weight that could learn: freeze fewer layers")
+    return found
+
+
+def places(network: nn.Module) -> dict[nn.Parameter, Place]:
+    """Of every parameter below the head and in it. One that is shared belongs to the lowest of its places: word vectors
+    that are also the output stay with the embeddings."""
+    found: dict[nn.Parameter, Place] = {}
+    for embed, stack in halves(network):
+        parts = levels(embed, stack)
+        for level, modules in enumerate(parts):
+            for parameter in (p for module in modules for p in module.parameters()):
+                found.setdefault(parameter, Place(level, len(parts) - 1))
+    for module in network.modules():
+        for parameter in module.head.parameters() if isinstance(getattr(module, "head", None), nn.Module) else ():
+            found.setdefault(parameter, Place(0, 0, head=True))
+    return found
+
+
+def levels(embed: nn.Module, stack: nn.Module) -> list[list[nn.Module]]:
+    """The embeddings, then block after block; positions are with the block that has them for itself (Shaw), or below."""
+    blocks, positions = list(getattr(stack, "blocks", [stack])), list(getattr(stack, "positions", []))
+    found = [[embed], *([block] for block in blocks)]
+    for index, position in enumerate(positions):
+        found[index + 1 if len(positions) == len(blocks) else 0].append(position)
+    found[-1].append(stack)  # what is left of it, its last norm
+    return found
+
+
+def halves(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Embeddings and the stack above them, wherever they are in the tree."""
+    for module in network.modules():
+        for embed, stack in (("embed", "stack"), ("source", "encoder"), ("target", "decoder")):
+            pair = getattr(module, embed, None), getattr(module, stack, None)
+            if isinstance(pair[0], nn.Module) and isinstance(pair[1], nn.Module):
+                yield pair  # type: ignore[misc]
+
+
+def by(key: Callable[[Any], Any], parameters: list[Any]) -> dict[Any, list[Any]]:
+    """Those of one key together, in the order of their first."""
+    groups: dict[Any, list[Any]] = defaultdict(list)
+    for p in parameters:
+        groups[key(p)].append(p)
+    return groups
+
+
+# --- Muon
 
 
 class Muon(torch.optim.AdamW):
@@ -38,11 +126,17 @@ class Muon(torch.optim.AdamW):
     et al. 2025).
     """
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("scale", 1.0)  # a checkpoint from before there were scales
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         for group in self.param_groups:
             if group["orthogonal"]:
-                for alike in by_shape(group["params"]).values():
+                moving = [p for p in group["params"] if p.grad is not None]
+                for alike in by(lambda p: p.shape, moving).values():  # one batched product is faster than many
                     self.orthogonal_step(alike, group)
         return super().step(closure)  # AdamW passes over parameters without a gradient
 
@@ -65,15 +159,6 @@ class Muon(torch.optim.AdamW):
             state["momentum"] = torch.zeros_like(p)
             state["step"] = torch.zeros(())  # not used, but AdamW expects it in every state that it loads
         return state["momentum"]  # type: ignore[no-any-return]
-
-
-def by_shape(parameters: list[Tensor]) -> dict[torch.Size, list[Tensor]]:
-    """Matrices that have a gradient, those of one shape together: one batched product is faster than many."""
-    groups: dict[torch.Size, list[Tensor]] = defaultdict(list)
-    for p in parameters:
-        if p.grad is not None:
-            groups[p.shape].append(p)
-    return groups
 
 
 def orthogonal(x: Tensor) -> Tensor:

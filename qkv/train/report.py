@@ -9,11 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from qkv.config import ModelConfig, Recipe
+from qkv.tasks.base import Task
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done
-from qkv.train.step import Objective
 
 ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
 """So much must have been done before its rate tells something."""
@@ -33,14 +32,16 @@ class Report:
         """Lines break where the terminal ends, and nowhere in a file."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
-    def begin(self, c: ModelConfig, recipe: Recipe, t: Training, objective: Objective) -> None:
+    def begin(self, task: Task, t: Training) -> None:
         """How large it is, before it starts."""
-        assert recipe.data is not None
-        self.training, self.train = t, recipe.train
+        recipe, c = task.recipe, task.config
+        self.training, self.train, self.metric = t, recipe.train, task.metric
         count = sum(p.numel() for p in t.network.parameters())
-        fixed, moving = memory(c, t, objective, recipe.data.batch_tokens)
+        learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
+        fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
         budget = f", at most {spoken(60 * self.train.time_budget)}" if self.train.time_budget else ""
-        self.say(f"{c.family} of {count:,} parameters, up to {self.train.steps:,} updates{budget}")
+        some = "" if learned == count else f", {learned:,} of them learned"
+        self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
         self.say(
             f"about {(fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {fixed / 1e6:,.0f} for "
             f"weights, gradients and optimiser, {moving / 1e6:,.0f} for activations"
@@ -63,8 +64,10 @@ class Report:
             self.first, self.since = line["step"], self.last
         else:
             self.tokens += line["tokens"]
-        if "valid_bleu" in line:
-            self.scores = f"BLEU {line['valid_bleu']:.2f}, valid loss {line['valid_loss']:.3f}"
+        if f"valid_{self.metric}" in line:
+            held = {name.removeprefix("valid_"): value for name, value in line.items() if name.startswith("valid_")}
+            first = sorted(held.items(), key=lambda item: item[0] != self.metric)
+            self.scores = ", ".join(f"{in_words(name, 'valid loss')} {digits(value)}" for name, value in first)
             self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.pace()}")
         self.estimate(line["step"])
         if self.bar:
@@ -110,7 +113,7 @@ class Report:
     def end(self, why: str, dropped: Counter[str]) -> None:
         self.close()
         for reason, count in dropped.most_common():
-            self.say(f"dropped {count:,} pairs: {reason}")
+            self.say(f"dropped {count:,} examples: {reason}")
         self.say(f"training ended: {why}")
 
     def close(self) -> None:
@@ -118,6 +121,17 @@ class Report:
         if self.bar:
             self.bar.stop()
             self.bar = None
+
+
+def in_words(metric: str, loss: str = "loss") -> str:
+    """A number of `Task.evaluate` as a person writes it."""
+    short = {"bleu": "BLEU", "f1": "F1", "loss": loss, "matthews": "Matthews"}
+    return short.get(metric, metric.upper() if metric.startswith("rouge") else metric.replace("_", " "))
+
+
+def digits(value: float) -> str:
+    """Four digits that matter: 98.86, 1.4697, 0.9123."""
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
 def spoken(seconds: float) -> str:

@@ -1,10 +1,10 @@
 """A run: a recipe and a folder that holds everything, so that the same command again goes on where it stopped.
 
 recipe.toml            what was asked for
-tokenizer.json         (and target_tokenizer.json)
+tokenizer.json         (and target_tokenizer.json, labels.json)
 log.jsonl              one line per update: the same bytes whether or not the run was interrupted
 checkpoint-0000500/    all that decides how training goes on; the newest one is kept, or `train.keep` of them
-best/                  the model with the best score so far: what `qkv translate RUN` opens
+best/                  the model with the best score so far: what `qkv translate RUN` (classify, tag ...) opens
 tensorboard/           the log as an event file
 curves.svg             the log as a picture
 README.md              the model card, when the run has ended; also in best/. What else there is then, results.py says
@@ -23,20 +23,20 @@ import torch
 
 from qkv.config import ModelConfig, Recipe
 from qkv.convert import folder as ours
-from qkv.convert.files import read_text, to_disk, write_text
-from qkv.errors import FileError
+from qkv.convert.files import read_json, read_text, to_disk, write_json, write_text
+from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer, save_tokenizer
+from qkv.errors import ConfigError, FileError
 from qkv.look.figures import curves
-from qkv.models.build import build
-from qkv.text.tokenizer import Tokenizer
-from qkv.train import checkpoint
+from qkv.tasks.base import Task, Words, task_of
+from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
 from qkv.train.events import Events
 from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
-from qkv.train.report import Report
+from qkv.train.report import Report, in_words
 from qkv.train.results import finish
-from qkv.train.translation import TranslationTask, fitted, learn_tokenizers, possible
+from qkv.train.start import start_from
 from qkv.train.workers import first_before_others, is_first, rank, together, world
 
 
@@ -47,10 +47,9 @@ class Run:
     folder: Path
     recipe: Recipe
     config: ModelConfig
-    source: Tokenizer
-    target: Tokenizer
+    words: Words
     training: Training
-    task: TranslationTask
+    task: Task
     why: str = ""
     """Why training ended, for now or for good."""
     results: dict[str, Any] = field(default_factory=dict)
@@ -64,7 +63,9 @@ class Run:
 
 def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     """Train what the recipe (its `text` is kept) describes in `folder`, from the start or from where it stopped."""
-    possible(recipe)
+    if recipe.data is None or not recipe.data.train:
+        raise ConfigError("there is nothing to learn from: name a corpus in data.train")
+    task_of(recipe).possible(recipe)
     with together(), locked(folder) if is_first() else nullcontext():
         r = open_run(recipe, text, folder, report)
         try:
@@ -78,12 +79,12 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
 
 def conclude(r: Run, report: Report) -> None:
     """Say why it ended, draw the curves and, of a run that has ended for good, score the best model and describe it."""
-    report.end(r.why, r.task.encode.dropped + r.task.batches.source.skipped)
+    report.end(r.why, r.task.dropped + r.task.batches.source.skipped)
     draw(r)
     if not r.stopped:
         r.results = finish(r, report)
         for place in (r.folder, r.folder / "best"):
-            write_text(place / "README.md", card(r.recipe, r.config, r.results, r.folder.resolve().name))
+            write_text(place / "README.md", card(r.task, r.results, r.folder.resolve().name))
 
 
 def learn(r: Run, report: Report) -> str:
@@ -94,7 +95,7 @@ def learn(r: Run, report: Report) -> str:
     if not is_first():
         silent = lambda _: None  # noqa: E731
         return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
-    report.begin(r.config, r.recipe, r.training, r.task.objective)
+    report.begin(r.task, r.training)
     past, seconds = read_log(r.folder), r.training.progress.seconds
     with open(r.folder / "log.jsonl", "a") as log, Events(r.folder / "tensorboard", past, seconds) as events:
 
@@ -112,19 +113,23 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
         folder.mkdir(parents=True, exist_ok=True)
         if is_first():
             claim(folder, text)
-        source, target = tokenizers(recipe, folder, report)
-    config = fitted(recipe.model, source, target)
+        words = known_words(recipe, folder, report)
+    kind = task_of(recipe)
+    config = kind.fitted(recipe, words)
+    task = kind(recipe, config, words, rank(), world())
     torch.manual_seed(recipe.train.seed)
-    training = prepare(build(config), recipe.train)
-    task = TranslationTask(recipe, config, source, target, rank(), world())
+    network = task.network()
     last = checkpoint.newest(folder)
+    if recipe.tune.start and last is None:
+        start_from(recipe.tune.start, task.kept(network), report.say if is_first() else lambda _: None)
+    training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
     if is_first():
         for reason, count in task.left_out.items():
             report.say(f"left out of the valid set: {count:,} {reason}")
         checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
-    return Run(folder, recipe, config, source, target, training, task)
+    return Run(folder, recipe, config, words, training, task)
 
 
 def claim(folder: Path, text: str) -> None:
@@ -135,20 +140,22 @@ def claim(folder: Path, text: str) -> None:
         raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
         raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
-    for name in ("tokenizer.json", "target_tokenizer.json", "log.jsonl") if fresh else ():
+    for name in ("labels.json", "tokenizer.json", "target_tokenizer.json", "log.jsonl") if fresh else ():
         (folder / name).unlink(missing_ok=True)
     write_text(kept, text)
 
 
-def tokenizers(recipe: Recipe, folder: Path, report: Report) -> tuple[Tokenizer, Tokenizer]:
+def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
     """Those of the folder, or new ones."""
-    assert recipe.data is not None
-    paths = [folder / "tokenizer.json", folder / ("tokenizer.json" if recipe.data.joint else "target_tokenizer.json")]
-    if not all(path.exists() for path in paths):
-        for path, tokenizer in zip(paths[::-1], learn_tokenizers(recipe.data, report.say)[::-1], strict=True):
-            write_text(path, tokenizer.to_json())
-    opened = {path: Tokenizer.from_json(read_text(path), None, str(path)) for path in paths}
-    return opened[paths[0]], opened[paths[1]]
+    labels = folder / "labels.json"
+    if not labels.exists() and not (folder / "tokenizer.json").exists():
+        words = task_of(recipe).prepare(recipe, report.say)
+        if words.labels:
+            write_json(labels, {"labels": words.labels})
+        if words.source is not None:
+            save_tokenizer(folder, words.source, words.target)
+    source, target = open_tokenizer(folder), open_target_tokenizer(folder)
+    return Words(source, target or source, tuple(read_json(labels)["labels"]) if labels.exists() else ())
 
 
 def write_line(log: Any, line: dict[str, Any]) -> None:
@@ -163,13 +170,12 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def draw(r: Run) -> None:
     """curves.svg from the log. Smoothed labels cost more even where every word is right, so the two losses are told apart."""
-    lines, smoothing = read_log(r.folder), r.recipe.train.label_smoothing
+    lines, smoothing, metric = read_log(r.folder), r.recipe.train.label_smoothing, r.task.metric
     training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
-    panels = {
-        "loss per token": {training: of("loss"), "held out": of("valid_loss")},
-        "BLEU": {"held out": of("valid_bleu")},
-    }
+    panels = {"loss": {training: of("loss"), "held out": of("valid_loss")}}
+    if metric != "loss":
+        panels[in_words(metric)] = {"held out": of(f"valid_{metric}")}
     write_text(r.folder / "curves.svg", curves(panels, "Training", "updates"))
 
 
@@ -186,4 +192,7 @@ def store(r: Run, t: Training) -> None:
 
 def keep_best(r: Run, t: Training) -> None:
     """`best/` with the weights that the network has now; the old one stays until the new one is whole."""
-    ours.save(r.folder / "best", r.config, t.network, r.source, r.target)
+    network = r.task.kept(t.network)
+    ours.save(r.folder / "best", r.config, lora.plain(r.config, network), r.words.source, r.words.target)
+    if lora.updates(network):
+        lora.save(r.folder / "best", network)

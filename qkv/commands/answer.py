@@ -1,0 +1,103 @@
+"""`qkv answer`: questions about a text in, the words of the text that answer them out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.errors import QkvError
+
+QUESTION = typer.Argument(metavar="[QUESTION|FILE]", show_default=False,
+                          help="A question, with --context; otherwise lines of JSON (a file; default, and -: standard input).")  # fmt: skip
+CONTEXT = typer.Option("--context", metavar="FILE", help="The text that answers the question; - is standard input.")
+NO_ANSWER = typer.Option("--no-answer", help="Let the model say that there is no answer (trained on such questions).")
+CHUNK = 64
+"""Questions that are answered together."""
+
+
+def run(
+    folder: Folder,
+    question: Annotated[str | None, QUESTION] = None,
+    context: Annotated[Path | None, CONTEXT] = None,
+    no_answer: Annotated[bool, NO_ANSWER] = False,
+    max_answer: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 30,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Answer a question about a text, with words of the text.
+
+    Many questions are lines of JSON, {"question": "...", "context": "..."}, and give lines of JSON with the answer, its
+    score (a probability) and its place in the context. An empty answer: there is none.
+
+    [dim]qkv answer my-reader "Who sleeps?" --context story.txt[/]
+    [dim]qkv answer my-reader questions.jsonl > answers.jsonl[/]
+    """
+    from qkv.api import load
+    from qkv.data.lines import open_binary
+
+    name = question or "-"
+    text = None if context is None else whole(context)
+    if text is None and name != "-":
+        open_binary(name).close()  # a wrong path is said before the model is read
+    model = load(folder, device=device.value)
+    if text is not None:
+        if question is None:
+            raise QkvError("--context is there, but no question about it: qkv answer FOLDER \"Who?\" --context FILE")
+        found = model.answer(question, text, no_answer=no_answer, max_answer=max_answer)
+        print(json.dumps(found._asdict(), ensure_ascii=False) if as_json else found.text)
+        return
+    model.answer([], [])  # a model that cannot answer is said before the questions are read
+    with writing():
+        rows = records(name)
+        while some := list(islice(rows, CHUNK)):
+            asked = [row["question"] for row in some], [row["context"] for row in some]
+            for found in model.answer(*asked, no_answer=no_answer, max_answer=max_answer):
+                print(json.dumps(found._asdict(), ensure_ascii=False))
+            sys.stdout.flush()
+
+
+def whole(path: Path) -> str:
+    """A text file, all of it."""
+    from qkv.data.lines import Lines
+    from qkv.errors import FileError
+
+    reader, found, size = Lines(path), list[str](), 0
+    for text in reader:
+        size += len(text or "")
+        if text is None:
+            raise FileError(f"{path}, line {reader.number}: {next(iter(reader.skipped))}; mend it")
+        if size > MAX_CONTEXT:
+            raise FileError(f"{path} has more than {MAX_CONTEXT:,} characters: ask about a part of it")
+        found.append(text)
+    return "\n".join(found)
+
+
+MAX_CONTEXT = 10_000_000
+
+
+def records(name: str) -> Iterator[dict[str, Any]]:
+    """Lines of JSON, each checked."""
+    from qkv.data.lines import Lines
+    from qkv.errors import FileError
+
+    reader = Lines(name)
+    for text in reader:
+        if text is not None and not text.strip():
+            continue
+        try:
+            row = json.loads(text or "")
+            good = isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("question", "context"))
+        except (ValueError, RecursionError):
+            good = False
+        if not good:
+            where = f"{'standard input' if name == '-' else name}, line {reader.number}"
+            why = ", ".join(reader.skipped) or 'it is not {"question": "...", "context": "..."}'
+            raise FileError(f"{where}: {why}; mend it")
+        yield row

@@ -1,0 +1,188 @@
+"""corpus: the records that a configuration names, as a task needs them; files, tables, named data sets and the embedded
+texts alike.
+
+    language, masked, replaced, span-corruption, denoising   (text,)
+    classification, regression                               (text, label) or (text, second text, label)
+    tagging                                                  (words, tags), each joined by tabs
+    answering                                                (question, context, answer, start)
+    translation, summary                                     (source, target)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from qkv.config import CorpusConfig, DataConfig
+from qkv.data import datasets, textsets
+from qkv.data.distinct import Distinct
+from qkv.data.documents import Documents
+from qkv.data.lines import MAX_LINE, MAX_ROW
+from qkv.data.mixture import Mixture
+from qkv.data.places import Mapped
+from qkv.data.sources import Corpus, GrammarSource, Parallel, Part, Record, Source, Table
+from qkv.data.stdlib import StandardLibrary
+from qkv.data.tagged import Tagged
+from qkv.data.textsets import LANGUAGE
+from qkv.data.views import GrammarView
+from qkv.errors import ConfigError
+
+PAIRS = ("translation", "summary")
+COLUMNS = {"classification": (2, 3), "regression": (2, 3), "tagging": (2, 2), "answering": (3, 4), "translation": (2, 2),
+           "summary": (2, 2), **{task: (1, 1) for task in LANGUAGE}}  # fmt: skip
+"""Columns of a table at the least, which are the default, and at the most."""
+
+
+def corpus(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
+    """The corpus that a configuration names; the embedded ones and data sets have a `split` of their own."""
+    if task not in COLUMNS:
+        raise ConfigError(f"{task} does not read its records from a corpus of texts")
+    return shared(whole(c, data, split, task), c.share)
+
+
+def training(data: DataConfig, task: str) -> Source:
+    """All training corpora as one."""
+    found: list[Source] = [corpus(c, data, "train", task) for c in data.train]
+    found = found if data.duplicates else [Distinct(one) for one in found]  # type: ignore[arg-type]
+    return found[0] if len(found) == 1 else Mixture(found, [c.weight for c in data.train])
+
+
+def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
+    """All of it, whatever its share."""
+    if c.grammar is not None:
+        if task == "translation":
+            return GrammarSource(split, c.grammar, reverse=data.source == "de")
+        return GrammarView(split, c.grammar, task)
+    if c.stdlib:
+        if task not in LANGUAGE:
+            raise ConfigError(
+                f"the standard library has texts alone, for language models and pre-training, not for {task}"
+            )
+        return StandardLibrary(split)
+    if c.dataset is not None:
+        path = Path(data.root) / (c.path or "") if data.root or c.path else None
+        return named(c.dataset, data, c.split or split, path, task)
+    if c.table is not None:
+        return table(Path(data.root) / c.table, c, task)
+    return files([Path(data.root) / name for name in c.files], c, task)
+
+
+def named(name: str, data: DataConfig, split: str, path: Path | None, task: str) -> Corpus:
+    """A public data set: pairs of languages for translation, and those of single texts."""
+    kind = name.partition("/")[0]
+    if kind in textsets.KINDS:
+        return textsets.textset(name, split, path, task)
+    try:
+        pairs = datasets.dataset(name, data.source, data.target, split, path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; for other tasks {textsets.NAMES}" if "no data set" in str(error) else str(error)
+        ) from None
+    if task == "translation":
+        return pairs
+    if task in LANGUAGE:
+        return Mapped(pairs, lambda record: (record[0],))
+    raise ConfigError(f"the data set {name} is for translation, not for {task}")
+
+
+def files(paths: list[Path], c: CorpusConfig, task: str) -> Corpus:
+    """Text files. Two in step; one of tags; any number of documents."""
+    if c.documents is not None and task not in LANGUAGE:
+        raise ConfigError(f"documents says how a language model's files are cut; {task} has no use for it")
+    if task in PAIRS:
+        if len(paths) != 2:
+            raise ConfigError(f"{task} has two files, source and target, given {len(paths)}")
+        return Parallel(paths)
+    if task == "tagging":
+        numbers = [column for column in c.columns if isinstance(column, int)]
+        if len(paths) != 1 or len(numbers) != len(c.columns) or len(numbers) not in (0, 2):
+            raise ConfigError(
+                "tagging has one file, .conllu or with a word and its tag per line, and columns by number: word, tag"
+            )
+        return Tagged(paths[0], numbers)
+    if task not in LANGUAGE:
+        raise ConfigError(
+            f"{task} has its records in a table (.tsv, .csv or .jsonl) or a data set, not in files of text"
+        )
+    return Documents(paths, c.documents or ("file" if task == "language" else "blank"))
+
+
+def table(path: Path, c: CorpusConfig, task: str) -> Corpus:
+    """Columns of a table. Words and tags have spaces between; where no start of an answer is given, it is looked for."""
+    least, most = COLUMNS[task]
+    columns = c.columns or tuple(range(least))
+    if not least <= len(columns) <= most:
+        wanted = f"{least}" if least == most else f"{least} or {most}"
+        raise ConfigError(f"a table for {task} has {wanted} columns, given {list(columns)}")
+    rows = Table(path, columns, longest=MAX_LINE if task == "translation" else MAX_ROW)
+    if task in MADE:
+        make, reason = MADE[task]
+        return Mapped(rows, make, reason)
+    return rows
+
+
+def tags(record: Record) -> Record | None:
+    words, names = (text.split() for text in record)
+    return ("\t".join(words), "\t".join(names)) if words and len(words) == len(names) else None
+
+
+def answer(record: Record) -> Record | None:
+    """The answer must be in the context; an empty one is none."""
+    question, context, text, *given = record
+    if not text:
+        return question, context, "", "-1"
+    start = int(given[0]) if given and given[0].isdecimal() else context.find(text)
+    return (question, context, text, str(start)) if start >= 0 and context[start:].startswith(text) else None
+
+
+def nonempty(record: Record) -> Record | None:
+    return record if record[0].strip() else None
+
+
+MADE: dict[str, tuple[Callable[[Record], Record | None], str]] = {
+    "tagging": (tags, "as many tags as words are needed"),
+    "answering": (answer, "the answer is not in the context"),
+    **{task: (nonempty, "an empty document") for task in LANGUAGE},
+}
+
+
+# --- a share of a corpus
+
+
+def shared(source: Corpus, share: tuple[float, float]) -> Corpus:
+    """The part between two shares: of whole files by characters, otherwise by records."""
+    if share == (0.0, 1.0):
+        return source
+    if isinstance(source, Documents) and source.by == "file":
+        return replace(source, shares=(*source.shares, share))
+    return Share(source, share)
+
+
+@dataclass
+class Share(Part):
+    """Records from int(low * n) to int(high * n) of n, which are counted at the first reading."""
+
+    share: tuple[float, float]
+    bounds: tuple[int, int] | None = None
+    """The numbers behind which the part begins and ends."""
+
+    def about(self) -> int:
+        return int(self.source.about() * (self.share[1] - self.share[0]))
+
+    def find(self) -> tuple[int, int]:
+        count = sum(1 for _ in self.source.read())
+        low, high = (int(share * count) for share in self.share)
+        begin = end = 0
+        for place, (number, _) in enumerate(islice(self.source.read(), high), 1):
+            begin, end = number if place == low else begin, number
+        return begin, end
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        self.bounds = self.bounds or self.find()
+        begin, end = self.bounds
+        for number, record in self.source.read(max(start, begin), stride):
+            if number > end:
+                return
+            yield number, record

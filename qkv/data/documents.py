@@ -1,0 +1,131 @@
+"""Text files as documents: a file each, or what stands between blank lines, or a line; of any length, in flat memory."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+from qkv.data.lines import open_binary
+from qkv.data.sources import Piece, Record, strided
+from qkv.errors import FileError
+
+PIECE = 100_000
+"""Characters from which on a document is cut, at the next line end."""
+
+
+@dataclass
+class Documents:
+    """Records (text,). A document of a whole file keeps every character; one that is longer than PIECE comes in several
+    records, all but the last a `Piece`, which joined are the document. Empty documents are skipped and counted."""
+
+    paths: Sequence[str | Path]
+    by: str = "file"
+    """file, blank or lines: what a document is."""
+    shares: Sequence[tuple[float, float]] = ()
+    """Only the part of all the characters between these shares; the second is a share of the first, and so on."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    sizes: list[int] = field(default_factory=list)
+    """Characters of each file, where shares are asked for; counted at the first reading."""
+
+    def about(self) -> int:
+        sizes = [Path(path).stat().st_size for path in self.paths if Path(path).is_file()]
+        return sum(size // (PIECE if self.by == "file" else 100) + 1 for size in sizes)  # a line has about 100 bytes
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        self.skipped.clear()
+        numbered = enumerate((record for path, a, b in self.parts() for record in self.records(path, a, b)), 1)
+        number = 0
+        for number, record in strided(islice(numbered, start, None), stride):
+            yield number, record
+        if number == 0 and start == 0:
+            raise FileError(f"{', '.join(map(str, self.paths))}: no text at all; give files with text")
+
+    def records(self, path: str | Path, first: int, last: int | None) -> Iterator[Record]:
+        """The documents of a file, or of its characters from `first` to `last`."""
+        goes_on = False
+        with opened(path) as file:
+            for text, ends in cut(within(file, first, last), self.by):
+                if "\0" in text:
+                    raise FileError(f"{path} is no text file: it has NUL characters")
+                text = text if self.by == "file" or not ends else text.rstrip("\r\n")
+                if text.strip() or goes_on:
+                    yield (text,) if ends else Piece((text,))
+                else:
+                    self.skipped["an empty document"] += 1
+                goes_on = not ends
+
+    def parts(self) -> Iterator[tuple[str | Path, int, int | None]]:
+        """Each file, and which of its characters are wanted."""
+        if not self.shares:
+            yield from ((path, 0, None) for path in self.paths)
+            return
+        self.sizes = self.sizes or [characters(path) for path in self.paths]
+        a, b = 0, sum(self.sizes)
+        for low, high in self.shares:
+            a, b = a + int(low * (b - a)), a + int(high * (b - a))
+        behind = 0
+        for path, size in zip(self.paths, self.sizes, strict=True):
+            first, last = (min(max(bound - behind, 0), size) for bound in (a, b))
+            if first < last:
+                yield path, first, last
+            behind += size
+
+
+def cut(lines: Iterator[str], by: str) -> Iterator[tuple[str, bool]]:
+    """Lines -> (text, whether the document ends with it)."""
+    held: list[str] = []
+    size = 0
+    for line in lines:
+        if by == "blank" and not line.strip():
+            if held:
+                yield "".join(held), True
+            held, size = [], 0
+            continue
+        if size >= PIECE:
+            yield "".join(held), False
+            held, size = [], 0
+        held.append(line)
+        size += len(line)
+        if by == "lines" and line.endswith("\n"):
+            yield "".join(held), True
+            held, size = [], 0
+    if held:
+        yield "".join(held), True
+
+
+def within(file: TextIO, first: int, last: int | None) -> Iterator[str]:
+    """The lines of a file, at most PIECE characters at once, from one character to another."""
+    while first > 0 and (passed := len(file.read(min(first, PIECE)))):
+        first -= passed
+        last = None if last is None else last - passed
+    while line := file.readline(PIECE if last is None else min(PIECE, last)):
+        yield line
+        last = None if last is None else last - len(line)
+
+
+def characters(path: str | Path) -> int:
+    """How many a file has."""
+    with opened(path) as file:
+        return sum(map(len, iter(partial(file.read, PIECE), "")))
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[TextIO]:
+    """A text file, its line ends as they are, without a byte order mark; what is wrong with it is said in words."""
+    try:
+        with io.TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline="\n") as file:
+            yield file
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is not UTF-8 text ({error.reason}); convert it first") from None
+    except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
+        raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None

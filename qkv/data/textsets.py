@@ -1,0 +1,226 @@
+"""Public data sets of single texts by name: glue/..., imdb, aeslc, ud/..., squad, tinyshakespeare.
+
+Each is read from a path where one is given, and otherwise fetched into the cache where its address is public and stable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from qkv.data.documents import Documents
+from qkv.data.fetch import cache, fetch
+from qkv.data.glue import TASKS, glue
+from qkv.data.lines import MAX_ROW, open_binary
+from qkv.data.places import Held, Mapped, find, look_for
+from qkv.data.sources import Corpus, Memory, Record, Table
+from qkv.data.tagged import Tagged
+from qkv.errors import ConfigError, FileError
+
+MB = 1_000_000
+NAMES = ", ".join([*(f"glue/{task}" for task in TASKS), "imdb, aeslc, ud/en_ewt, squad, squad/2, tinyshakespeare"])
+KINDS = {
+    "glue": ("classification", "regression"),
+    "imdb": ("classification",),
+    "aeslc": ("summary",),
+    "ud": ("tagging",),
+    "squad": ("answering",),
+    "tinyshakespeare": (),
+}
+"""The tasks whose records each has; the texts alone are for language models and pre-training."""
+LANGUAGE = ("language", "masked", "masked-next", "replaced", "span-corruption", "denoising")
+"""Tasks whose records are a text each."""
+
+
+def textset(name: str, split: str, local: Path | None, task: str) -> Corpus:
+    """The records of a named data set as a task needs them."""
+    if local is not None and not local.exists():
+        raise FileError(f"{local} does not exist; correct the path")
+    kind, _, rest = name.partition("/")
+    if task not in (*KINDS[kind], *LANGUAGE):
+        fits = " and ".join(KINDS[kind] or ("language models",))
+        raise ConfigError(f"the data set {name} is for {fits}, not for {task}")
+    if kind == "tinyshakespeare":
+        return shakespeare(split, local)
+    openers: dict[str, Callable[[str, str, Path | None], Corpus]] = {
+        "glue": glue, "imdb": imdb, "aeslc": aeslc, "ud": treebank, "squad": squad,
+    }  # fmt: skip
+    found = openers[kind](rest, split, local)
+    return Mapped(found, TEXTS[kind]) if task in LANGUAGE else found
+
+
+# --- the texts alone
+
+
+def sentences(text: str) -> str:
+    """One sentence per line, cut after a closing mark before a large letter; a rule of thumb."""
+    lines = re.sub(r"(?<=[.!?])[ \t]+(?=[\"'(]?[A-Z0-9])", "\n", text).split("\n")
+    return "\n".join(line.strip() for line in lines if line.strip())
+
+
+TEXTS: dict[str, Callable[[Record], Record | None]] = {
+    "glue": lambda record: ("\n".join(record[:-1]),),
+    "imdb": lambda record: (sentences(record[0]),),
+    "aeslc": lambda record: (sentences(record[0]),),
+    "ud": lambda record: (record[0].replace("\t", " "),),
+    "squad": lambda record: (sentences(record[1]),),
+}
+
+
+# --- IMDB (Maas et al. 2011): 50,000 reviews of films, positive or negative
+
+SENTIMENTS = {"0": "negative", "1": "positive"}
+
+
+def imdb(_: str, split: str, local: Path | None) -> Corpus:
+    """(review, negative or positive), from train.jsonl and test.jsonl (text, label 0 or 1), or from the unpacked aclImdb.
+
+    5 % of the training reviews are valid; "train+valid" is all of them. <br /> becomes a line end.
+    """
+    if split not in ("train", "valid", "test", "train+valid"):
+        raise ConfigError(f"imdb has no split {split!r}, but train, valid, test and train+valid")
+    if local is None:
+        raise ConfigError(
+            "imdb is not fetched: unpack aclImdb_v1.tar.gz of https://ai.stanford.edu/~amaas/data/sentiment, and give its "
+            "folder as path"
+        )
+    part = "test" if split == "test" else "train"
+    folder = next((place / part for place in (local, local / "aclImdb") if (place / part / "pos").is_dir()), None)
+    rows: Corpus = (
+        Reviews(folder) if folder else Table(find([local], [f"{part}.jsonl"]), ("text", "label"), longest=MAX_ROW)
+    )
+    reviews = Mapped(rows, review)
+    return Held(reviews, split, percent=5) if split in ("train", "valid") else reviews
+
+
+def review(record: Record) -> Record | None:
+    text = re.sub(r"\s*(<br\s*/?>\s*)+", "\n", record[0]).strip()
+    return (text, SENTIMENTS.get(record[1], record[1])) if text else None
+
+
+class Reviews(Memory):
+    """The files of aclImdb/train or aclImdb/test: one for each review, in a folder for each label; read when asked for."""
+
+    def __init__(self, folder: Path):
+        names = [(path.as_posix(), str(label)) for label, inner in enumerate(("neg", "pos"))
+                 for path in sorted((folder / inner).glob("*.txt"))]  # fmt: skip
+        super().__init__(names)
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        for number, (name, label) in super().read(start, stride):
+            yield number, (Path(name).read_text("utf-8", "replace")[:MAX_ROW], label)
+
+
+# --- AESLC (Zhang and Tetreault 2019): e-mails of Enron and their subject lines
+
+
+def aeslc(_: str, split: str, local: Path | None) -> Corpus:
+    """(body, subject) from train.jsonl, dev.jsonl and test.jsonl."""
+    part = {"train": "train", "valid": "dev", "test": "test"}.get(split)
+    if part is None:
+        raise ConfigError(f"aeslc has no split {split!r}, but train, valid and test")
+    if local is None:
+        raise ConfigError(
+            "aeslc is not fetched: get it from https://github.com/ryanzhumich/AESLC, write train.jsonl, dev.jsonl and "
+            "test.jsonl with the fields body and subject, and give their folder as path"
+        )
+    rows = Table(find([local], [f"{part}.jsonl"]), ("body", "subject"), longest=MAX_ROW)
+    return Mapped(rows, lambda record: record if all(map(str.strip, record)) else None)
+
+
+# --- Universal Dependencies (Nivre et al. 2020): words with their parts of speech
+
+UD = "https://raw.githubusercontent.com/UniversalDependencies"
+TREEBANKS = {
+    "en_ewt": "UD_English-EWT",
+    "en_gum": "UD_English-GUM",
+    "de_gsd": "UD_German-GSD",
+    "fr_gsd": "UD_French-GSD",
+}
+
+
+def treebank(code: str, split: str, local: Path | None) -> Corpus:
+    """CODE-ud-train.conllu and its dev and test; the tags are UPOS."""
+    if not re.fullmatch(r"[a-z]{2,3}_[a-z]+", code):
+        raise ConfigError(f"treebanks have names like 'ud/en_ewt', not 'ud/{code}'")
+    part = {"train": "train", "valid": "dev", "test": "test"}.get(split)
+    if part is None:
+        raise ConfigError(f"ud/{code} has no split {split!r}, but train, valid and test")
+    name = f"{code}-ud-{part}.conllu"
+    if local is not None:
+        return Tagged(find([local], [name]))
+    if code not in TREEBANKS:
+        raise ConfigError(
+            f"ud/{code} is not fetched, only {', '.join('ud/' + c for c in TREEBANKS)}: get it from "
+            "https://universaldependencies.org and give its folder as path"
+        )
+    return Tagged(fetch(f"{UD}/{TREEBANKS[code]}/master/{name}", cache() / "ud" / name, 200 * MB))
+
+
+# --- SQuAD (Rajpurkar et al. 2016, 2018): questions whose answer is a part of a text
+
+SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
+
+
+def squad(version: str, split: str, local: Path | None) -> Corpus:
+    """(question, context, answer, start) from train-v1.1.json and dev-v1.1.json; of squad/2 some have no answer ("", -1).
+
+    Of several answers of the valid set, the first. The test set is not public.
+    """
+    number = {"": "v1.1", "1": "v1.1", "1.1": "v1.1", "2": "v2.0", "2.0": "v2.0"}.get(version)
+    part = {"train": "train", "valid": "dev"}.get(split)
+    if number is None or part is None:
+        raise ConfigError(
+            f"squad{'/' + version if version else ''} has no split {split!r}: there are squad and squad/2, train and valid"
+        )
+    name = f"{part}-{number}.json"
+    return Memory(
+        answers(find([local], [name]) if local else fetch(f"{SQUAD}/{name}", cache() / "squad" / name, 100 * MB))
+    )
+
+
+def answers(path: Path) -> list[Record]:
+    """The questions of a file in the layout of SQuAD."""
+    with open_binary(path) as file:
+        data = file.read(500 * MB + 1)
+    try:
+        if len(data) > 500 * MB:
+            raise ValueError("over 500 MB")
+        held = [(paragraph["context"], qa) for article in json.loads(data)["data"] for paragraph in article["paragraphs"]
+                for qa in paragraph["qas"]]  # fmt: skip
+        return [asked(context, qa) for context, qa in held]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise FileError(f"{path} is no file of SQuAD ({type(error).__name__}: {error}); fetch it again") from None
+
+
+def asked(context: str, qa: dict[str, Any]) -> Record:
+    question, found = qa["question"].strip(), [] if qa.get("is_impossible") else qa["answers"]
+    if not found:
+        return question, context, "", "-1"
+    answer, start = found[0]["text"], found[0]["answer_start"]
+    if context[start : start + len(answer)] != answer:
+        raise ValueError(f"the answer {answer!r} is not at character {start}")
+    return question, context, answer, str(start)
+
+
+# --- Tiny Shakespeare (Karpathy 2015): 1.1 million characters of his plays, one document
+
+SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHAKESPEARE_SHARES = {"train": ((0.0, 0.9),), "valid": ((0.9, 1.0),), "whole": ()}
+
+
+def shakespeare(split: str, local: Path | None) -> Corpus:
+    """The first 90 % of the characters are train, the rest valid, as in nanoGPT."""
+    if split not in SHAKESPEARE_SHARES:
+        raise ConfigError(f"tinyshakespeare has no split {split!r}, but train, valid and whole")
+    found = look_for([local, local / "tinyshakespeare"], ["input.txt"]) if local else None
+    if local and not found:
+        raise FileError(f"{local} has no input.txt; is it the right folder?")
+    return Documents(
+        [found or fetch(SHAKESPEARE, cache() / "tinyshakespeare" / "input.txt", 10 * MB)],
+        "file",
+        SHAKESPEARE_SHARES[split],
+    )

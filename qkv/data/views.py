@@ -1,0 +1,167 @@
+"""What other tasks than translation learn from the embedded grammar: its sentences, their tags and kinds, questions about
+them, and short documents. Records as in qkv.data.corpora; a split as in the grammar, by the text of the first sentence.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from qkv.data.clauses import Clause, Nominal, Phrase, Pronoun, Token
+from qkv.data.grammar import Grammar, Pair, detokenise, pairs, place_of
+from qkv.data.sources import Record, strided
+from qkv.errors import ConfigError
+
+WHO, WHAT = (Pronoun("q", (word, "", "3s", word)) for word in ("who", "what"))
+END = Token(".", "PUNCT")
+
+
+@dataclass
+class GrammarView:
+    """`size` records of a split for a task, always the same for a seed."""
+
+    split: str
+    size: int
+    task: str
+    seed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        if self.task not in SENTENCES and self.task not in DOCUMENTS:
+            raise ConfigError(f"the embedded grammar has nothing for {self.task}")
+
+    def about(self) -> int:
+        return self.size
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        yield from strided(enumerate(islice(self.records(), start, self.size), start + 1), stride)
+
+    def records(self) -> Iterator[Record]:
+        if self.task in SENTENCES:
+            return (SENTENCES[self.task](pair) for pair in pairs(self.split, self.seed))
+        return documents(self.split, self.seed, DOCUMENTS[self.task])
+
+
+# --- of one sentence
+
+
+def text(pair: Pair) -> Record:
+    return (pair.source,)
+
+
+def kind(pair: Pair) -> Record:
+    """statement, question or complex."""
+    return pair.source, pair.kind
+
+
+def length(pair: Pair) -> Record:
+    """How many words it has."""
+    return pair.source, str(len(pair.source.split()))
+
+
+def tags(pair: Pair) -> Record:
+    """Words as in the text, and their universal parts of speech."""
+    words = [token.text for token in pair.english]
+    words[0] = words[0][:1].upper() + words[0][1:]
+    return "\t".join(words), "\t".join(token.tag for token in pair.english)
+
+
+SENTENCES: dict[str, Callable[[Pair], Record]] = {
+    **{task: text for task in ("language", "masked", "replaced", "span-corruption", "denoising")},
+    "classification": kind,
+    "regression": length,
+    "tagging": tags,
+}
+
+
+# --- of several
+
+
+def documents(
+    split: str, seed: int, make: Callable[[Grammar, random.Random, Clause], Record | None]
+) -> Iterator[Record]:
+    """Records that begin with a clause whose sentence is in the split; number n is a function of (seed, n)."""
+    grammar, number = Grammar(seed), 0
+    while True:
+        r = random.Random(f"{seed}:{number}:document")
+        first = grammar.clause(r, "a")
+        if place_of(sentence(first)) == split and (record := make(grammar, r, first)):
+            yield record
+        number += 1
+
+
+def sentence(clause: Clause) -> str:
+    return detokenise((*clause.english(), END))
+
+
+def following(grammar: Grammar, r: random.Random, first: Clause) -> list[Clause]:
+    """The first clause and two to four more about the same person: that is what makes them one document."""
+    subject = first.subject
+    if isinstance(subject, Phrase):
+        subject = replace(subject, determiner=("the", "d", "der"), adjective=None, owner=None, relative=None)
+    more = [replace(grammar.clause(r, "b", simple=True), subject=subject) for _ in range(r.randint(2, 4))]
+    return [first, *more]
+
+
+def lines(grammar: Grammar, r: random.Random, first: Clause) -> Record:
+    """A sentence per line."""
+    return ("\n".join(map(sentence, following(grammar, r, first))),)
+
+
+def summary(grammar: Grammar, r: random.Random, first: Clause) -> Record:
+    """The document, and who did what in its first sentence: without adjectives, owners, places and times."""
+    core = replace(first, subject=bare(first.subject), indirect=first.indirect and bare(first.indirect),
+                   direct=first.direct and bare(first.direct), adjuncts=(), time=None)  # fmt: skip
+    return " ".join(map(sentence, following(grammar, r, first))), sentence(core)
+
+
+def bare(nominal: Nominal) -> Nominal:
+    return nominal if isinstance(nominal, Pronoun) else replace(nominal, adjective=None, owner=None, relative=None)
+
+
+def question(grammar: Grammar, r: random.Random, first: Clause) -> Record | None:
+    """Who, what, where or when, about one of up to three sentences, no two of which have the same verb; the answer is in
+    the text exactly once."""
+    others = [grammar.clause(r, key, simple=True) for key in "bc"[: r.randint(0, 2)]]
+    if len({clause.verb.base for clause in (first, *others)}) <= len(others):
+        return None
+    asked, words = r.choice(questions(first))
+    clauses = [first, *others]
+    r.shuffle(clauses)
+    context = " ".join(map(sentence, clauses))
+    answer = " ".join(token.text for token in words)
+    if words == first.subject.english():  # it begins the sentence
+        answer = answer[:1].upper() + answer[1:]
+    if context.count(answer) != 1:
+        return None
+    return detokenise((*asked, Token("?", "PUNCT"))), context, answer, str(context.index(answer))
+
+
+def questions(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
+    """What can be asked about a clause, and the words that answer it."""
+    someone = isinstance(clause.subject, Pronoun) or clause.subject.noun.kind == "person"
+    found = [(replace(clause, subject=WHO if someone else WHAT).english(), clause.subject.english())]
+    if clause.direct:
+        word = "whom" if isinstance(clause.direct, Pronoun) or clause.direct.noun.kind == "person" else "what"
+        found.append(
+            ([Token(word, "PRON"), *replace(clause, direct=None).english_question()], clause.direct.english("acc"))
+        )
+    for adjunct in clause.adjuncts:
+        if adjunct.english_word != "with":
+            left = tuple(a for a in clause.adjuncts if a is not adjunct)
+            found.append(
+                ([Token("where", "ADV"), *replace(clause, adjuncts=left).english_question()], adjunct.english())
+            )
+    if clause.time:
+        found.append(([Token("when", "ADV"), *replace(clause, time=None).english_question()], clause.english_time()))
+    return found
+
+
+DOCUMENTS: dict[str, Callable[[Grammar, random.Random, Clause], Record | None]] = {
+    "masked-next": lines,
+    "summary": summary,
+    "answering": question,
+}

@@ -1,0 +1,296 @@
+"""The answering task: a question and a text in, the words of the text that answer it out (Rajpurkar et al. 2016).
+
+The network reads [CLS] question [SEP] context [SEP] and scores every token as the first and as the last one of the answer
+(Devlin et al. 2019, 4.2). A window without the answer has it at position 0, the [CLS] token, which is also where
+"there is no answer" stands (SQuAD 2.0; Rajpurkar et al. 2018).
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from qkv.batch import Batch, Loss
+from qkv.config import ModelConfig, Recipe
+from qkv.convert.files import write_text
+from qkv.data.corpora import corpus, training
+from qkv.data.sources import Record
+from qkv.data.translation import padded
+from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.metrics import answer_f1, exact_match
+from qkv.evaluate.scores import Score
+from qkv.models.output import Output
+from qkv.objectives import span
+from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
+from qkv.tasks.windows import around, by_length, encoded, windows
+from qkv.text.tokenizer import Tokenizer
+
+STRIDE = 128
+"""A window of a long context begins so many tokens behind the one before it (BERT), at the most half a window."""
+MOST_QUESTION = 64
+"""Tokens of a question that are read (BERT), at the most half of the room."""
+MOST_ANSWER = 30
+"""Tokens of the longest answer (BERT)."""
+ANSWERED = "test.answers.jsonl"
+"""The test set: each question, its answer, the model's."""
+
+
+# --- what a reader does
+
+
+class Answer(NamedTuple):
+    """context[start:end] == text; without an answer the text is empty."""
+
+    text: str
+    score: float
+    """Probability, in its window, of the first token times that of the last one."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question and a stretch of its context, as the network reads them."""
+
+    ids: Sequence[int]
+    first: int
+    """Where the context begins in `ids`."""
+    offsets: Sequence[tuple[int, int]]
+    """Of each piece of the context, the characters it stands for, without blanks around them."""
+    target: tuple[int, int] = (0, 0)
+    """First and last token of the answer, in `ids`; 0 where it is not here."""
+
+
+class Cutter:
+    """(question, context) -> windows of at most `most` tokens; a long context gives several, which overlap."""
+
+    def __init__(self, c: ModelConfig, tokenizer: Tokenizer, most: int):
+        self.tokenizer = tokenizer
+        self.before, self.between, self.after = around(tokenizer, c, 2)
+        self.room = most - len(self.before) - len(self.between) - len(self.after)
+        if self.room < 2:
+            raise QkvError(f"{most} tokens leave no room for a question and a text: raise max_length")
+
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[list[Window]]:
+        questions = encoded(self.tokenizer, [question for question, _ in pairs])
+        contexts = encoded(self.tokenizer, [context for _, context in pairs])
+        rows = zip(questions, contexts, pairs, strict=True)
+        return [list(self.cut(q.ids, c.ids, c.offsets, context)) for q, c, (_, context) in rows]
+
+    def cut(
+        self, question: list[int], pieces: list[int], offsets: list[tuple[int, int]], context: str
+    ) -> Iterator[Window]:
+        head = [*self.before, *question[: min(MOST_QUESTION, self.room // 2)], *self.between]
+        room = self.room + len(self.before) + len(self.between) - len(head)
+        places = [stripped(context, *place) for place in offsets]
+        for part in windows(len(pieces), room, max(1, min(STRIDE, room // 2))):
+            ids = [*head, *pieces[part.start : part.stop], *self.after]
+            yield Window(ids, len(head), places[part.start : part.stop])
+
+
+def stripped(text: str, start: int, end: int) -> tuple[int, int]:
+    """The same stretch without blanks at its ends."""
+    kept = text[start:end]
+    start += len(kept) - len(kept.lstrip())
+    return start, max(start, start + len(kept.strip()))
+
+
+class Reader:
+    """A network with a span head at work: questions and contexts in, answers out."""
+
+    def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer):
+        if c.head != "span":
+            raise QkvError(
+                f'this model has a head for {c.head!r}: to answer it must be trained with task = "answering"'
+            )
+        self.config, self.network = c, network
+        self.cut = Cutter(c, tokenizer, c.max_length)
+
+    def answer(self, question: str, context: str, no_answer: bool = False, max_answer: int = MOST_ANSWER) -> Answer:
+        """The likeliest answer to one question; with `no_answer` it may be that there is none."""
+        return self.answers([(question, context)], no_answer, max_answer)[0]
+
+    @torch.no_grad()
+    def answers(self, pairs: Sequence[tuple[str, str]], no_answer: bool = False, max_answer: int = MOST_ANSWER,
+                batch_tokens: int = 4096) -> list[Answer]:  # fmt: skip
+        """The likeliest span of all windows of each context. No answer is as likely as it is in the window that knows best,
+        which is the one that thinks least of it."""
+        device = next(self.network.parameters()).device
+        best = [Answer("", 0.0, 0, 0)] * len(pairs)
+        none = [1.0] * len(pairs)
+        todo = [(n, window) for n, cut in enumerate(self.cut(pairs)) for window in cut]
+        for some in by_length([len(window.ids) for _, window in todo], batch_tokens):
+            rows = [todo[i][1] for i in some]
+            logits = self.network(collate(rows, self.config).to(device)).logits.float().cpu()  # (B, T, 2)
+            for i, (score, first, last, nothing) in zip(some, spans(logits, rows, max_answer), strict=True):
+                n, window = todo[i]
+                none[n] = min(none[n], nothing)
+                if score > best[n].score:
+                    start, end = window.offsets[first][0], window.offsets[last][1]
+                    best[n] = Answer(pairs[n][1][start:end], score, start, end)
+        return [Answer("", p, 0, 0) if no_answer and p > one.score else one for one, p in zip(best, none, strict=True)]
+
+
+def spans(logits: Tensor, rows: Sequence[Window], longest: int) -> list[tuple[float, int, int, float]]:
+    """For each window: the probability of its best span, its first and last piece, and the probability of no answer.
+
+    max over i <= j < i + longest of p_start(i) p_end(j),   p = softmax over the context and position 0
+    """
+    width = logits.size(1)
+    legal = torch.zeros(len(rows), width, dtype=torch.bool)  # (B, T): an answer may begin or end here
+    for row, window in enumerate(rows):
+        legal[row, window.first : window.first + len(window.offsets)] = torch.tensor([a < b for a, b in window.offsets])
+    seen = legal.clone()
+    seen[:, 0] = True
+    starts, ends = logits.masked_fill(~seen[..., None], -torch.inf).log_softmax(1).unbind(-1)  # (B, T) each
+    both = starts[:, :, None] + ends[:, None, :]  # (B, T, T)
+    near = torch.ones(width, width, dtype=torch.bool).triu().tril(longest - 1)
+    both = both.masked_fill(~(near & legal[:, :, None] & legal[:, None, :]), -torch.inf)
+    scores, places = both.flatten(1).max(1)  # (B,)
+    nothing = (starts[:, 0] + ends[:, 0]).exp()
+    found = zip(scores.exp().tolist(), places.tolist(), rows, nothing.tolist(), strict=True)
+    return [(score, at // width - row.first, at % width - row.first, p) for score, at, row, p in found]
+
+
+def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:
+    """Windows side by side; segment 0 is the question with all before it, segment 1 the context (where there are two)."""
+    inputs, mask = padded([list(row.ids) for row in rows], c.pad_id)
+    segments = None
+    if c.n_segments:
+        second = min(1, c.n_segments - 1)
+        numbers = [[0] * row.first + [second] * (len(row.ids) - row.first) for row in rows]
+        segments, _ = padded(numbers, 0)
+    targets = torch.tensor([row.target for row in rows])  # (B, 2)
+    return Batch(inputs, None if mask.all() else mask, targets, segments=segments)
+
+
+# --- how one is trained
+
+
+class AnsweringTask(Task):
+    """Questions with the place of their answer, cross-entropy of its first and last token, F1 of the words of the answers."""
+
+    name, noun, hub_tag, metric = "answering", "a reader that answers questions", "question-answering", "f1"
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        c = recipe.model
+        if recipe.data is None or c.family != "encoder" or c.head != "span":
+            raise ConfigError(
+                "answering needs [data] and a model of family 'encoder' with head = 'span'; this is of family "
+                f"{c.family!r} with head = {c.head!r}"
+            )
+
+    @classmethod
+    def prepare(cls, recipe: Recipe, say: Say) -> Words:
+        data = recipe.data
+        assert data is not None
+        corpora = [corpus(c, data, "train", cls.name) for c in data.train]
+        tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: record[:2], data, say)
+        return Words(tokenizer, tokenizer)
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        super().__init__(recipe, config, words, rank, world)
+        assert words.source is not None
+        self.tokenizer = words.source
+        self.cut = Cutter(config, self.tokenizer, min(self.data.max_length, config.max_length))
+        self.batches = self.batched(training(self.data, self.name), lambda window: len(window.ids))
+        valid = corpus(self.data.valid, self.data, "valid", self.name)
+        self.valid = held_out(valid, "valid")
+        self.left_out += valid.skipped
+        self.unanswered = any(not answer for _, _, answer, _ in self.valid)
+        """Whether there are questions without an answer."""
+
+    # --- learning
+
+    def examples(self, records: Sequence[Record]) -> list[Window | str]:
+        """All windows of each record, or why it has none."""
+        places = [placed(*record[1:]) for record in records]
+        cuts = self.cut([(question, context) for question, context, *_ in records])
+        found: list[Window | str] = []
+        for cut, place in zip(cuts, places, strict=True):
+            found += [place] if isinstance(place, str) else [self.example(window, place) for window in cut]
+        return found
+
+    @staticmethod
+    def example(window: Window, place: tuple[int, int] | None) -> Window:
+        """The window with the tokens of an answer that lies wholly within it."""
+        ids = array("i", window.ids)
+        if place is None or not window.offsets:
+            return Window(ids, window.first, ())
+        start, end = place
+        inside = [i for i, (a, b) in enumerate(window.offsets) if a < end and b > start and a < b]
+        whole = window.offsets[0][0] <= start and window.offsets[-1][1] >= end and bool(inside)
+        target = (window.first + inside[0], window.first + inside[-1]) if whole else (0, 0)
+        return Window(ids, window.first, (), target)  # offsets are for finding the text again: not while learning
+
+    def collate(self, examples: list[Any]) -> Batch:
+        return collate(examples, self.config)
+
+    def objective(self, output: Output, batch: Batch) -> Loss:
+        return span(output, batch)
+
+    # --- asking
+
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """Exact matches and F1 in per cent, as SQuAD counts them."""
+        found = self.answers(network, self.valid)
+        return {score.name: score.value for score in scores(found, self.valid)}
+
+    def answers(self, network: nn.Module, records: Sequence[Record]) -> list[Answer]:
+        pairs = [(question, context) for question, context, *_ in records]
+        return Reader(self.config, network, self.tokenizer).answers(pairs, self.unanswered)
+
+    def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
+        """All questions of the test set, in a file with their answers and the model's."""
+        if self.data.test is None:
+            return None
+        source = corpus(self.data.test, self.data, "test", self.name)
+        records = held_out(source, "test")
+        for reason, count in source.skipped.items():
+            say(f"left out of the test set: {count:,} {reason}")
+        found = self.answers(network, records)
+        lines = [{"question": question, "answer": answer, "found": one.text, "score": one.score, "start": one.start}
+                 for (question, _, answer, _), one in zip(records, found, strict=True)]  # fmt: skip
+        write_text(folder / ANSWERED, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        return {"examples": len(records), "left_out": dict(source.skipped), "how": f"answers of up to {MOST_ANSWER} tokens",
+                "scores": [score.to_json() for score in scores(found, records)]}  # fmt: skip
+
+    # --- telling
+
+    def use(self, folder: str) -> tuple[str, str]:
+        maybe = (" --no-answer", ", no_answer=True") if self.unanswered else ("", "")
+        return (f'qkv answer {folder} "Who?" --context FILE{maybe[0]}', f'model.answer("Who?", "A text."{maybe[1]})')
+
+
+def placed(context: str, answer: str, start: str) -> tuple[int, int] | str | None:
+    """The characters of an answer, None where there is none, or what is wrong. Data sets have offsets that miss the answer;
+    where it occurs exactly once there is no doubt which place is meant."""
+    told = int(start) if start.isdecimal() else 0
+    told, answer = told + len(answer) - len(answer.lstrip()), answer.strip()
+    if not answer:
+        return None
+    if not context.startswith(answer, told):
+        if context.count(answer) != 1:
+            return "with an answer that is not where it should be in the context"
+        told = context.index(answer)
+    return told, told + len(answer)
+
+
+def scores(found: Sequence[Answer], records: Sequence[Record]) -> list[Score]:
+    """In per cent, as SQuAD counts."""
+    pairs = [(one.text, [record[2]]) for one, record in zip(found, records, strict=True)]
+    how = f"articles and punctuation left out|questions:{len(pairs)}"
+    means = {name: 100 * sum(metric(*pair) for pair in pairs) / len(pairs) for name, metric in METRICS.items()}
+    return [Score(name, value, f"metric:{name}|{how}") for name, value in means.items()]
+
+
+METRICS = {"f1": answer_f1, "exact": exact_match}

@@ -1,0 +1,176 @@
+"""The captions task: a sentence about a picture. An encoder reads its patches, a decoder writes, as in translation
+(Vinyals et al. 2015 had a convolutional and a recurrent half; here both are Transformers)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.batch import IGNORED, Batch, Loss
+from qkv.config import ModelConfig, Recipe
+from qkv.convert.files import write_text
+from qkv.data.sources import Record
+from qkv.data.translation import padded
+from qkv.engine.pack import pack
+from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.scores import Score, bleu, score
+from qkv.generate.beam import search
+from qkv.generate.hypotheses import Beam, Hypothesis
+from qkv.generate.rules import Rules
+from qkv.generate.search import Writer
+from qkv.generate.translate import Translation, gathered
+from qkv.models.output import Output
+from qkv.objectives import translation
+from qkv.tasks.base import Say, Words
+from qkv.tasks.images import PictureTask, read
+from qkv.tasks.translation import HYPOTHESIS, REFERENCE, one_line, searched
+from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
+from qkv.text.tokenizer import Tokenizer
+
+BEAM, GREEDY = Beam(), Beam(1)
+
+
+# --- what a captioner does
+
+
+class Captioner:
+    """An encoder-decoder that reads pictures, at work: pictures in, sentences out."""
+
+    def __init__(self, c: ModelConfig, network: Writer, tokenizer: Tokenizer):
+        if c.image_size is None or c.family != "encoder-decoder":
+            raise QkvError("to describe pictures a model must be trained with task = \"captions\"; this one is of family "
+                           f"{c.family!r}" + ("" if c.image_size else " and reads text"))  # fmt: skip
+        self.config, self.network, self.tokenizer = c, network, tokenizer
+
+    def describe(self, given: Sequence[Any], beam: Beam = BEAM, max_length: int | None = None) -> list[Translation]:
+        """A caption of each picture: paths, Pillow images or arrays of uint8."""
+        return [one for images in read(given, self.config) for one in self.batch(images, beam, max_length)]
+
+    def batch(self, images: Tensor, beam: Beam, max_length: int | None) -> list[Translation]:
+        """Some pictures (B, C, H, W) together."""
+        c = self.config
+        inputs = torch.full((len(images), 1), c.first_id or 0)
+        batch = Batch(inputs, images=images).to(next(self.network.parameters()).device)
+        never = tuple({c.pad_id, c.first_id or 0} - set(c.eos_ids))
+        longest = min(max_length or c.max_length, c.max_length)
+        found = search(self.network, batch, longest, c.eos_ids, beam, Rules(c.eos_ids, never))
+        return [gathered([self.written(h) for h in own]) for own in found]
+
+    def written(self, h: Hypothesis) -> Translation:
+        tokens = [self.tokenizer.backend.id_to_token(token) or "" for token in h.ids]
+        text = self.tokenizer.decode(h.ids[:-1] if h.ended else h.ids)
+        return Translation(text, h.score, h.log_prob, tokens, h.log_probs)
+
+
+# --- how one is trained
+
+
+class CaptionsTask(PictureTask):
+    """Pictures with a caption each, cross-entropy of its words, the share of captions that are exactly right."""
+
+    name, noun, hub_tag = "captions", "an image captioner", "image-to-text"
+    metric, how = "exact", "greedy"
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        cls.readable(recipe)
+        if recipe.model.family != "encoder-decoder":
+            raise ConfigError(
+                f"task = 'captions' needs a model of family 'encoder-decoder', not {recipe.model.family!r}"
+            )
+
+    @classmethod
+    def prepare(cls, recipe: Recipe, say: Say) -> Words:
+        """A vocabulary from the captions; no picture is opened for it."""
+        assert recipe.data is not None
+        corpora = [corpus.source for corpus in cls.corpora(recipe)]
+        tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: [record[1]], recipe.data, say)
+        return Words(end_only(tokenizer), tokenizer)
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        super().__init__(recipe, config, words, rank, world)
+        assert words.target is not None
+        self.tokenizer = words.target
+        self.most = min(self.data.max_length, config.max_length - 1)
+        self.open()
+
+    # --- learning
+
+    def examples(self, records: Sequence[Record]) -> list[Any]:
+        rows = self.tokenizer.plain([caption for _, caption in records])
+        return [self.problem(row) or (table, array("i", row)) for (table, _), row in zip(records, rows, strict=True)]
+
+    def problem(self, row: list[int]) -> str:
+        if not row:
+            return "an empty caption"
+        return f"a caption of more than {self.most} tokens" if len(row) > self.most else ""
+
+    def length(self, example: Any) -> int:
+        return max(super().length(example), len(example[1]) + 1)
+
+    def collate(self, examples: list[Any]) -> Batch:
+        return self.forced(self.varied([table for table, _ in examples]), [list(row) for _, row in examples])
+
+    def forced(self, images: Tensor, rows: list[list[int]]) -> Batch:
+        """Captions shifted right behind the start token, as in translation."""
+        c = self.config
+        assert c.first_id is not None
+        inputs, mask = padded([[c.first_id, *row] for row in rows], c.pad_id)
+        targets, _ = padded([[*row, c.eos_ids[0]] for row in rows], IGNORED)
+        return Batch(inputs, None if mask.all() else mask, targets, images=images)
+
+    def objective(self, output: Output, batch: Batch) -> Loss:
+        return translation(output, batch, self.recipe.train.label_smoothing)
+
+    # --- asking
+
+    def evaluate(self, network: Any) -> dict[str, float]:
+        """Captions that are right word for word, in per cent; BLEU; the loss per token."""
+        found = Captioner(self.config, network, self.tokenizer).describe([r[0] for r in self.valid], GREEDY)
+        written, wanted = [one.text for one in found], [r[1] for r in self.valid]
+        return {"exact": exact(written, wanted), "bleu": bleu(written, wanted), "loss": self.loss(network)}
+
+    @torch.no_grad()
+    def loss(self, network: nn.Module) -> float:
+        rows = [row[: self.config.max_length - 1] for row in self.tokenizer.plain([r[1] for r in self.valid])]
+        total, count, at, device = 0.0, 0, 0, next(network.parameters()).device
+        for images in read([r[0] for r in self.valid], self.config):
+            batch = self.forced(images, rows[at : at + len(images)]).to(device)
+            found = translation(network(batch), batch, smoothing=0.0)
+            total, count, at = total + found.sum.item(), count + found.count, at + len(images)
+        return total / max(count, 1)
+
+    def test(self, network: Any, folder: Path, say: Say) -> dict[str, Any] | None:
+        """Described with the recipe's search, in files of one caption per line, and scored."""
+        if self.data.test is None:
+            return None
+        records, decode = self.held(self.data.test, "test"), self.recipe.decode
+        for reason, count in self.left_out.items():
+            say(f"left out of the test set: {count:,} {reason}")
+        network = pack(network) if next(network.parameters()).device.type == "cpu" else network
+        captioner = Captioner(self.config, network, self.tokenizer)
+        found = captioner.describe([r[0] for r in records], Beam(decode.beam, decode.length_penalty), decode.max_length)
+        written, wanted = [one_line(one.text) for one in found], [one_line(r[1]) for r in records]
+        for name, texts in ((REFERENCE, wanted), (HYPOTHESIS, written)):
+            write_text(folder / name, "".join(text + "\n" for text in texts))
+        scores = [
+            Score("exact", exact(written, wanted), f"metric:exact|captions:{len(wanted)}"),
+            *score(written, wanted),
+        ]
+        return {"examples": len(records), "left_out": dict(self.left_out), "how": searched(decode),
+                "scores": [one.to_json() for one in scores]}  # fmt: skip
+
+    # --- telling
+
+    def use(self, folder: str) -> tuple[str, str]:
+        return f"qkv describe {folder} picture.png", 'model.describe(["picture.png"])'
+
+
+def exact(written: Sequence[str], wanted: Sequence[str]) -> float:
+    """How many texts are right to the last word, in per cent."""
+    return 100 * sum(a == b for a, b in zip(written, wanted, strict=True)) / len(wanted)

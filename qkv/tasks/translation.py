@@ -1,0 +1,211 @@
+"""The translation task: two plain text files in, a scored translator out."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from qkv.batch import Batch, Loss
+from qkv.config import DataConfig, DecodeConfig, ModelConfig, Recipe
+from qkv.convert.files import write_text
+from qkv.data import translation as pairs
+from qkv.data.sources import Record
+from qkv.engine.pack import pack
+from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.scores import METRICS, bleu, score
+from qkv.generate.hypotheses import Beam
+from qkv.generate.search import greedy
+from qkv.generate.translate import Request, Translation, Translator
+from qkv.models.output import Output
+from qkv.objectives import translation
+from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
+from qkv.text.tokenizer import Tokenizer
+
+SOURCE, REFERENCE, HYPOTHESIS = "test.src.txt", "test.ref.txt", "test.hyp.txt"
+"""The test set, its reference translations, and what the model makes of it: `sacrebleu test.ref.txt < test.hyp.txt` gives the
+same digits."""
+
+
+def learn_tokenizers(data: DataConfig, say: Say = lambda _: None) -> tuple[Tokenizer, Tokenizer]:
+    """Source and target tokenizers from the training text; one and the same where the vocabulary is joint."""
+    corpora = [pairs.source_of(c, data, "train") for c in data.train]  # one pass over each, whatever its weight
+    sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
+    learned = [end_only(learn_tokenizer(corpora, lambda record: record[side], data, say)) for side in sides]  # noqa: B023
+    return learned[0], learned[-1]
+
+
+class TranslationTask(Task):
+    """Pairs of sentences, cross-entropy of the target words, BLEU of greedy translations of the held-out set."""
+
+    name, noun, hub_tag = "translation", "a translator", "translation"
+    metric, how = "bleu", "greedy"
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        """Say at once what can never become a translator."""
+        data, c = recipe.data, recipe.model
+        if data is None or c.family != "encoder-decoder" or c.image_size is not None:
+            raise ConfigError(
+                "translation needs [data] and a model of family 'encoder-decoder', which reads one text and writes another; "
+                f"this is of family {c.family!r} (another task? set task = ... in the recipe)"
+            )
+        two_sides(data)
+        if not data.joint and c.tie in ("embeddings", "all"):
+            raise ConfigError(
+                f"model.tie = {c.tie!r} shares one word matrix, and data.joint = false has two vocabularies: set "
+                'model.tie = "output", or data.joint = true'
+            )
+        if data.max_length >= c.max_length:
+            raise ConfigError(
+                f"data.max_length = {data.max_length} tokens and the end token do not fit model.max_length = "
+                f"{c.max_length}: lower the one or raise the other"
+            )
+
+    @classmethod
+    def prepare(cls, recipe: Recipe, say: Say) -> Words:
+        assert recipe.data is not None
+        given = given_tokenizer(recipe)
+        return Words(given, given) if given is not None else Words(*learn_tokenizers(recipe.data, say))
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        super().__init__(recipe, config, words, rank, world)
+        assert words.source is not None and words.target is not None
+        self.source, self.target = words.source, words.target
+        self.cleaning = pairs.Encoder(self.source.plain, self.target.plain, self.data)
+        self.batches = self.batched(pairs.training_source(self.data), pairs.length)
+        valid = pairs.source_of(self.data.valid, self.data, "valid")
+        self.valid, self.left_out = self.readable(held_out(valid, "valid"))
+        self.left_out += valid.skipped
+
+    # --- learning
+
+    def examples(self, records: Sequence[Record]) -> list[Any]:
+        rows = zip(*self.ids(records), strict=True)
+        # arrays have a tenth of the memory of lists
+        return [self.cleaning.problem(s, t) or (array("i", s), array("i", t)) for s, t in rows]
+
+    def ids(self, records: Sequence[Record]) -> tuple[list[list[int]], list[list[int]]]:
+        return self.source.plain([r[0] for r in records]), self.target.plain([r[1] for r in records])
+
+    def readable(self, records: list[Record]) -> tuple[list[Record], Counter[str]]:
+        """Those that the network has room for, and why the others are left out."""
+        most = self.config.max_length - 1
+        fits = [max(map(len, row)) <= most for row in zip(*self.ids(records), strict=True)]
+        if not any(fits):
+            raise QkvError(f"every sentence of the valid set has more than {most} tokens: give data.valid shorter ones")
+        left_out = Counter({f"more than {most} tokens": fits.count(False)} if not all(fits) else {})
+        return [record for record, fit in zip(records, fits, strict=True) if fit], left_out
+
+    def collate(self, examples: list[Any]) -> Batch:
+        return pairs.collate(examples, self.config)
+
+    def objective(self, output: Output, batch: Batch) -> Loss:
+        return translation(output, batch, self.recipe.train.label_smoothing)
+
+    # --- asking
+
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """BLEU and loss per token, both on the held-out set."""
+        texts = [r[0] for r in self.valid]
+        written = greedy_texts(network, self.config, self.source, self.target, texts, self.recipe.decode)
+        return {"bleu": bleu(written, [r[1] for r in self.valid]), "loss": self.loss(network)}
+
+    @torch.no_grad()
+    def loss(self, network: nn.Module) -> float:
+        rows = list(zip(*self.ids(list(self.valid)), strict=True))
+        total, count, device = 0.0, 0, next(network.parameters()).device
+        for batch in (self.collate(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
+            found = translation(network(batch), batch, smoothing=0.0)
+            total, count = total + found.sum.item(), count + found.count
+        return total / max(count, 1)
+
+    def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
+        """Translated with the recipe's search, in files of one sentence per line, and scored."""
+        if self.data.test is None:
+            return None
+        source = pairs.source_of(self.data.test, self.data, "test")
+        records = held_out(source, "test")
+        for reason, count in source.skipped.items():
+            say(f"left out of the test set: {count:,} {reason}")
+        sources, references = ([one_line(record[side]) for record in records] for side in (0, 1))
+        written = self.written(network, sources, say)
+        for name, texts in ((SOURCE, sources), (REFERENCE, references), (HYPOTHESIS, written)):
+            write_text(folder / name, "".join(text + "\n" for text in texts))
+        return {"examples": len(sources), "left_out": dict(source.skipped), "how": searched(self.recipe.decode),
+                "beam": self.recipe.decode.beam, "length_penalty": self.recipe.decode.length_penalty,
+                "scores": self.scores(written, references)}  # fmt: skip
+
+    def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
+        return [s.to_json() for s in score(written, references, METRICS)]
+
+    def written(self, network: Any, texts: list[str], say: Say) -> list[str]:
+        """What the network makes of some texts, searched for as [decode] says."""
+        say(f"reading the test set: {len(texts):,} texts, {searched(self.recipe.decode)}")
+        device = next(network.parameters()).device
+        network = pack(network) if device.type == "cpu" else network
+        translator = Translator(self.config, network, self.source, self.target)
+        found: list[Translation] = translator.translate(texts, request(self.recipe.decode))
+        for problem, count in Counter(one.problem for one in found if one.problem).most_common():
+            say(f"not read, and scored as empty: {count:,} of {problem}")
+        return [one_line(one.text) for one in found]
+
+    # --- telling
+
+    def title(self) -> str:
+        return f"A translator from `{self.data.source}` to `{self.data.target}`"
+
+    def use(self, folder: str) -> tuple[str, str]:
+        return f'echo "A sentence." | qkv translate {folder}', 'model.translate(["A sentence."])'
+
+
+def two_sides(data: DataConfig) -> None:
+    """Every corpus has a source and a target."""
+    for corpus in (*data.train, data.valid, *([data.test] if data.test else [])):
+        given = corpus.files or corpus.columns or (0, 1)
+        if len(given) != 2:
+            raise ConfigError(
+                f"a translation corpus has two files or columns, source and target; given {list(given)}"
+                + (f'; if both sides are in its rows: {{ table = "{given[0]}" }}' if len(corpus.files) == 1 else "")
+            )
+
+
+def greedy_texts(network: Any, c: ModelConfig, source: Tokenizer, target: Tokenizer, texts: Sequence[str],
+                 decode: DecodeConfig) -> list[str]:  # fmt: skip
+    """Greedy translations, batched by length, in the order of the texts."""
+    rows = source.plain(texts)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    found: dict[int, str] = {}
+    while order:
+        width = len(rows[order[-1]]) + 1  # the longest first: what does not fit in memory shows at once
+        some, order = order[-max(1, decode.batch_tokens // width) :], order[: -max(1, decode.batch_tokens // width)]
+        batch = pairs.sources([rows[i] for i in some], c).to(next(network.parameters()).device)
+        limit = min(decode.max_length, 2 * width + 10, c.max_length)
+        for i, ids in zip(some, greedy(network, batch, limit, c.eos_ids), strict=True):
+            found[i] = target.decode([t for t in ids if t not in c.eos_ids])
+    return [found[i] for i in range(len(rows))]
+
+
+def request(decode: DecodeConfig) -> Request:
+    """A longest length only where the recipe sets one: otherwise it goes by the source, as in `qkv translate`."""
+    longest = decode.max_length if "max_length" in decode.model_fields_set else None
+    return Request(Beam(decode.beam, decode.length_penalty), max_length=longest, batch_tokens=decode.batch_tokens)
+
+
+def searched(decode: DecodeConfig) -> str:
+    """How it is searched for, in words."""
+    if decode.beam == 1:
+        return "greedy"
+    return f"beam {decode.beam}" + ("" if decode.length_penalty == 1 else f", length penalty {decode.length_penalty:g}")
+
+
+def one_line(text: str) -> str:
+    """As a file of one sentence per line holds it."""
+    return re.sub(r"[\r\n]+", " ", text).rstrip()

@@ -1,0 +1,75 @@
+"""Texts of any length for a network with room for so many tokens: special tokens around them, overlapping windows, batches."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import tokenizers
+
+from qkv.config import ModelConfig
+from qkv.text.tokenizer import Tokenizer, in_words
+
+
+def around(tokenizer: Tokenizer, c: ModelConfig, texts: int = 1) -> list[list[int]]:
+    """The special tokens before, between and after so many texts: [CLS] text [SEP], or [CLS] one [SEP] two [SEP].
+
+    They are those that the tokenizer puts there by itself; where it puts none, the model's begin and end tokens.
+    """
+    found = tokenizer.backend.encode(*["a"] * texts)
+    gaps: list[list[int]] = [[] for _ in range(texts + 1)]
+    behind = 0  # how many of the texts have begun
+    for token, text in zip(found.ids, found.sequence_ids, strict=True):
+        if text is None:
+            gaps[behind].append(token)
+        else:
+            behind = text + 1
+    begin = [] if c.bos_id is None else [c.bos_id]
+    return gaps if any(gaps) else [begin, *[list(c.eos_ids[:1])] * texts]
+
+
+def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+    """Pieces with their places in the text, and nothing around them. All of it is text: "[SEP]" is five characters."""
+    with in_words():
+        return tokenizer.literal.encode_batch(list(texts), add_special_tokens=False)
+
+
+def pieces_of_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+    """sentence -> word -> ids. A sentence is read as one text, its words joined by spaces, for that is how a vocabulary was
+    learned (GPT-2's has other pieces behind a space); a piece belongs to the word in which it ends. A word of which
+    nothing is left (a lone control character) is the unknown token, so that every word has a piece."""
+    unknown = [unknown_id(tokenizer)]
+    found = []
+    for words, text in zip(sentences, encoded(tokenizer, [" ".join(words) for words in sentences]), strict=True):
+        ends = []  # of each word, in characters
+        for word in words:
+            ends.append((ends[-1] + 1 if ends else 0) + len(word))
+        pieces: list[list[int]] = [[] for _ in words]
+        for token, (_, end) in zip(text.ids, text.offsets, strict=True):
+            pieces[min(bisect_right(ends, end - 1), len(words) - 1)].append(token)
+        found.append([one or unknown for one in pieces])
+    return found
+
+
+def unknown_id(tokenizer: Tokenizer) -> int:
+    """The unknown token; in a vocabulary where nothing is unknown, the first one."""
+    return next((i for name in ("[UNK]", "<unk>") if (i := tokenizer.id_of(name)) is not None), 0)
+
+
+def windows(length: int, room: int, step: int) -> list[range]:
+    """So many places in windows of at most `room`, each `step` further on than the last; the last one ends where the text
+    ends and is as long as the others."""
+    if length <= room:
+        return [range(length)]
+    starts = [*range(0, length - room, step), length - room]
+    return [range(start, start + room) for start in starts]
+
+
+def by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """The numbers of some rows in batches of at most `tokens` padded tokens, similar lengths together; the longest first,
+    so that what does not fit in memory shows at once."""
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    while order:
+        some = max(1, tokens // max(1, lengths[order[-1]]))
+        yield order[-some:]
+        order = order[:-some]
