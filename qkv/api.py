@@ -9,13 +9,13 @@ print("".join(model.generate("Once upon a time")))
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
@@ -25,15 +25,21 @@ from qkv.device import pick_device
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
+from qkv.generate.conversation import Conversation
+from qkv.generate.cursor import slide as slide_on
 from qkv.generate.hypotheses import Beam
 from qkv.generate.pieces import pieces, until
 from qkv.generate.search import steps
-from qkv.generate.translate import Request, Translator
+from qkv.generate.translate import Request, Translation, Translator
 from qkv.models.build import Network
+from qkv.models.decoder import Decoder
 from qkv.models.inputs import Ids, batch_of, bounded
+from qkv.tasks.embed import Embedder, Tokens, layers
+from qkv.tasks.summary import Summarizer
 from qkv.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from qkv.tasks.classification import Answer
     from qkv.tasks.tagging import Tagged
 
 
@@ -90,62 +96,56 @@ class Model:
         Of an encoder-decoder: the encoder's with the source alone, the decoder's with source and target. A recurrent
         stack has no blocks and gives the first and the last of these.
         """
-        network: Any = self.network
-        both = self.config.family == "encoder-decoder"
-        source_only = both and target_ids is None
-        if source_only:
-            embed, stack = network.source, network.encoder
-        else:
-            embed, stack = (network.target, network.decoder) if both else (network.embed, network.stack)
+        source_only = self.config.family == "encoder-decoder" and target_ids is None
         batch = self.batch(ids, target_ids, mask, segments, source_mask, encoding=source_only)
-        with outputs(embed) as first, outputs(*getattr(stack, "blocks", ())) as blocks, outputs(stack) as last:
-            network.encode(batch) if source_only else network(batch)
-        return [*first, *blocks[:-1], *last]
+        return layers(self.network, batch, source_only)
 
-    @torch.no_grad()
-    def embed(self, texts: Sequence[str], pooling: str = "mean", normalize: bool = True, truncate: bool = False,
-              batch_size: int = 32) -> Tensor:  # fmt: skip
-        """One vector per text, (N, C): the mean of its tokens' vectors or the first one ("cls"), of length 1 if normalized.
+    def embed(self, texts: Sequence[str] | Tensor, pooling: str = "mean", normalize: bool = True,
+              truncate: bool = False, batch_size: int = 32, layer: int = -1) -> Tensor:  # fmt: skip
+        """One vector per text (or image), (N, C): the mean of its tokens' vectors, the first one ("cls") or the "last" one,
+        of length 1 if normalized; of any layer, 0 = the embeddings.
 
         A text over the model's max_length is an error, or with `truncate` loses what is too much before its last token.
         """
-        if self.config.family != "encoder" or pooling not in ("mean", "cls"):
-            raise QkvError(
-                f"embed is for encoders, with pooling 'mean' or 'cls'; given a {self.config.family}, {pooling!r}"
-            )
-        rows = [self.encode(text) for text in texts]
-        if truncate:
-            most = self.config.max_length
-            rows = [row if len(row) <= most else [*row[: most - 1], row[-1]] for row in rows]
-        found: dict[int, Tensor] = {}
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together: little padding
-        for at in range(0, len(order), batch_size):
-            some = order[at : at + batch_size]
-            batch = self.batch([rows[i] for i in some])
-            vectors = self.network(batch).hidden  # (B, T, C)
-            found.update(zip(some, pooled(vectors, batch.mask, pooling), strict=True))
-        result = torch.stack([found[i] for i in range(len(rows))]) if rows else torch.zeros(0, self.config.d_model)
-        return nn.functional.normalize(result, dim=-1) if normalize else result
+        return self.embedder(layer, batch_size).embed(texts, pooling, normalize, truncate)
+
+    def embed_tokens(self, texts: Sequence[str], normalize: bool = True, truncate: bool = False, batch_size: int = 32,
+                     layer: int = -1) -> list[Tokens]:  # fmt: skip
+        """The pieces of each text and a vector for each of them, (T, C)."""
+        return self.embedder(layer, batch_size).tokens(texts, normalize, truncate)
+
+    def embedder(self, layer: int = -1, batch_size: int = 32) -> Embedder:
+        tokenizer = self.tokenizer if self.config.image_size is not None else self.words()
+        return Embedder(self.config, self.network, tokenizer, layer, batch_size)
 
     # --- writing
 
     def generate(self, prompt: str | Ids, max_new_tokens: int = 100, temperature: float = 0.0, top_k: int | None = None,
                  top_p: float | None = None, seed: int | None = None, stop: Sequence[str] = (), chat: bool = False,
-                 system: str | None = None) -> Iterator[Any]:  # fmt: skip
+                 system: str | None = None, slide: bool = False) -> Iterator[Any]:  # fmt: skip
         """Write on from a prompt (encoder-decoder: write the target of this source), token by token.
 
         A text gives pieces of text, ids give ids (the end token left out). Greedy unless temperature is above 0.
-        `stop` strings end a text and are left out of it. With `chat`, the prompt is a message to the assistant.
+        `stop` strings end a text and are left out of it. With `chat`, the prompt is a message to the assistant. Where the
+        context is full a text ends, if the model cannot go further, or with `slide` goes on from its last half.
         """
         textual = isinstance(prompt, str)
-        if chat or system is not None:
-            messages = [] if system is None else [{"role": "system", "content": system}]
-            ids: Ids = self.chat_ids([*messages, {"role": "user", "content": str(prompt)}])
-        else:
-            ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+        ids: Ids = self.prompt_ids(prompt, chat, system) if isinstance(prompt, str) else prompt
         how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p)
-        tokens = self.tokens(ids, max_new_tokens, how, seed)
+        tokens = self.tokens(ids, max_new_tokens, how, seed, slide)
         return self.texts(tokens, ids, stop) if textual else tokens  # type: ignore[arg-type]
+
+    def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
+        """Of a text to go on from, or with `chat` or a system message of a message to the assistant."""
+        if not chat and system is None:
+            return self.encode(prompt)
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        return self.chat_ids([*messages, {"role": "user", "content": prompt}])
+
+    def last_ids(self, ids: list[int], max_new_tokens: int) -> list[int]:
+        """The end of a prompt that is too long: half of the context, or more where the answer needs less."""
+        most = self.config.max_length
+        return ids if len(ids) <= most else ids[-max(most - max_new_tokens, (most + 1) // 2) :]
 
     def texts(self, tokens: Iterator[int], prompt: Sequence[int], stop: Sequence[str]) -> Iterator[str]:
         """Pieces of text that follow the prompt, or in an encoder-decoder stand alone."""
@@ -157,10 +157,16 @@ class Model:
         ids, stop = self.chat_ids(messages), how.pop("stop", ())
         return "".join(self.texts(self.generate(ids, **how), ids, stop)).strip()
 
+    def conversation(self, system: str | None = None, max_new_tokens: int = 512, how: Sampling = Sampling(),
+                     seed: int | None = None) -> Conversation:  # fmt: skip
+        """Several turns: `conversation.ask(text)` gives the pieces of each answer."""
+        return Conversation(self.config, self.network, self.words(), system, max_new_tokens, how, seed)
+
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.words().chat(messages)
 
-    def tokens(self, prompt: Ids, max_new_tokens: int, how: Sampling, seed: int | None) -> Iterator[int]:
+    def tokens(self, prompt: Ids, max_new_tokens: int, how: Sampling, seed: int | None, slide: bool = False
+               ) -> Iterator[int]:  # fmt: skip
         """The new ids of one row, up to an end token."""
         c = self.config
         if c.family == "encoder":
@@ -175,13 +181,20 @@ class Model:
             )
         if c.family == "decoder" and c.recurrent is None and batch.inputs.size(1) > c.max_length:
             raise QkvError(
-                f"{batch.inputs.size(1)} tokens, but this model was made for {c.max_length}: shorten the prompt"
+                f"{batch.inputs.size(1)} tokens, but this model was made for {c.max_length}: shorten the prompt, or keep its end (--truncate)"
             )
-        if bounded(c):
-            max_new_tokens = min(max_new_tokens, c.max_length - batch.inputs.size(1) + 1)
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
+        if slide and isinstance(self.network, Decoder) and c.recurrent is None:
+            rows = slide_on(self.network, batch.inputs[0].tolist(), max_new_tokens, c.max_length, c.eos_ids, how, seed)
+            return (token for token in rows if token not in c.eos_ids)
+        max_new_tokens = int(min(max_new_tokens, self.room(batch.inputs[0].tolist())))
         written = steps(self.network, batch, max_new_tokens, c.eos_ids, how, seed)  # type: ignore[arg-type]
         return (token for (token,) in written if token is not None and token not in c.eos_ids)
+
+    def room(self, ids: Sequence[int]) -> float:
+        """How many tokens can follow these: all that the positions of a bounded model have room for."""
+        read = len(ids) if self.config.family == "decoder" else 1
+        return self.config.max_length - read + 1 if bounded(self.config) else math.inf
 
     def start_id(self) -> int:
         if self.config.first_id is None:
@@ -244,6 +257,14 @@ class Model:
         network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
         return Translator(self.config, network, source, self.target_words())
 
+    def summarize(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, max_length: int = 64,
+                  no_repeat_ngram: int = 3, fast: bool = True) -> list[Translation]:  # fmt: skip
+        """A short text for each; of one that is longer than the model reads, the beginning counts."""
+        network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
+        writer = Summarizer(self.config, network, self.words(), self.target_words())
+        how = Request(Beam(beam, length_penalty), max_length=max_length, no_repeat_ngram=no_repeat_ngram)
+        return writer.translate(texts, how)
+
     def packed(self) -> Network:
         """The network with its weights laid out for the processor; made once, and again when they have changed."""
         versions = tuple(weight._version for weight in self.network.parameters())
@@ -252,7 +273,18 @@ class Model:
         network: Network = self.twin[1]
         return network
 
-    # --- tagging and answering
+    # --- classifying, tagging and answering
+
+    def classify(self, texts: Sequence[Any], top_k: int | None = None) -> list[Answer]:
+        """The label, its probability and those of all labels (the `top_k` likeliest) of texts, of pairs of texts, or of
+        pictures; of a regression the score. A text over `config.max_length` tokens is cut, and says so in `cut`."""
+        from qkv.tasks.classification import Classifier
+
+        if self.config.image_size is not None:
+            from qkv.tasks.images import ImageClassifier
+
+            return ImageClassifier(self.config, self.network).classify(texts, top_k)
+        return Classifier(self.config, self.network, self.words()).classify(texts, top_k)
 
     def tag(self, sentences: Sequence[str | Sequence[str]]) -> list[list[Tagged]]:
         """(word, tag, probability) for every word of some sentences, each raw text or a list of words."""
@@ -276,8 +308,23 @@ class Model:
             return reader.answer(question, str(context), no_answer, max_answer)
         contexts = [context] * len(question) if isinstance(context, str) else context
         if len(contexts) != len(question):
-            raise QkvError(f"{len(question)} questions about {len(contexts)} contexts: give one context, or one for each")
+            raise QkvError(
+                f"{len(question)} questions about {len(contexts)} contexts: give one context, or one for each"
+            )
         return reader.answers(list(zip(question, contexts, strict=True)), no_answer, max_answer)
+
+    # --- pictures
+
+    def describe(self, pictures: Sequence[Any], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
+                 max_length: int | None = None, fast: bool = True) -> list[Translation]:  # fmt: skip
+        """A caption of each picture: paths, Pillow images or arrays of uint8 pixels."""
+        from qkv.tasks.captions import Captioner
+
+        if isinstance(pictures, str | Path):
+            raise QkvError("describe takes a list of pictures: put the picture into brackets")
+        network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
+        captioner = Captioner(self.config, network, self.target_words())
+        return captioner.describe(pictures, Beam(beam, length_penalty, n_best), max_length)
 
     # --- keeping
 
@@ -295,30 +342,3 @@ class Model:
               source_mask: Ids | None = None, encoding: bool = False) -> Batch:  # fmt: skip
         """What the network reads, on its device; anything it could not read is an error in words."""
         return batch_of(self.config, ids, target_ids, mask, segments, source_mask, encoding).to(self.device)
-
-
-# --- small helpers
-
-
-@contextmanager
-def outputs(*modules: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block, what these modules give, in the order of their calls: a shared layer gives several times."""
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        kept.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [module.register_forward_hook(keep) for module in dict.fromkeys(modules)]
-    try:
-        yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def pooled(vectors: Tensor, mask: Tensor | None, pooling: str) -> Tensor:
-    """(B, T, C), padded on the right -> (B, C)."""
-    if pooling == "cls":
-        return vectors[:, 0]
-    weights = torch.ones(vectors.shape[:2], device=vectors.device) if mask is None else mask.to(vectors.dtype)
-    return (vectors * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)

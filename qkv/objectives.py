@@ -70,7 +70,7 @@ def span(output: Output, batch: Batch) -> Loss:
     return scores_loss(logits.transpose(1, 2), wanted(batch))  # (B, 2, T), (B, 2)
 
 
-def masked_next(output: Output, batch: Batch, weight: float = 10.0) -> Loss:
+def masked_next(output: Output, batch: Batch, weight: float = 10.0, smoothing: float = 0.0) -> Loss:
     """BERT's two questions: the words under the masks, and whether the second sentence is the next one, answers (B,).
 
     The count is that of the masked words, whose mean is taken; `weight` says how many words one answer is worth. With
@@ -78,7 +78,7 @@ def masked_next(output: Output, batch: Batch, weight: float = 10.0) -> Loss:
     """
     assert batch.answers is not None, "this objective needs answers"
     head: Any = output.head
-    words = cross_entropy(replace(output, head=head.words), wanted(batch))
+    words = cross_entropy(replace(output, head=head.words), wanted(batch), smoothing)
     following = scores_loss(head.next(output.hidden, output.keys), batch.answers)
     return Loss(words.sum + weight * following.sum, words.count)
 

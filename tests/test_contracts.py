@@ -88,7 +88,13 @@ HEADS: dict[str, dict[str, object]] = {
     "last": {"family": "encoder", "head": "classes", "pooling": "last"},
     "pooled mean": {"family": "encoder", "head": "pooled", "pooling": "mean"},
     "decoder, last": {"family": "decoder", "head": "classes", "pooling": "last", "pooler": False},
-    "decoder, words": {"family": "decoder", "head": "classes-words", "pooling": "last", "n_classes": 3, "tie": "output"},
+    "decoder, words": {
+        "family": "decoder",
+        "head": "classes-words",
+        "pooling": "last",
+        "n_classes": 3,
+        "tie": "output",
+    },
     "recurrent, mean": {"family": "decoder", "head": "classes-words", "pooling": "mean", "recurrent": "gru"},
 }
 

@@ -18,12 +18,12 @@ import pytest
 
 from qkv.config import CorpusConfig, DataConfig
 from qkv.data import datasets
+from qkv.data.corpora import corpus
 from qkv.data.datasets import HELD_OUT, HeldOut, dataset, split_of
 from qkv.data.fetch import fetch
 from qkv.data.grammar import pairs
 from qkv.data.lines import lines
 from qkv.data.sources import Memory, Parallel
-from qkv.data.translation import source_of
 from qkv.errors import ConfigError, FileError, QkvError
 
 DATA = Path(os.environ.get("QKV_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -191,16 +191,19 @@ def test_a_recipe_names_a_data_set_or_where_it_is(
     data = DataConfig(
         train=(CorpusConfig(dataset="multi30k"),), valid=CorpusConfig(dataset="multi30k"), source="de", target="en"
     )
-    assert [r for _, r in source_of(data.train[0], data, "train").read()] == [pair[::-1] for pair in PAIRS[:50]]
-    assert len(list(source_of(data.valid, data, "valid").read())) == 10
-    assert len(list(source_of(CorpusConfig(dataset="multi30k", split="train"), data, "valid").read())) == 50
+    assert [r for _, r in corpus(data.train[0], data, "train", "translation").read()] == [
+        pair[::-1] for pair in PAIRS[:50]
+    ]
+    assert len(list(corpus(data.valid, data, "valid", "translation").read())) == 10
+    other = CorpusConfig(dataset="multi30k", split="train")
+    assert len(list(corpus(other, data, "valid", "translation").read())) == 50
     for language, side in (("en", 0), ("de", 1)):
         (tmp_path / f"val.{language}").write_text(PAIRS[7][side] + "\n")
     here = CorpusConfig(dataset="multi30k", path=tmp_path.name)
     rooted = data.changed(root=str(tmp_path.parent))
-    assert [r for _, r in source_of(here, rooted, "valid").read()] == [PAIRS[7][::-1]]
+    assert [r for _, r in corpus(here, rooted, "valid", "translation").read()] == [PAIRS[7][::-1]]
     with pytest.raises(QkvError, match=r"has no train\.de"):
-        source_of(here, rooted, "train")
+        corpus(here, rooted, "train", "translation")
     for wrong in (
         {"dataset": "multi30k", "grammar": 5},
         {"files": ("a", "b"), "path": "x"},

@@ -393,8 +393,8 @@ def test_each_family_takes_what_it_reads():
         model().generate("a")
     with pytest.raises(QkvError, match="no chat template"):
         model(tokenizer=letters()).chat([{"role": "user", "content": "a"}])
-    with pytest.raises(QkvError, match="for encoders"):
-        model(tokenizer=letters()).embed(["a"])
+    with pytest.raises(QkvError, match="pooling is one of"):
+        model(tokenizer=letters()).embed(["a"], "max")
     with pytest.raises(QkvError, match="which token opens"):
         model(TRANSLATION.changed(bos_id=None)).generate([4])
     with pytest.raises(QkvError, match="not on this machine"):

@@ -1,8 +1,7 @@
 """Fine-tuning: which weights change and how fast, low-rank updates, and that a resumed run is the run that never stopped."""
 
-import json
-import random
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from torch import nn
 
 import qkv
 from qkv.batch import Batch
-from qkv.config import ModelConfig, TrainConfig, TuneConfig
+from qkv.config import ModelConfig, TrainConfig, TuneConfig, load_recipe
 from qkv.convert import folder as ours
 from qkv.convert.files import read_json, read_tensors
 from qkv.errors import ConfigError
@@ -21,10 +20,12 @@ from qkv.models.weights import weights
 from qkv.objectives import objective
 from qkv.presets import tiny
 from qkv.train import checkpoint, lora
+from qkv.train import run as training
 from qkv.train.average import weights_of
 from qkv.train.checkpoint import Training
-from qkv.train.loop import prepare
+from qkv.train.loop import averaged, prepare
 from qkv.train.optimizer import optimizer, places
+from qkv.train.report import Report
 from qkv.train.schedule import learning_rate
 from qkv.train.step import step
 
@@ -34,7 +35,9 @@ DECODER = ModelConfig(family="decoder", vocab_size=40, d_model=16, n_layers=3, n
                       norm_order="pre", position="relative", max_length=12)  # fmt: skip
 BOTH = ModelConfig(family="encoder-decoder", vocab_size=40, d_model=16, n_layers=3, n_decoder_layers=2, n_heads=2, d_ff=24,
                    tie="all", norm_order="pre", position="t5", max_length=12)  # fmt: skip
-RECURRENT = ModelConfig(family="encoder", head="tags", vocab_size=40, d_model=16, n_layers=2, recurrent="gru", position="none")
+RECURRENT = ModelConfig(
+    family="encoder", head="tags", vocab_size=40, d_model=16, n_layers=2, recurrent="gru", position="none"
+)
 KINDS = {"encoder": ENCODER, "decoder": DECODER, "encoder-decoder": BOTH, "recurrent": RECURRENT}
 
 
@@ -48,23 +51,20 @@ def batch(c: ModelConfig, seed: int = 0) -> Batch:
 
 
 def targets(c: ModelConfig, one: Batch, seed: int = 0) -> Batch:
-    from dataclasses import replace
-
     draw = torch.Generator().manual_seed(seed)
     shape = (one.inputs.size(0),) if c.head == "classes" else tuple(one.inputs.shape)
     return replace(one, targets=torch.randint(2, shape, generator=draw))
 
 
+def update(t: Training, one: Batch, c: ModelConfig, how: TrainConfig, number: int) -> float:
+    for group in t.optimizer.param_groups:
+        group["lr"] = learning_rate(how, number + 1, 0.0) * group["scale"]
+    return float(step(t.network.train(), t.optimizer, [one], objective(c), 1.0).mean)
+
+
 def learn(t: Training, c: ModelConfig, how: TrainConfig, first: int, last: int) -> list[float]:
     """Updates first .. last - 1, each on a batch of its own number, with dropout."""
-    losses = []
-    for number in range(first, last):
-        t.network.train()
-        for group in t.optimizer.param_groups:
-            group["lr"] = learning_rate(how, number + 1, 0.0) * group["scale"]
-        losses.append(float(step(t.network, t.optimizer, [targets(c, batch(c, number), number)], objective(c), 1.0).mean))
-        t.progress.step += 1
-    return losses
+    return [update(t, targets(c, batch(c, number), number), c, how, number) for number in range(first, last)]
 
 
 def scales(n: nn.Module, tune: TuneConfig, kind: str = "adamw") -> dict[str, float]:
@@ -90,21 +90,23 @@ def test_a_shared_matrix_and_positions_belong_to_the_lowest_place() -> None:
     found = scales(network(DECODER), TuneConfig(layer_decay=0.5, head_rate=10))
     assert "head.weight" not in found and found["embed.tokens.weight"] == 0.5**3
     assert found["stack.norm.weight"] == 1
-    assert [found[f"stack.positions.{i}.keys.weight"] for i in range(3)] == [0.25, 0.5, 1]
+    assert [found[f"stack.positions.{i}.keys"] for i in range(3)] == [0.25, 0.5, 1]
     albert = scales(network(ENCODER.changed(share_layers=True)), TuneConfig(layer_decay=0.5))
     assert {s for n, s in albert.items() if ".blocks." in n} == {0.25}
 
 
 def test_each_half_of_an_encoder_decoder_counts_for_itself() -> None:
     found = scales(network(BOTH), TuneConfig(layer_decay=0.5))
-    assert found["encoder.blocks.2.attention.layer.query.weight"] == found["decoder.blocks.1.cross.layer.key.weight"] == 1
+    assert (
+        found["encoder.blocks.2.attention.layer.query.weight"] == found["decoder.blocks.1.cross.layer.key.weight"] == 1
+    )
     assert found["encoder.blocks.0.attention.layer.query.weight"] == 0.25
     assert found["decoder.blocks.0.attention.layer.query.weight"] == 0.5
-    assert found["source.tokens.weight"] == found["encoder.positions.0.bias.weight"] == 0.125
-    assert found["decoder.positions.0.bias.weight"] == 0.25
+    assert found["source.tokens.weight"] == found["encoder.positions.0.table"] == 0.125
+    assert found["decoder.positions.0.table"] == 0.25
 
 
-@pytest.mark.parametrize("name", ["bert-base", "gpt2", "llama", "t5-small", "vit-b16", "rnnsearch"])
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "llama-7b", "t5-small", "vit-b16", "rnnsearch"])
 def test_every_parameter_of_a_preset_has_a_place(name: str) -> None:
     n = build(tiny(name))
     assert set(places(n)) == set(n.parameters())
@@ -164,7 +166,7 @@ def test_at_the_start_updates_change_nothing_and_they_are_few(c: ModelConfig, fe
     before, one = n(batch(c)).logits, batch(c)
     head = sum(p.numel() for p, place in places(n).items() if place.head)
     lora.apply(n, 2, 8.0, feedforward)
-    assert torch.equal(n(one).logits, before)
+    assert torch.allclose(n(one).logits, before, atol=1e-6)
     attentions = 3 if c.family != "encoder-decoder" else 3 + 2 * 2
     blocks = 3 if c.family != "encoder-decoder" else 5
     expected = attentions * 4 * 2 * (16 + 16) + (blocks * 2 * 2 * (16 + 24) if feedforward else 0)
@@ -173,7 +175,9 @@ def test_at_the_start_updates_change_nothing_and_they_are_few(c: ModelConfig, fe
 
 @pytest.mark.parametrize("c", [ENCODER, BOTH], ids=["encoder", "encoder-decoder"])
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_only_updates_and_the_head_learn_and_merged_they_are_a_plain_model(c: ModelConfig, kind: str, tmp_path: Path) -> None:
+def test_only_updates_and_the_head_learn_and_merged_they_are_a_plain_model(
+    c: ModelConfig, kind: str, tmp_path: Path
+) -> None:
     how = TrainConfig(optimizer=kind, warmup=0, learning_rate=3e-2)
     t = prepare(network(c), how, TuneConfig(lora_rank=2, lora_alpha=6.0))
     before = {name: x.clone() for name, x in weights(t.network).items()}
@@ -212,25 +216,20 @@ def test_adapters_in_files_are_what_was_learned(tmp_path: Path) -> None:
 
 
 def test_a_small_model_learns_with_updates_alone() -> None:
-    """Which of two words comes first? The body is random and frozen; attention must change to tell."""
-    c = ENCODER.changed(dropout=0.0, n_classes=2, n_layers=2)
-    how = TrainConfig(warmup=10, learning_rate=3e-2, schedule="constant")
+    """Which of two words is somewhere in the row? The body is random and frozen: attention must learn to look for it."""
+    c = ENCODER.changed(dropout=0.0, n_classes=2, n_layers=1)
+    how = TrainConfig(warmup=10, learning_rate=5e-3, schedule="constant")
 
     def examples(seed: int) -> Batch:
         draw = torch.Generator().manual_seed(seed)
-        rows = torch.randint(10, 40, (64, 8), generator=draw)
-        first, second = (torch.randint(*ends, (64,), generator=draw) for ends in ((1, 4), (4, 8)))
-        answers = torch.randint(2, (64,), generator=draw)
-        rows[torch.arange(64), first] = torch.where(answers == 0, 5, 6)
-        rows[torch.arange(64), second] = torch.where(answers == 0, 6, 5)
+        rows, answers = torch.randint(10, 40, (64, 8), generator=draw), torch.randint(2, (64,), generator=draw)
+        rows[torch.arange(64), torch.randint(1, 8, (64,), generator=draw)] = torch.where(answers == 0, 5, 6)
         return Batch(inputs=rows, targets=answers)
 
     def share(tune: TuneConfig) -> float:
         t = prepare(network(c), how, tune)
-        for number in range(150):
-            for group in t.optimizer.param_groups:
-                group["lr"] = learning_rate(how, number + 1, 0.0) * group["scale"]
-            step(t.network.train(), t.optimizer, [examples(number)], objective(c), 1.0)
+        for number in range(100):
+            update(t, examples(number), c, how, number)
         held_out = examples(10_000)
         return float((t.network.eval()(held_out).logits.argmax(1) == held_out.targets).float().mean())
 
@@ -291,3 +290,54 @@ def test_checkpoints_with_updates_have_a_plain_mean(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "checkpoint-2", t)
     again = ours.filled(ENCODER, weights_of(tmp_path / "checkpoint-2"))
     assert torch.allclose(again(batch(ENCODER)).logits, t.network.eval()(batch(ENCODER)).logits, atol=1e-6)
+
+
+# --- a whole run
+
+RECIPE = """
+[model]
+family = "encoder-decoder"
+d_model = 16
+n_layers = 1
+n_heads = 2
+d_ff = 32
+position = "learned"
+max_length = 64
+embed_norm = true
+feedforward = "gelu"
+tie = "all"
+dropout = 0.0
+[data]
+train = [{ grammar = 60 }]
+valid = { grammar = 3 }
+max_length = 60
+vocab_size = 120
+batch_tokens = 200
+[train]
+steps = 4
+warmup = 1
+evaluate_every = 2
+save_every = 2
+ema = 0.5
+[tune]
+lora_rank = 2
+"""
+
+
+def test_a_run_with_updates_keeps_an_ordinary_model(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE)
+    recipe = load_recipe(tmp_path / "r.toml")
+    done = training.run(recipe, RECIPE, tmp_path / "run", Report(quiet=True))
+    model = qkv.load(tmp_path / "run", "cpu")
+    one = batch(model.config)
+    with averaged(done.training) as network:  # of the last update, which was looked at and was no worse
+        assert done.training.progress.best_step == 4
+        assert torch.allclose(model.network(one).logits, network(one).logits, atol=1e-5)
+    fresh = training.open_run(recipe, RECIPE, tmp_path / "other", Report(quiet=True)).training.network
+    learned = {
+        name for name, x in weights(model.network).items() if not torch.equal(x, lora.merged(weights(fresh))[name])
+    }
+    assert learned == {f"{name}.weight" for name in lora.updates(fresh)}
+    assert {lora.TENSORS, lora.SETTINGS, "model.safetensors"} <= {p.name for p in (tmp_path / "run" / "best").iterdir()}
+    code, out, err = run("export", tmp_path / "run", tmp_path / "out", "--to", "qkv")
+    assert code == 0 and "largest difference 0.0" in out, err

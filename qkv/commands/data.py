@@ -50,10 +50,11 @@ def inspect_command(
     unit = "words" if tokenizer is None else "tokens"
     leaks: dict[str, int] = {}
     if what[0].suffix == ".toml":
-        data = load_recipe(what[0]).data
+        recipe = load_recipe(what[0])
+        data = recipe.data
         if data is None or len(what) > 1:
             raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
-        reports, leaks = inspect_recipe(data, [count], unit, limit)
+        reports, leaks = inspect_recipe(data, recipe.task, [count], unit, limit)
     else:
         if is_table(what[0]) and len(what) == 1:
             chosen = [int(c) if c.isdecimal() else c for c in columns.split(",")]
@@ -75,20 +76,26 @@ def inspect_command(
 
 @app.command()
 def fetch(
-    name: Annotated[str, typer.Argument(help="multi30k, tatoeba, opus/CORPUS/VERSION, wmt14 ...", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(help="multi30k, opus/CORPUS/VERSION, wmt14, glue/sst2, ud/en_ewt ...", show_default=False)
+    ],
     source: Annotated[str, typer.Option(help="Language of the source side.")] = "en",
     target: Annotated[str, typer.Option(help="Language of the target side.")] = "de",
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
     path: Annotated[Path | None, PATH] = None,
 ) -> None:
-    """Fetch a public data set into the cache, check it, and print its pairs as tab-separated lines.
+    """Fetch a public data set into the cache, check it, and print its records as tab-separated lines.
 
     [dim]qkv data fetch multi30k --source en --target de --split test > test.tsv[/]
     """
     from qkv.data.datasets import dataset
+    from qkv.data.textsets import KINDS, textset
 
-    for _, record in dataset(name, source, target, split, path).read():
-        print("\t".join(text.replace("\t", " ") for text in record))
+    kind = name.partition("/")[0]
+    task = (*KINDS.get(kind, ()), "language")[0]
+    found = textset(name, split, path, task) if kind in KINDS else dataset(name, source, target, split, path)
+    for _, record in found.read():
+        print("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record))
 
 
 def opened(path: Path) -> Any:

@@ -2,47 +2,117 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder
+from qkv.commands.common import Device, DeviceOption, Folder, Json
 from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.api import Model
 
 PROMPT = typer.Argument(metavar="[PROMPT]", help="What to go on from; without it, standard input.", show_default=False)
 CHAT = typer.Option("--chat", help="The prompt is a message: put it into the model's chat template.")
+TRUNCATE = typer.Option("--truncate", help="Keep the end of a prompt that is longer than the context.")
+SLIDE = typer.Option("--slide", help="Where the context is full, go on from its last half.")
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 = the likeliest token each time.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest.")]
+TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest that hold p.")]
+Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
 
 
 def run(
     folder: Folder,
     prompt: Annotated[str | None, PROMPT] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 = the likeliest token each time.")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest that hold p.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    n: Annotated[int, typer.Option("--n", min=1, max=1000, help="So many texts.")] = 1,
     chat: Annotated[bool, CHAT] = False,
     system: Annotated[str | None, typer.Option(help="System message (implies --chat).")] = None,
+    truncate: Annotated[bool, TRUNCATE] = False,
+    slide: Annotated[bool, SLIDE] = False,
+    as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
     """Let a model write on from a prompt (or translate it, where it has two halves), token by token.
 
+    A model has a context: a prompt that is longer is an error, or loses its
+    beginning with --truncate; a text that fills it ends there where the model
+    cannot go further, or goes on from its last half with --slide. Several texts
+    (--n) have a line of dashes between them, or with --json are a line each.
+
     [dim]qkv generate my-model "Once upon a time" --temperature 0.8 --top-k 40 --seed 1[/]
     [dim]echo "What is the capital of France?" | qkv generate chat-model --chat[/]
+    [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --max-new-tokens 500 --slide[/]
     """
     from qkv.api import load
+    from qkv.generate.choose import Sampling
 
     if prompt is None and sys.stdin is None:
         raise QkvError("no prompt and no standard input: give a prompt")
+    if n > 1 and temperature == 0:
+        raise QkvError(f"--n {n}: without --temperature all texts are the same")
+    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p)
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     model = load(folder, device=device.value)
-    pieces = model.generate(
-        text, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
-        chat=chat or system is not None, system=system,
-    )  # fmt: skip
+    ids = model.prompt_ids(text, chat, system)
+    if truncate:
+        ids = model.last_ids(ids, max_new_tokens)
+    for number in range(n):
+        one = One(model, ids, max_new_tokens, slide)
+        drawn = None if seed is None else seed + number
+        shown = one.pieces(how, drawn)
+        if as_json:
+            print(json.dumps({"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}, ensure_ascii=False))
+        else:
+            show(shown, first=number == 0)
+        if note := one.note():
+            print(note, file=sys.stderr)
+
+
+def show(pieces: Iterator[str], first: bool) -> None:
+    if not first:
+        print("---")
     for piece in pieces:
         print(piece, end="", flush=True)
     print()
+
+
+class One:
+    """One text as it is written, and why it ended."""
+
+    def __init__(self, model: Model, ids: list[int], most: int, slide: bool):
+        self.model, self.ids, self.most, self.slide = model, ids, most, slide
+        self.written = 0
+
+    def pieces(self, how: Any, seed: int | None) -> Iterator[str]:
+        def counted() -> Iterator[int]:
+            for token in self.model.tokens(self.ids, self.most, how, seed, self.slide):
+                self.written += 1
+                yield token
+
+        return self.model.texts(counted(), self.ids, ())
+
+    def ended(self) -> str:
+        if self.written == self.most:
+            return "length"
+        return "context" if self.written == self.model.room(self.ids) and not self.slide else "end"
+
+    def facts(self) -> dict[str, Any]:
+        return {"prompt_tokens": len(self.ids), "tokens": self.written, "ended": self.ended()}
+
+    def note(self) -> str:
+        most = self.model.config.max_length
+        if self.ended() == "context":
+            return f"the context of {most} tokens is full: --slide goes on from its last half"
+        longer = self.model.config.family == "decoder" and self.model.config.recurrent is None and not self.slide
+        if longer and len(self.ids) + self.written > most:
+            return f"the text is longer than the {most} tokens that this model was made for: --slide keeps to them"
+        return ""

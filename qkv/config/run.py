@@ -98,6 +98,8 @@ class DataConfig(Strict):
     """One vocabulary for both languages."""
     max_length: int = Field(default=128, gt=0)
     """Training pairs with more tokens on a side are dropped."""
+    target_length: int = Field(default=64, gt=0)
+    """Summaries: tokens of the target in training; what is longer is cut."""
     max_ratio: float = Field(default=9.0, gt=1)
     """Training pairs in which one side has this many times the tokens of the other are dropped."""
     duplicates: bool = True

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -296,6 +297,16 @@ def _own_memory(tensor: Tensor) -> Tensor:
 def write_text(path: str | Path, text: str) -> None:
     """A text file, atomically."""
     _atomically(Path(path), lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+
+
+def write_array(path: str | Path, array: np.ndarray) -> None:
+    """A .npy file, atomically; numbers only, no pickle."""
+
+    def write(temporary: str) -> None:
+        with open(temporary, "wb") as file:
+            np.save(file, array, allow_pickle=False)
+
+    _atomically(Path(path), write)
 
 
 def write_json(path: str | Path, value: Any) -> None:

@@ -31,7 +31,7 @@ from qkv.errors import ConfigError
 
 PAIRS = ("translation", "summary")
 COLUMNS = {"classification": (2, 3), "regression": (2, 3), "tagging": (2, 2), "answering": (3, 4), "translation": (2, 2),
-           "summary": (2, 2), **{task: (1, 1) for task in LANGUAGE}}  # fmt: skip
+           "summary": (2, 2), **dict.fromkeys(LANGUAGE, (1, 1))}  # fmt: skip
 """Columns of a table at the least, which are the default, and at the most."""
 
 
@@ -144,7 +144,7 @@ def nonempty(record: Record) -> Record | None:
 MADE: dict[str, tuple[Callable[[Record], Record | None], str]] = {
     "tagging": (tags, "as many tags as words are needed"),
     "answering": (answer, "the answer is not in the context"),
-    **{task: (nonempty, "an empty document") for task in LANGUAGE},
+    **dict.fromkeys(LANGUAGE, (nonempty, "an empty document")),
 }
 
 

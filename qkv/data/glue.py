@@ -70,6 +70,8 @@ def glue(name: str, split: str, local: Path | None) -> Corpus:
     inner = [place / task.folder, place] if place.suffix != ".zip" else [place]
     if name == "mrpc" and split in ("train", "valid") and look_for(inner, task.valid) is None:
         return Held(table(task, find(inner, task.train), name), split, percent=10)
+    if split == "test" and look_for(inner, wanted) is None and look_for(inner, task.valid) is not None:
+        raise ConfigError(no_labels(name, f"{place} has no test set with labels"))
     found = find(inner, wanted if split != "submission" else tuple(reversed(wanted)))
     if split == "submission" or split.startswith("test_"):
         return Unlabelled(table(task, found, name, labelled=False))
@@ -95,11 +97,13 @@ def table(task: Glue, path: Path, name: str, labelled: bool = True) -> Table:
     if None in texts and task.headless:
         return Table(path, task.headless if labelled else task.headless[:-1], kind=".tsv")
     if labelled and task.label not in header:
-        raise ConfigError(
-            f'{path} has no labels: those of glue/{name} are not public. Use split = "valid", or "submission" to answer it'
-        )
+        raise ConfigError(no_labels(name, f"{path} has no labels"))
     columns = [c or names[0] for c, names in zip(texts, task.texts, strict=True)]
     return Table(path, [*columns, task.label] if labelled else columns, kind=".tsv")
+
+
+def no_labels(name: str, what: str) -> str:
+    return f'{what}: those of glue/{name} are not public; use split = "valid", or "submission" to answer it without'
 
 
 @dataclass

@@ -12,8 +12,9 @@ from itertools import islice
 from typing import Any
 
 from qkv.config import DataConfig
+from qkv.data.corpora import PAIRS, corpus
 from qkv.data.sources import Record, Source
-from qkv.data.translation import Encoder, source_of
+from qkv.data.translation import Encoder
 
 Tokenize = Callable[[Sequence[str]], list[Any]]
 """Texts -> the units of each: ids of a tokenizer, or words."""
@@ -107,11 +108,11 @@ class Report:
 
 
 def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str = "words",
-            problem: Callable[[Any, Any], str] | None = None, limit: int = 0) -> Report:  # fmt: skip
+            problem: Callable[[Any, Any], str] | None = None, limit: int = 0, pairs: bool = True) -> Report:  # fmt: skip
     """Read a corpus once, at most `limit` records (0 = all).
 
     `tokenize` has one function per side (or one for all) that cuts texts into units; `problem(source, target)` says
-    why training would drop a pair.
+    why training would drop a pair. The sides of `pairs` say the same.
     """
     report, reader = Report(name, unit=unit), source.read()
     scripts: list[dict[str, list[Any]]] = []
@@ -124,7 +125,7 @@ def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str =
         for i, side in enumerate(units):
             report.lengths[i].counts.update(map(len, side))
         for row, (number, record) in enumerate(chunk):
-            look(report, number, record, scripts, seen)
+            look(report, number, record, scripts, seen, pairs)
             if problem is not None and (reason := problem(units[0][row], units[-1][row])):
                 report.dropped[reason] += 1
         report.records += len(chunk)
@@ -136,7 +137,8 @@ def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str =
     return report
 
 
-def look(report: Report, number: int, record: Record, scripts: list[dict[str, list[Any]]], seen: set[int]) -> None:
+def look(report: Report, number: int, record: Record, scripts: list[dict[str, list[Any]]], seen: set[int],
+         pairs: bool) -> None:  # fmt: skip
     """Everything that may be wrong with one record."""
     report.show("examples", number, record)
     key = hash(record)
@@ -147,7 +149,7 @@ def look(report: Report, number: int, record: Record, scripts: list[dict[str, li
     texts = [text.strip() for text in record]
     if not all(texts):
         report.note("empty side", number, record)
-    elif len(texts) == 2:
+    elif len(texts) == 2 and pairs:
         if texts[0] == texts[1]:
             report.note("both sides are the same", number, record)
         short, long = sorted(map(len, texts))
@@ -192,17 +194,16 @@ def script_of(letter: str) -> str:
             "MASCULINE": "LATIN", "MICRO": "GREEK"}.get(first, first)  # fmt: skip
 
 
-def inspect_recipe(data: DataConfig, tokenize: Sequence[Tokenize], unit: str, limit: int = 0
+def inspect_recipe(data: DataConfig, task: str, tokenize: Sequence[Tokenize], unit: str, limit: int = 0
                    ) -> tuple[list[Report], dict[str, int]]:  # fmt: skip
     """A report on each corpus of a recipe, and how many held-out sentences are also trained on."""
-    encoder = Encoder(tokenize[0], tokenize[-1], data)
+    problem = Encoder(tokenize[0], tokenize[-1], data).problem if task == "translation" else None
     train = {f"train {i}" if len(data.train) > 1 else "train": c for i, c in enumerate(data.train, 1)}
-    sources = {name: source_of(c, data, "train") for name, c in train.items()}
-    held = {"valid": source_of(data.valid, data, "valid")}
-    if data.test is not None:
-        held["test"] = source_of(data.test, data, "test")
-    reports = [inspect(source, name, tokenize, unit, encoder.problem, limit) for name, source in sources.items()]
-    reports += [inspect(source, name, tokenize, unit, limit=limit) for name, source in held.items()]
+    sources = {name: corpus(c, data, "train", task) for name, c in train.items()}
+    held = {name: corpus(c, data, name, task) for name, c in (("valid", data.valid), ("test", data.test)) if c}
+    pairs = task in PAIRS
+    reports = [inspect(source, name, tokenize, unit, problem, limit, pairs) for name, source in sources.items()]
+    reports += [inspect(source, name, tokenize, unit, limit=limit, pairs=pairs) for name, source in held.items()]
     return reports, leaks(list(sources.values()), held, limit)
 
 

@@ -110,6 +110,25 @@ class Lines:
                 raise FileError(f"{self.path} is damaged or cut short ({error}); fetch it again") from None
 
 
+MAX_WHOLE = 10_000_000
+"""Bytes of the longest text that is read whole."""
+
+
+def read_whole(path: str | Path) -> str:
+    """All of a file as one text."""
+    with open_binary(path) as file:
+        try:
+            raw = file.read(MAX_WHOLE + 1)
+        except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
+            raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None
+    if len(raw) > MAX_WHOLE:
+        raise FileError(f"{path} has more than {MAX_WHOLE:,} bytes: split it, or give one text per line")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise FileError(f"{path} is not UTF-8 text: convert it first") from None
+
+
 def about(path: str | Path) -> int:
     """How many lines a file has, guessed from its size and its first lines; 0 for standard input."""
     if str(path) == "-":

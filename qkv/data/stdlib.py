@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from qkv.data.sources import Record, strided
 from qkv.errors import ConfigError, FileError
 
-LEFT_OUT = {
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "pydoc_data",
-    "config",
-    "turtledemo",
-}
+LEFT_OUT = set("test tests idle_test site-packages dist-packages __pycache__ __phello__ pydoc_data turtledemo".split())
 """Folders of tests, tables and other people's packages."""
 MAX_MODULE, MAX_TOTAL = 300_000, 50_000_000
 """Bytes; a larger module is a table, not a text."""
@@ -36,8 +28,8 @@ class StandardLibrary:
     split: str
     folder: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["stdlib"]))
     skipped: Counter[str] = field(default_factory=Counter)
-    found: list[tuple[str, int]] = field(default_factory=list)
-    """Modules of the split and their sizes; found at the first reading."""
+    found: list[str] = field(default_factory=list)
+    """Modules of the split; found at the first reading."""
 
     def __post_init__(self) -> None:
         if self.split not in ("train", "valid", "test"):
@@ -46,33 +38,37 @@ class StandardLibrary:
     def about(self) -> int:
         return len(self.modules())
 
-    def modules(self) -> list[tuple[str, int]]:
-        if self.found:
-            return self.found
+    def modules(self) -> list[str]:
         total = 0
-        for path in sorted(self.folder.rglob("*.py"), key=lambda p: p.relative_to(self.folder).parts):
-            inner, size = path.relative_to(self.folder), path.stat().st_size
-            if LEFT_OUT.isdisjoint(inner.parts) and 0 < size <= MAX_MODULE and (total := total + size) <= MAX_TOTAL:
-                self.found.append((inner.as_posix(), size))
-        self.found = [(name, size) for name, size in self.found if split_of(name) == self.split]
+        for name, size in sorted(python_files(self.folder)) if not self.found else ():
+            total += size
+            if total <= MAX_TOTAL and split_of(name) == self.split:
+                self.found.append(name)
         if not self.found:
-            raise FileError(
-                f"{self.folder} has no modules to read: this Python comes without its library as text files"
-            )
+            raise FileError(f"{self.folder} has no modules: this Python comes without its library as text files")
         return self.found
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         self.skipped.clear()
-        for number, (name, _) in strided(iter(list(enumerate(self.modules(), 1))[start:]), stride):
+        for number, name in strided(islice(enumerate(self.modules(), 1), start, None), stride):
             try:
-                text = (self.folder / name).read_bytes().decode()
+                text = (self.folder / name).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
             except (OSError, UnicodeDecodeError):
                 self.skipped["not UTF-8"] += 1
                 continue
             if text.strip():
-                yield number, (text.replace("\r\n", "\n"),)
+                yield number, (text,)
             else:
                 self.skipped["an empty document"] += 1
+
+
+def python_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Paths within the folder and sizes of the modules that are texts."""
+    for place, inner, names in os.walk(folder):
+        inner[:] = [name for name in inner if name not in LEFT_OUT]
+        for path in (Path(place, name) for name in names if name.endswith(".py")):
+            if path.is_file() and 0 < (size := path.stat().st_size) <= MAX_MODULE:
+                yield path.relative_to(folder).as_posix(), size
 
 
 def split_of(name: str) -> str:

@@ -5,6 +5,7 @@ A record is a sentence: its words, and their tags, each joined by tabs.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,10 @@ class Tagged:
     columns: Sequence[int] = ()
     """Word, tag."""
     skipped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.conllu = ending(self.path) == ".conllu"
+        self.columns = self.columns or ((1, 3) if self.conllu else (0, -1))
 
     def about(self) -> int:
         return about(self.path) // 15  # words of a sentence, and its blank line
@@ -63,14 +68,13 @@ class Tagged:
 
     def row(self, text: str, number: int) -> tuple[str, str] | None:
         """Word and tag of a line; None for a comment, and for what CoNLL-U puts beside the words (1-2 and 1.1)."""
-        conllu = ending(self.path) == ".conllu"
-        if conllu and text.startswith("#") or text.startswith("-DOCSTART-"):
+        if self.conllu and text.startswith("#") or text.startswith("-DOCSTART-"):
             return None
-        cells = text.split("\t") if conllu or "\t" in text else text.split()
-        if conllu and not cells[0].isdecimal() and cells[0].replace("-", "").replace(".", "").isdecimal():
+        cells = text.split("\t") if self.conllu or "\t" in text else text.split()
+        if self.conllu and not cells[0].isdecimal() and re.fullmatch(r"\d+[-.]\d+", cells[0]):
             return None
-        word, tag = self.columns or ((1, 3) if conllu else (0, -1))
-        needed = max(word, tag, 1) + 1
+        word, tag = self.columns
+        needed = 2 if tag < 0 else max(word, tag) + 1
         if len(cells) < needed:
             raise FileError(
                 f"{self.path}, line {number}: {len(cells)} of {needed} columns ({text[:40]!r}); a word and its tag are needed"

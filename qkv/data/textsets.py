@@ -97,7 +97,7 @@ def imdb(_: str, split: str, local: Path | None) -> Corpus:
 
 
 def review(record: Record) -> Record | None:
-    text = re.sub(r"\s*(<br\s*/?>\s*)+", "\n", record[0]).strip()
+    text = re.sub(r"(<br ?/?>\s*)+", "\n", record[0]).strip()
     return (text, SENTIMENTS.get(record[1], record[1])) if text else None
 
 

@@ -11,23 +11,12 @@ import torch
 from torch import Tensor
 
 from qkv.batch import IGNORED, Batch
-from qkv.config import CorpusConfig, DataConfig, ModelConfig
-from qkv.data.corpora import corpus, training
-from qkv.data.sources import Corpus, Record, Source
+from qkv.config import DataConfig, ModelConfig
+from qkv.data.sources import Record
 
 Pair = tuple[Sequence[int], Sequence[int]]
 """Source ids, target ids; neither has special tokens yet."""
 Encode = Callable[[Sequence[str]], list[list[int]]]
-
-
-def source_of(c: CorpusConfig, data: DataConfig, split: str) -> Corpus:
-    """The corpus of pairs that a configuration names."""
-    return corpus(c, data, split, "translation")
-
-
-def training_source(data: DataConfig) -> Source:
-    """All training corpora as one."""
-    return training(data, "translation")
 
 
 @dataclass

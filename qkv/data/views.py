@@ -70,7 +70,7 @@ def tags(pair: Pair) -> Record:
 
 
 SENTENCES: dict[str, Callable[[Pair], Record]] = {
-    **{task: text for task in ("language", "masked", "replaced", "span-corruption", "denoising")},
+    **dict.fromkeys(("language", "masked", "replaced", "span-corruption", "denoising"), text),
     "classification": kind,
     "regression": length,
     "tagging": tags,
@@ -102,8 +102,15 @@ def following(grammar: Grammar, r: random.Random, first: Clause) -> list[Clause]
     subject = first.subject
     if isinstance(subject, Phrase):
         subject = replace(subject, determiner=("the", "d", "der"), adjective=None, owner=None, relative=None)
-    more = [replace(grammar.clause(r, "b", simple=True), subject=subject) for _ in range(r.randint(2, 4))]
-    return [first, *more]
+    drawn = iter(lambda: replace(grammar.clause(r, "b", simple=True), subject=subject), None)
+    others = (clause for clause in drawn if subject_alone(clause))
+    return [first, *islice(others, r.randint(2, 4))]
+
+
+def subject_alone(clause: Clause) -> bool:
+    """Not "I call me"."""
+    people = [n.row for n in (clause.subject, clause.indirect, clause.direct) if isinstance(n, Pronoun)]
+    return clause.subject.english()[0].tag != "PRON" or people.count(people[0]) == 1
 
 
 def lines(grammar: Grammar, r: random.Random, first: Clause) -> Record:

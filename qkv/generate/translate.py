@@ -175,10 +175,7 @@ class Translator:
     def batch(self, jobs: Sequence[Job], how: Request) -> list[Translation]:
         """Texts of similar length together."""
         c = self.config
-        source, mask = padded([job.source for job in jobs], c.pad_id if c.pad_id < c.vocab_size else 0)
-        inputs = source.new_full((len(jobs), 1), c.first_id or 0)
-        device = next(self.network.parameters()).device
-        batch = Batch(inputs, source=source, source_mask=None if mask.all() else mask).to(device)
+        batch = self.begin(jobs).to(next(self.network.parameters()).device)
         never = tuple(token for token in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if token < c.target_size)
         prefixes, phrases = [job.prefix for job in jobs], [job.phrases for job in jobs]
         rules = Rules(c.eos_ids, never, how.min_length, how.no_repeat_ngram, how.repetition_penalty, prefixes)
@@ -188,6 +185,13 @@ class Translator:
         if how.alignments:
             aligned = self.aligned(jobs, found, batch, how)
         return [gathered(list(map(self.written, *pair))) for pair in zip(found, aligned, strict=True)]
+
+    def begin(self, jobs: Sequence[Job]) -> Batch:
+        """What the search starts from: the sources, and the token that opens a target."""
+        c = self.config
+        source, mask = padded([job.source for job in jobs], c.pad_id if c.pad_id < c.vocab_size else 0)
+        inputs = source.new_full((len(jobs), 1), c.first_id or 0)
+        return Batch(inputs, source=source, source_mask=None if mask.all() else mask)
 
     def written(self, h: Hypothesis, alignment: Alignment) -> Translation:
         text = self.target.decode(h.ids[:-1] if h.ended else h.ids)

@@ -51,6 +51,15 @@ class State:
         old = self.keys if self.keys is not None else full(self.length)
         return torch.cat([old, mask if mask is not None else full(queries)], 1)
 
+    def first(self, length: int) -> State | None:
+        """The state as it was after `length` tokens; None where only the last one is known (recurrent cells, a source)."""
+        if length == self.length:
+            return self
+        if self.memory is not None or any(layer.keys() - {"key", "value"} for layer in self.layers):
+            return None
+        layers = tuple({name: kept[:, :, :length] for name, kept in layer.items()} for layer in self.layers)
+        return State(layers, length, None if self.keys is None else self.keys[:, :length])
+
     def select(self, rows: Tensor) -> State:
         """The same state for other rows of the batch, repeated or left out: how a beam moves."""
         layers = tuple({name: kept.index_select(0, rows) for name, kept in layer.items()} for layer in self.layers)

@@ -163,6 +163,7 @@ class CaptionsTask(PictureTask):
             *score(written, wanted),
         ]
         return {"examples": len(records), "left_out": dict(self.left_out), "how": searched(decode),
+                "beam": decode.beam, "length_penalty": decode.length_penalty,
                 "scores": [one.to_json() for one in scores]}  # fmt: skip
 
     # --- telling

@@ -7,6 +7,7 @@ One vector stands for the whole (`model.pooling`), and a linear layer on it give
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +18,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.batch import Batch, Loss
-from qkv.config import ModelConfig, Recipe
+from qkv.config import CorpusConfig, ModelConfig, Recipe
 from qkv.convert.files import write_text
 from qkv.data.corpora import corpus, training
-from qkv.data.sources import Record, Source
+from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.metrics import glue, scored, submission
 from qkv.models.output import Output
 from qkv.objectives import classes_words, objective
-from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.base import Say, Task, Words
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import around, by_length
 from qkv.text.tokenizer import Tokenizer
@@ -223,10 +224,28 @@ class ClassificationTask(Task):
         self.most = min(self.data.max_length, config.max_length)
         self.reader = Reader(config, self.tokenizer, self.most)
         self.batches = self.batched(training(self.data, self.name), lambda row: len(row.ids))
-        valid = corpus(self.data.valid, self.data, "valid", self.name)
-        self.valid = held_out(valid, "valid")
-        self.rows = self.labelled(self.valid, "valid")
-        self.left_out += valid.skipped
+        self.valid, self.left_out = self.held(self.data.valid, "valid")
+        self.rows = self.read_rows(self.valid)
+        # what is wrong with the test set is said now, not after hours of training
+        self.tested, self.untested = self.held(self.data.test, "test") if self.data.test else ([], Counter())
+
+    def held(self, c: CorpusConfig, name: str) -> tuple[list[Record], Counter[str]]:
+        """A held-out set and what of it could not be read. A label that nothing was learned about is an error; a test
+        set may have none at all."""
+        source = corpus(c, self.data, name, self.name)
+        records = [record for _, record in source.read()]  # blank ones too: a submission counts lines
+        if not records:
+            raise QkvError(f"the {name} set has no example: give data.{name} some that are not in the training set")
+        if name == "valid" or any(record[-1] for record in records):
+            for record in records:
+                if self.target(record[-1]) is None:
+                    raise QkvError(self.unknown(record[-1], name))
+        return records, Counter(source.skipped)
+
+    def read_rows(self, records: Sequence[Record]) -> list[Row]:
+        """Each text with its target; where there is none, with 0."""
+        rows = zip(records, self.reader([text_of(record) for record in records]), strict=True)
+        return [row._replace(target=self.target(record[-1]) or 0.0) for record, row in rows]
 
     # --- learning
 
@@ -236,21 +255,13 @@ class ClassificationTask(Task):
 
     def example(self, record: Record, row: Row) -> Row | str:
         target = self.target(record[-1])
-        if not any(part.strip() for part in record[:-1]):
-            return "no text"
+        if not all(part.strip() for part in record[:-1]):
+            return "an empty text"
         return f"the label {record[-1]!r}, which is none" if target is None else row._replace(target=target)
 
     def target(self, label: str) -> float | None:
         """The number of a class; None for one that the training set does not have."""
         return self.config.labels.index(label) if label in self.config.labels else None
-
-    def labelled(self, records: Sequence[Record], name: str) -> list[Row]:
-        """Rows of a held-out set, each with its target; a label that nothing was learned about is an error."""
-        targets = [self.target(record[-1]) for record in records]
-        if None in targets:
-            raise QkvError(self.unknown(records[targets.index(None)][-1], name))
-        rows = self.reader([text_of(record) for record in records])
-        return [row._replace(target=target) for row, target in zip(rows, targets, strict=True)]
 
     def unknown(self, label: str, name: str) -> str:
         known = ", ".join(map(repr, self.config.labels[:20])) + (" ..." if len(self.config.labels) > 20 else "")
@@ -283,22 +294,19 @@ class ClassificationTask(Task):
         """Every answer in a file, of a GLUE task also as its server reads it; scores where the right answers are known."""
         if self.data.test is None:
             return None
-        source: Source = corpus(self.data.test, self.data, "test", self.name)
-        records = [record for _, record in source.read()]  # all of them: a submission counts lines
-        known = all(record[-1] for record in records)
-        rows = self.labelled(records, "test") if known else self.reader([text_of(record) for record in records])
+        rows, right = self.read_rows(self.tested), [record[-1] for record in self.tested]
         cut = sum(row.cut for row in rows)
         if cut:
             say(f"{cut:,} of {len(rows):,} texts of the test set are cut to {self.most} tokens")
         logits = Classifier(self.config, network, self.tokenizer, self.most).logits(rows)
-        said, right = self.said(logits), [record[-1] for record in records]
+        said = self.said(logits)
         write_text(folder / PREDICTIONS, self.table(logits, said, right))
         task = glue(self.data.test.dataset)
         if task is not None:
             write_text(folder / task.file, submission(logits[:, 0].tolist() if self.config.n_classes == 1 else said))
-        scores = [scored(metric, said, right).to_json() for metric in self.metrics] if known else []
-        how = "answers only: the test set has no labels" if not known else f"texts of at most {self.most} tokens"
-        return {"examples": len(rows), "left_out": dict(source.skipped), "cut": cut, "how": how, "scores": scores}
+        scores = [scored(metric, said, right).to_json() for metric in self.metrics] if any(right) else []
+        how = f"texts of at most {self.most} tokens" if any(right) else "answers only: the test set has no labels"
+        return {"examples": len(rows), "left_out": dict(self.untested), "cut": cut, "how": how, "scores": scores}
 
     def table(self, logits: Tensor, said: list[str], right: list[str]) -> str:
         sure = logits.softmax(-1).amax(-1).tolist()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from qkv.models.build import n_patches
 from qkv.models.output import Output
 from qkv.objectives import classification
 from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.classification import Answer
 
 POOL_BYTES = 500_000_000
 """Pictures that are shuffled together fill at most this much memory."""
@@ -41,15 +42,6 @@ ANSWERS = "test.answers.tsv"
 # --- what an image classifier does
 
 
-class Seen(NamedTuple):
-    """What is in a picture."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-    """Of every class, the likeliest first."""
-
-
 class ImageClassifier:
     """A network with patches and a head for classes at work: pictures in, labels out."""
 
@@ -60,14 +52,12 @@ class ImageClassifier:
         self.config, self.network = c, network
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
-    def classify(self, given: Sequence[Any]) -> list[Seen]:
-        """The class of each picture: paths, Pillow images or arrays of uint8."""
-        found = []
-        for row in self.log_probs(given).exp():
-            best, order = row.sort(descending=True, stable=True)
-            names = [self.labels[i] for i in order.tolist()]
-            found.append(Seen(names[0], best[0].item(), dict(zip(names, best.tolist(), strict=True))))
-        return found
+    def classify(self, given: Sequence[Any], top_k: int | None = None) -> list[Answer]:
+        """The class of each picture: paths, Pillow images or arrays of uint8; `top_k`: so many probabilities only."""
+        best, order = self.log_probs(given).exp().topk(min(top_k or len(self.labels), len(self.labels)))
+        rows = zip(best.tolist(), order.tolist(), strict=True)
+        return [Answer(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)})
+                for p, which in rows]  # fmt: skip
 
     @torch.no_grad()
     def log_probs(self, given: Sequence[Any]) -> Tensor:

@@ -16,13 +16,14 @@ from qkv.batch import Batch, Loss
 from qkv.config import DataConfig, DecodeConfig, ModelConfig, Recipe
 from qkv.convert.files import write_text
 from qkv.data import translation as pairs
+from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import METRICS, bleu, score
 from qkv.generate.hypotheses import Beam
 from qkv.generate.search import greedy
-from qkv.generate.translate import Request, Translation, Translator
+from qkv.generate.translate import Request, Translator
 from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Task, Words, held_out
@@ -34,9 +35,11 @@ SOURCE, REFERENCE, HYPOTHESIS = "test.src.txt", "test.ref.txt", "test.hyp.txt"
 same digits."""
 
 
-def learn_tokenizers(data: DataConfig, say: Say = lambda _: None) -> tuple[Tokenizer, Tokenizer]:
+def learn_tokenizers(
+    data: DataConfig, say: Say = lambda _: None, task: str = "translation"
+) -> tuple[Tokenizer, Tokenizer]:
     """Source and target tokenizers from the training text; one and the same where the vocabulary is joint."""
-    corpora = [pairs.source_of(c, data, "train") for c in data.train]  # one pass over each, whatever its weight
+    corpora = [corpus(c, data, "train", task) for c in data.train]  # one pass over each, whatever its weight
     sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
     learned = [end_only(learn_tokenizer(corpora, lambda record: record[side], data, say)) for side in sides]  # noqa: B023
     return learned[0], learned[-1]
@@ -73,15 +76,15 @@ class TranslationTask(Task):
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
         assert recipe.data is not None
         given = given_tokenizer(recipe)
-        return Words(given, given) if given is not None else Words(*learn_tokenizers(recipe.data, say))
+        return Words(given, given) if given is not None else Words(*learn_tokenizers(recipe.data, say, cls.name))
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
         super().__init__(recipe, config, words, rank, world)
         assert words.source is not None and words.target is not None
         self.source, self.target = words.source, words.target
         self.cleaning = pairs.Encoder(self.source.plain, self.target.plain, self.data)
-        self.batches = self.batched(pairs.training_source(self.data), pairs.length)
-        valid = pairs.source_of(self.data.valid, self.data, "valid")
+        self.batches = self.batched(training(self.data, self.name), pairs.length)
+        valid = corpus(self.data.valid, self.data, "valid", self.name)
         self.valid, self.left_out = self.readable(held_out(valid, "valid"))
         self.left_out += valid.skipped
 
@@ -118,9 +121,12 @@ class TranslationTask(Task):
         written = greedy_texts(network, self.config, self.source, self.target, texts, self.recipe.decode)
         return {"bleu": bleu(written, [r[1] for r in self.valid]), "loss": self.loss(network)}
 
-    @torch.no_grad()
     def loss(self, network: nn.Module) -> float:
-        rows = list(zip(*self.ids(list(self.valid)), strict=True))
+        """Per target token, of the whole held-out set."""
+        return self.mean_loss(network, list(zip(*self.ids(list(self.valid)), strict=True)))
+
+    @torch.no_grad()
+    def mean_loss(self, network: nn.Module, rows: list[Any]) -> float:
         total, count, device = 0.0, 0, next(network.parameters()).device
         for batch in (self.collate(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
             found = translation(network(batch), batch, smoothing=0.0)
@@ -131,7 +137,7 @@ class TranslationTask(Task):
         """Translated with the recipe's search, in files of one sentence per line, and scored."""
         if self.data.test is None:
             return None
-        source = pairs.source_of(self.data.test, self.data, "test")
+        source = corpus(self.data.test, self.data, "test", self.name)
         records = held_out(source, "test")
         for reason, count in source.skipped.items():
             say(f"left out of the test set: {count:,} {reason}")
@@ -151,11 +157,16 @@ class TranslationTask(Task):
         say(f"reading the test set: {len(texts):,} texts, {searched(self.recipe.decode)}")
         device = next(network.parameters()).device
         network = pack(network) if device.type == "cpu" else network
-        translator = Translator(self.config, network, self.source, self.target)
-        found: list[Translation] = translator.translate(texts, request(self.recipe.decode))
+        found = self.translator(network).translate(texts, self.request())
         for problem, count in Counter(one.problem for one in found if one.problem).most_common():
             say(f"not read, and scored as empty: {count:,} of {problem}")
         return [one_line(one.text) for one in found]
+
+    def translator(self, network: Any) -> Translator:
+        return Translator(self.config, network, self.source, self.target)
+
+    def request(self) -> Request:
+        return request(self.recipe.decode)
 
     # --- telling
 
@@ -168,12 +179,12 @@ class TranslationTask(Task):
 
 def two_sides(data: DataConfig) -> None:
     """Every corpus has a source and a target."""
-    for corpus in (*data.train, data.valid, *([data.test] if data.test else [])):
-        given = corpus.files or corpus.columns or (0, 1)
+    for one in (*data.train, data.valid, *([data.test] if data.test else [])):
+        given = one.files or one.columns or (0, 1)
         if len(given) != 2:
             raise ConfigError(
                 f"a translation corpus has two files or columns, source and target; given {list(given)}"
-                + (f'; if both sides are in its rows: {{ table = "{given[0]}" }}' if len(corpus.files) == 1 else "")
+                + (f'; if both sides are in its rows: {{ table = "{given[0]}" }}' if len(one.files) == 1 else "")
             )
 
 

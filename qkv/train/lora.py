@@ -31,6 +31,8 @@ UPDATE = re.compile(r"(.+)\.parametrizations\.weight\.(original|0\.(?:a|b|scale)
 class LowRank(nn.Module):
     """W -> W + scale B A, with A (rank, in) random and B (out, rank) 0: at the start nothing changes."""
 
+    scale: Tensor
+
     def __init__(self, weight: Tensor, rank: int, alpha: float):
         super().__init__()
         out, width = weight.shape
@@ -39,7 +41,7 @@ class LowRank(nn.Module):
         self.register_buffer("scale", torch.tensor(alpha / rank, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return updated(weight, self.a, self.b, self.scale)  # type: ignore[arg-type]
+        return updated(weight, self.a, self.b, self.scale)
 
 
 def updated(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:

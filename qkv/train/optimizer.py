@@ -82,8 +82,8 @@ def places(network: nn.Module) -> dict[nn.Parameter, Place]:
         for level, modules in enumerate(parts):
             for parameter in (p for module in modules for p in module.parameters()):
                 found.setdefault(parameter, Place(level, len(parts) - 1))
-    for module in network.modules():
-        for parameter in module.head.parameters() if isinstance(getattr(module, "head", None), nn.Module) else ():
+    for head in (getattr(module, "head", None) for module in network.modules()):
+        for parameter in head.parameters() if isinstance(head, nn.Module) else ():
             found.setdefault(parameter, Place(0, 0, head=True))
     return found
 

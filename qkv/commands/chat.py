@@ -1,0 +1,109 @@
+"""`qkv chat`: a conversation with a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.generate import Seed, Temperature, TopK, TopP
+from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.generate.conversation import Conversation
+
+HELP = "/reset begins anew, /system TEXT sets the system message and begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+
+
+def run(
+    folder: Folder,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; at most half of the context.")] = 512,
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Talk with a model that has a chat template, turn by turn; answers appear as they are written.
+
+    In a conversation: /reset begins anew, /system TEXT sets the system message
+    and begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer. The history
+    is kept; when the context is full, the oldest turns are dropped, and said so.
+    From a pipe, every line is a message. --json prints the transcript at the end.
+
+    [dim]qkv chat chat-model --temperature 0.2[/]
+    [dim]printf 'What is the capital of France?\\\\nAnd of Italy?\\\\n' | qkv chat chat-model[/]
+    """
+    from qkv.api import load
+    from qkv.generate.choose import Sampling
+
+    if sys.stdin is None:
+        raise QkvError("there is no standard input to read messages from")
+    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p)
+    talk = load(folder, device=device.value).conversation(system, max_new_tokens, how, seed)
+    typed = sys.stdin.isatty()
+    if typed:
+        print(HELP, file=sys.stderr)
+    for line in lines(typed):
+        if not line.startswith("/"):
+            turn(talk, line, quiet=as_json)
+        elif line == "/exit":
+            break
+        else:
+            command(talk, line)
+    if as_json:
+        print(json.dumps({"messages": talk.messages, "forgotten": talk.forgotten}, ensure_ascii=False, indent=2))
+
+
+def lines(typed: bool) -> Iterator[str]:
+    """Messages: typed ones with a mark before them, or the lines of a pipe; empty ones are none."""
+    while True:
+        try:
+            line = input("> ") if typed else sys.stdin.readline()
+        except EOFError:
+            return
+        except KeyboardInterrupt:  # nothing is being written: only the line is given up
+            print(file=sys.stderr)
+            continue
+        if not typed and not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def command(talk: Conversation, line: str) -> None:
+    name, _, text = line.partition(" ")
+    if name == "/reset":
+        talk.reset()
+        print("begun anew", file=sys.stderr)
+    elif name == "/system":
+        talk.reset()
+        talk.system = text.strip() or None
+        print("the system message is set" if talk.system else "there is no system message now", file=sys.stderr)
+    else:
+        print(f"there is no {name}: {HELP}", file=sys.stderr)
+
+
+def turn(talk: Conversation, text: str, quiet: bool) -> None:
+    """One message and its answer. A message that cannot be answered is said, and the conversation goes on."""
+    before = talk.forgotten
+    try:
+        for piece in talk.ask(text):
+            if talk.forgotten > before:
+                print(f"the context is full: the first {talk.forgotten} messages are forgotten", file=sys.stderr)
+                before = talk.forgotten
+            if not quiet:
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" (stopped)", end="", file=sys.stderr, flush=True)
+    except QkvError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return
+    if not quiet:
+        print(flush=True)

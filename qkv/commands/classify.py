@@ -1,0 +1,109 @@
+"""`qkv classify`: texts, pairs of texts or pictures in, a label for each out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.describe import answer
+from qkv.commands.translate import Line, chunks
+from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.api import Model
+    from qkv.tasks.classification import Answer
+
+FILE = typer.Argument(
+    metavar="[FILE]", show_default=False,
+    help="A text per line; default, and -: standard input. Of a model that reads pictures: the pictures.",
+)  # fmt: skip
+TOP = typer.Option("--top-k", min=1, help="So many labels, the most likely first: label TAB probability TAB label ...")
+PAIRS = typer.Option("--pairs", help="Each line has two texts to compare, a tab between.")
+
+
+def run(
+    folder: Folder,
+    files: Annotated[list[str] | None, FILE] = None,
+    pairs: Annotated[bool, PAIRS] = False,
+    top_k: Annotated[int, TOP] = 1,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Classify texts: label TAB probability on each line, of a regression the number.
+
+    The order is kept, and an empty line gives an empty line. Of a text that is
+    longer than the model can read, only the beginning counts; how many there were
+    is said. A line that cannot be read gives an empty line and a message on
+    standard error, and the exit code is 1.
+
+    [dim]echo "What a lovely film!" | qkv classify my-model[/]
+    [dim]qkv classify my-model pairs.tsv --pairs --json[/]
+    [dim]qkv classify my-vision-model cat.png dog.png --top-k 3[/]
+    """
+    from qkv.api import load
+    from qkv.data.lines import open_binary
+
+    model = load(folder, device=device.value)
+    model.classify([])  # a model that has no classes says so before anything is read
+    if model.config.image_size is not None:
+        return answer(model, files, model.classify, lambda path, one, problem: shown(one, problem, as_json, top_k, path))
+    if files and len(files) > 1:
+        raise QkvError(f"this model reads texts, one file of them: given {len(files)}")
+    file = Path(files[0]) if files and files[0] != "-" else None
+    if file is not None:
+        open_binary(file).close()
+    with writing():
+        problems = classify_lines(model, file, pairs, as_json, top_k)
+    if problems:
+        raise typer.Exit(1)
+
+
+def classify_lines(model: Model, file: Path | None, pairs: bool, as_json: bool, top_k: int) -> int:
+    """Print the answers to all lines; how many could not be read."""
+    done = problems = cut = 0
+    for chunk in chunks(file):
+        lines = [parted(line, pairs) for line in chunk]
+        found = iter(model.classify([text for text, problem in lines if text and not problem]))
+        for text, problem in lines:
+            done += 1
+            one = next(found) if text and not problem else None
+            cut += one is not None and one.cut
+            if problem:
+                problems += 1
+                print(f"line {done} is not classified: {problem}", file=sys.stderr)
+            print(shown(one, problem, as_json, top_k))
+        sys.stdout.flush()
+    if cut:
+        print(f"{cut:,} of {done:,} texts were cut to {model.config.max_length} tokens", file=sys.stderr)
+    return problems
+
+
+def parted(line: Line, pairs: bool) -> tuple[Any, str]:
+    """What a line gives to read (nothing of an empty one), and what is wrong with it."""
+    text, problem = line
+    if problem or text is None or not text.strip():
+        return None, problem
+    if not pairs:
+        return text, ""
+    parts = text.split("\t")
+    return tuple(parts), "" if len(parts) == 2 else f"it has {len(parts)} texts, not two with a tab between"
+
+
+def shown(one: Answer | None, problem: str, as_json: bool, top_k: int, picture: str = "") -> str:
+    """One line."""
+    if as_json:
+        given = {"picture": picture} if picture else {}
+        said: dict[str, Any] = {"label": None} if one is None else one.to_json()
+        if top_k > 1 and one is not None and one.probabilities:
+            said["probabilities"] = dict(list(one.probabilities.items())[:top_k])
+        return json.dumps(given | said | ({"problem": problem} if problem else {}), ensure_ascii=False)
+    if one is None:
+        return ""
+    if one.score is not None:
+        return f"{one.score:.4f}"
+    return "\t".join(f"{label}\t{p:.4f}" for label, p in list(one.probabilities.items())[:top_k])

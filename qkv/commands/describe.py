@@ -1,0 +1,87 @@
+"""`qkv describe`: pictures in, a sentence about each out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of, writing
+
+if TYPE_CHECKING:
+    from qkv.api import Model
+
+PICTURES = typer.Argument(
+    metavar="PICTURE", help="PNG, JPEG ... files; default, and -: their paths on standard input.", show_default=False
+)
+CHUNK = 64
+"""Pictures that are opened and looked at together."""
+
+
+def run(
+    folder: Folder,
+    pictures: Annotated[list[str] | None, PICTURES] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses per picture; default: the run's own, else 4.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Longest caption in tokens.")] = None,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Describe pictures: one line each, in their order.
+
+    A file that is not a picture gives an empty line and a message on standard
+    error; the others are described, and the exit code is 1.
+
+    [dim]qkv describe my-model holiday.jpg cat.png[/]
+    [dim]ls pictures/*.png | qkv describe my-model --json[/]
+    """
+    from qkv.api import load
+
+    model = load(folder, device=device.value)
+    search = search_of(folder, beam, None) | {"max_length": max_length}
+    model.describe([], **search)  # a model that cannot describe says so before anything is read
+
+    def show(path: str, one: Any, problem: str) -> str:
+        if not as_json:
+            return one.text if one else ""
+        said = {"text": one.text, "score": one.score} if one else {"text": "", "problem": problem}
+        return json.dumps({"picture": path, **said}, ensure_ascii=False)
+
+    answer(model, pictures, lambda some: model.describe(some, **search), show)
+
+
+def answer(model: Model, paths: Sequence[str] | None, ask: Callable[[list[Any]], list[Any]],
+           show: Callable[[str, Any, str], str]) -> None:  # fmt: skip
+    """Print what `show` makes of (path, answer or None, problem) of each picture; exit code 1 where one could not be read."""
+    from qkv.data.images import pixels
+    from qkv.errors import QkvError
+
+    problems = 0
+    with writing():
+        for chunk in chunks(paths):
+            tables, wrong = [], {}
+            for number, path in enumerate(chunk):
+                try:
+                    tables.append(pixels(Path(path), model.config.image_size or 0, model.config.n_channels))
+                except QkvError as error:
+                    wrong[number] = str(error)
+                    print(error, file=sys.stderr)
+            found = iter(ask(tables))
+            for number, path in enumerate(chunk):
+                print(show(path, None if number in wrong else next(found), wrong.get(number, "")))
+            sys.stdout.flush()
+            problems += len(wrong)
+    if problems:
+        raise typer.Exit(1)
+
+
+def chunks(paths: Sequence[str] | None) -> Iterator[list[str]]:
+    """Paths from the command line, or the lines of standard input."""
+    given = sys.stdin if not paths or list(paths) == ["-"] else paths
+    lines = (line for path in given if (line := path.strip("\r\n")))
+    while some := list(islice(lines, CHUNK)):
+        yield some

@@ -1,0 +1,115 @@
+"""`qkv embed`: lines of text in, vectors out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.translate import chunks
+from qkv.errors import QkvError
+
+if TYPE_CHECKING:
+    from qkv.tasks.embed import Embedder
+
+FILE = typer.Argument(metavar="[FILE]", help="A text per line; default, and -: standard input.", show_default=False)
+
+
+class Pooling(StrEnum):
+    mean = "mean"
+    cls = "cls"
+    last = "last"
+    tokens = "tokens"
+
+
+POOLING = typer.Option(help="Mean of the tokens' vectors, the first (cls), the last, or one for each of the tokens.")
+LAYER = typer.Option(help="0 = the embeddings, 1 = the lowest layer; -1 = the last, -2 = the one below it.")
+OUT = typer.Option(metavar="FILE", help="Write .npy (numpy), .safetensors or .tsv (TensorBoard's projector).")
+
+
+def run(
+    folder: Folder,
+    file: Annotated[Path | None, FILE] = None,
+    pooling: Annotated[Pooling, POOLING] = Pooling.mean,
+    layer: Annotated[int, LAYER] = -1,
+    normalize: Annotated[bool, typer.Option(help="Make every vector of length 1.")] = True,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut what is too long, instead of an error.")] = False,
+    out: Annotated[Path | None, OUT] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts read at once.")] = 32,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Turn texts into vectors, features for another model: one vector per line, or one per token.
+
+    Without --out a line of numbers for each text; with --pooling tokens a piece of text and
+    its numbers on each line, and a blank line after each text; with --json an object per text.
+    A line that cannot be read is an error: every line has its vector, in the order of the file.
+
+    [dim]echo "The old man sleeps." | qkv embed my-encoder --json[/]
+    [dim]qkv embed my-encoder texts.txt --pooling cls --layer -2 --out vectors.npy[/]
+    """
+    from qkv.api import load
+    from qkv.data.lines import open_binary
+    from qkv.tasks.embed import fits
+
+    file = None if str(file) == "-" else file
+    if file is not None:
+        open_binary(file).close()  # a wrong path is said before the model is read
+    if out is not None:
+        fits(out)
+    embedder = load(folder, device=device.value).embedder(layer, batch_size)
+    each = pooling is Pooling.tokens
+    how: dict[str, Any] = {"normalize": normalize, "truncate": truncate} | ({} if each else {"pooling": pooling.value})
+    if out is not None:
+        keep(embedder, file, out, how, each)
+        return
+    with writing():
+        for texts in lines(file):
+            found = embedder.tokens(texts, **how) if each else embedder.embed(texts, **how).tolist()
+            for text, one in zip(texts, found, strict=True):
+                print(shown(text, one, each, as_json), flush=True)
+
+
+def lines(file: Path | None) -> Iterator[list[str]]:
+    """Texts in chunks; one that is no text is an error, since the others would lose their places."""
+    done = 0
+    for chunk in chunks(file):
+        for number, (text, problem) in enumerate(chunk, done + 1):
+            if text is None:
+                raise QkvError(f"line {number} cannot be read ({problem}): mend it, or leave it out")
+        done += len(chunk)
+        yield [text or "" for text, _ in chunk]
+
+
+def keep(embedder: Embedder, file: Path | None, out: Path, how: dict[str, Any], each: bool) -> None:
+    """All vectors into a file."""
+    import torch
+
+    from qkv.tasks.embed import write, write_tokens
+
+    texts, found = [], []
+    for some in lines(file):
+        texts += some
+        found += embedder.tokens(some, **how) if each else [embedder.embed(some, **how).cpu()]
+    if each:
+        write_tokens(out, found, embedder.config.d_model)
+    else:
+        write(out, torch.cat(found) if found else torch.zeros(0, embedder.config.d_model), texts)
+    print(f"wrote {out}: {len(texts):,} texts, vectors of width {embedder.config.d_model}")
+
+
+def shown(text: str, one: Any, each: bool, as_json: bool) -> str:
+    from qkv.tasks.embed import numbers, one_line
+
+    if as_json:
+        found = {"tokens": one.pieces, "vectors": one.vectors.tolist()} if each else {"vector": one}
+        return json.dumps({"text": text, **found}, ensure_ascii=False)
+    if not each:
+        return numbers(one)
+    rows = zip(one.pieces, one.vectors.tolist(), strict=True)
+    return "".join(f"{one_line(piece)}\t{numbers(row)}\n" for piece, row in rows)  # print adds the blank line

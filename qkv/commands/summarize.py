@@ -1,0 +1,64 @@
+"""`qkv summarize`: long texts in, short ones out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of, writing
+
+FILE = typer.Argument(metavar="[FILE]", help="A text per line; default, and -: standard input.", show_default=False)
+WHOLE = typer.Option("--whole", help="The whole file is one text, line ends and all.")
+
+
+def run(
+    folder: Folder,
+    file: Annotated[Path | None, FILE] = None,
+    whole: Annotated[bool, WHOLE] = False,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Hypotheses per text; default: the run's own, else 4.")
+    ] = None,
+    max_length: Annotated[int, typer.Option(min=1, help="Longest summary in tokens.")] = 64,
+    as_json: Json = False,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Summarise texts: one line each, in their order.
+
+    Of a text that is longer than the model reads, the beginning is summarised.
+    A line that is no text gives an empty line and a message on standard error,
+    and the exit code is 1.
+
+    [dim]qkv summarize my-model mails.txt > subjects.txt[/]
+    [dim]qkv summarize my-model report.txt --whole --json[/]
+    """
+    from qkv.api import load
+    from qkv.commands.translate import chunks
+    from qkv.data.lines import open_binary, read_whole
+
+    file = None if str(file) == "-" else file
+    if file is not None:
+        open_binary(file).close()  # a wrong path is said before the model is read
+    model = load(folder, device=device.value)
+    search = search_of(folder, beam, None) | {"max_length": max_length}
+    model.summarize([], **search)  # so is a model that cannot write
+    done = problems = 0
+    with writing():
+        for chunk in [[(read_whole(file or "-"), "")]] if whole else chunks(file):
+            found = model.summarize([text or "" for text, _ in chunk], **search)
+            for one, (text, reason) in zip(found, chunk, strict=True):
+                done += 1
+                problem = (
+                    reason or one.problem or ("" if (text or "").strip() or not whole else "there is no text in it")
+                )
+                if problem:
+                    problems += 1
+                    print(f"line {done} is not summarised: {problem}", file=sys.stderr)
+                fields = {"summary": one.text, "score": one.score} | ({"problem": problem} if problem else {})
+                print(json.dumps(fields, ensure_ascii=False) if as_json else " ".join(one.text.split()))
+            sys.stdout.flush()
+    if problems:
+        raise typer.Exit(1)

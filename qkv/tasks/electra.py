@@ -1,0 +1,145 @@
+"""ELECTRA (Clark et al. 2020): a small generator fills the gaps of a text, and a network learns to tell which tokens it
+wrote. Every token of a text is a question then, not only the few under masks, so that less text teaches more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.batch import IGNORED, Batch, Loss
+from qkv.config import ModelConfig, Recipe
+from qkv.data import corrupt
+from qkv.data.translation import padded
+from qkv.device import aside
+from qkv.errors import ConfigError
+from qkv.models.build import build
+from qkv.models.output import Output
+from qkv.objectives import masked, replaced
+from qkv.tasks.base import Words
+from qkv.tasks.pretraining import Pretraining, hits, marks_of
+from qkv.tasks.windows import around
+
+WEIGHT = 50.0
+"""How much the discriminator's mean loss counts beside the generator's."""
+SHARE = 4
+"""The generator has a quarter of the width."""
+
+
+def generator_config(c: ModelConfig) -> ModelConfig:
+    """A narrow network of the same depth over the same word vectors, that answers with a word."""
+    heads = max(1, c.n_heads // SHARE)
+    width = max(1, c.d_model // SHARE // heads) * heads
+    return c.changed(  # type: ignore[no-any-return]
+        head="masked", tie="output", output_bias=True, d_embed=c.d_embed or c.d_model, d_model=width, n_heads=heads,
+        n_kv_heads=None, d_head=None, d_ff=max(1, c.d_ff // SHARE),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Both:
+    """What the two networks say, and the batch that the discriminator was asked about."""
+
+    generator: Output
+    discriminator: Output
+    batch: Batch
+
+
+class Electra(nn.Module):
+    """Generator and discriminator with one table of words (and of positions and segments, where they are learned)."""
+
+    def __init__(self, c: ModelConfig):
+        super().__init__()
+        self.discriminator: Any = build(c)
+        self.generator: Any = build(generator_config(c))
+        mine, its = self.discriminator.embed, self.generator.embed
+        its.tokens, its.position, its.segments = mine.tokens, mine.position, mine.segments
+        self.generator.head.words.weight = mine.tokens.weight
+
+    def forward(self, batch: Batch) -> Both:
+        """`batch` has masks in its inputs, and the words under them as targets."""
+        assert batch.inputs is not None and batch.targets is not None
+        output = self.generator(batch)
+        hidden = batch.targets != IGNORED  # (B, T)
+        written = batch.inputs.masked_scatter(hidden, drawn(output, hidden))
+        wrong = hidden & (written != batch.targets)  # a lucky guess is the original word
+        answers = wrong.long() if batch.mask is None else wrong.long().masked_fill(~batch.mask, IGNORED)
+        asked = replace(batch, inputs=written, targets=answers)
+        return Both(output, self.discriminator(asked), asked)
+
+
+@torch.no_grad()
+def drawn(output: Output, hidden: Tensor) -> Tensor:
+    """(N,) a word for each hidden place, drawn from the generator's probabilities; no gradient goes through a choice."""
+    return output.head(output.hidden[hidden]).float().softmax(-1).multinomial(1).squeeze(1)
+
+
+class ReplacedTask(Pretraining):
+    """The loss is the generator's, of masked words, and WEIGHT times the discriminator's; the discriminator is kept."""
+
+    name, noun, hub_tag = "replaced", "a reader that sees which words were exchanged", "feature-extraction"
+    family, heads, special = "encoder", ("replaced",), ["<mask>"]
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        super().possible(recipe)
+        if recipe.data is not None and recipe.data.test is not None:
+            raise ConfigError(
+                "data.test: what is asked of a discriminator comes from its generator, which is not kept; leave it out"
+            )
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        assert words.source is not None
+        self.gaps = around(words.source, config)
+        self.marks = marks_of(words.source, recipe.corrupt.whole_words)
+        super().__init__(recipe, config, words, rank, world)
+
+    def around(self) -> int:
+        return sum(map(len, self.gaps))
+
+    def network(self) -> nn.Module:
+        return Electra(self.config)
+
+    def kept(self, network: nn.Module) -> nn.Module:
+        return network.discriminator  # type: ignore[return-value]
+
+    def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
+        """[CLS] text [SEP], every hidden word a mask."""
+        rows = [corrupt.masked(ids, r, self.corrupt.rate, self.marks, kept=0, random_words=0) for ids in examples]
+        begin, end = self.gaps
+        inputs, mask = padded([[*begin, *ids, *end] for ids, _ in rows], self.config.pad_id)  # (B, T) each
+        away = [IGNORED] * len(begin), [IGNORED] * len(end)
+        targets, _ = padded([[*away[0], *asked, *away[1]] for _, asked in rows], IGNORED)
+        return Batch(inputs, None if mask.all() else mask, targets)
+
+    def objective(self, output: Both, batch: Batch) -> Loss:  # type: ignore[override]
+        """Divided by the number of masks, which are `rate` of the tokens: that makes it the sum of the two means."""
+        words, wrong = masked(output.generator, batch), replaced(output.discriminator, output.batch)
+        return Loss(words.sum + WEIGHT * self.corrupt.rate * wrong.sum, words.count)
+
+    @torch.no_grad()
+    def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
+        """The joint loss; how many of the masked words the generator guesses; how many of the exchanged words the
+        discriminator finds, and how many of those that it names were exchanged."""
+        total, count, right, found, named, true = 0.0, 0, 0, 0, 0, 0
+        device = next(network.parameters()).device
+        with aside(device):
+            torch.manual_seed(0)  # the generator draws alike at every look
+            for batch in (one.to(device) for one in batches):
+                both = network(batch)
+                loss = self.objective(both, batch)
+                total, count = total + loss.sum.item(), count + loss.count
+                right += int(hits(both.generator, batch.targets))  # type: ignore[arg-type]
+                said, is_so = both.discriminator.logits > 0, both.batch.targets == 1
+                real = both.batch.targets != IGNORED
+                found, named, true = (n + int(x.sum()) for n, x in
+                                      ((found, said & is_so), (named, said & real), (true, is_so)))  # fmt: skip
+        return {"loss": total / max(count, 1), "generator_accuracy": 100 * right / max(count, 1),
+                "recall": 100 * found / max(true, 1), "precision": 100 * found / max(named, 1)}  # fmt: skip
+
+    def use(self, folder: str) -> tuple[str, str]:
+        return f"qkv embed {folder} texts.txt", 'model.embed(["Two texts", "to compare"])'

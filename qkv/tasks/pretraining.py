@@ -1,0 +1,378 @@
+"""Pre-training: text without labels teaches a network to mend it. Masked words (BERT, Devlin et al. 2019), spans (T5, Raffel
+et al. 2020), denoising (BART, Lewis et al. 2020).
+
+Documents are cut into windows of at most data.max_length tokens. A window is spoiled anew each time it is read, with the
+random numbers that checkpoints store, so that a run that stopped goes on with the very same masks.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from qkv.batch import IGNORED, Batch, Loss
+from qkv.config import CorpusConfig, ModelConfig, Recipe
+from qkv.data import corrupt
+from qkv.data.corpora import corpus, training
+from qkv.data.corrupt import Marks
+from qkv.data.sources import Record
+from qkv.data.translation import collate as collate_pairs
+from qkv.data.translation import padded
+from qkv.errors import ConfigError, QkvError
+from qkv.models.output import Output
+from qkv.objectives import cross_entropy, masked_next, wanted
+from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
+from qkv.tasks.windows import around, by_length
+from qkv.text.kinds import put_around
+from qkv.text.tokenizer import Tokenizer
+from qkv.text.train import BOS, EOS
+
+MASKS = ("[MASK]", "<mask>")
+SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
+"""T5's names of the spans that are taken out."""
+STOPS = ".!?"
+"""What ends a sentence."""
+EVALUATED = 4096
+"""Tokens that are read at once where nothing is learned."""
+
+
+# --- what a vocabulary has for it
+
+
+def mask_token(tokenizer: Tokenizer) -> str:
+    """The name of the token that hides another one."""
+    names = (tokenizer.special_names().get("mask_token", ""), *MASKS)
+    found = next((name for name in names if name and tokenizer.id_of(name) is not None), None)
+    if found is None:
+        raise QkvError("this vocabulary has no mask token ([MASK] or <mask>): take one that has, or learn a new one")
+    return found
+
+
+def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    added = tokenizer.backend.get_added_tokens_decoder()
+    return frozenset(i for i, token in added.items() if token.special)
+
+
+def marks_of(tokenizer: Tokenizer, whole_words: bool = False) -> Marks:
+    names, special = tokenizer.backend.get_vocab(with_added_tokens=True), special_tokens(tokenizer)
+    mask = names[mask_token(tokenizer)]
+    inside = corrupt.inner_pieces(names) if whole_words else frozenset()
+    return Marks(mask, sorted(set(names.values()) - special), special, inside)
+
+
+def sentinels_of(tokenizer: Tokenizer) -> list[int]:
+    """T5's sentinels that the vocabulary has, from <extra_id_0> on."""
+    ids = [tokenizer.id_of(name) for name in SENTINELS]
+    found = [i for i in ids if i is not None]
+    if len(found) < 2:
+        raise QkvError("this vocabulary has no sentinels (<extra_id_0>, ...): take one that has, or learn a new one")
+    return found
+
+
+# --- what all of them share
+
+
+class Pretraining(Task):
+    """Windows of text, spoiled; cross-entropy of what was there; the same, always spoiled alike, on the held-out text."""
+
+    metric = "loss"
+    family: ClassVar[str]
+    heads: ClassVar[tuple[str, ...]]
+    special: ClassVar[Sequence[str]] = ()
+    """Tokens that a vocabulary learned for it has beside the usual ones."""
+    least = 1
+    """Tokens of a window at the least."""
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        data, c = recipe.data, recipe.model
+        if data is None or c.family != cls.family or c.head not in cls.heads or c.image_size is not None:
+            heads = " or ".join(map(repr, cls.heads))
+            raise ConfigError(
+                f"task {cls.name!r} needs [data] and a model of family {cls.family!r} with head {heads} that reads text; "
+                f"this is of family {c.family!r} with head {c.head!r}"
+            )
+        if data.max_length > c.max_length:
+            raise ConfigError(
+                f"data.max_length = {data.max_length} tokens do not fit model.max_length = {c.max_length}: lower the one or "
+                "raise the other"
+            )
+
+    @classmethod
+    def records(cls, recipe: Recipe) -> str:
+        """The kind of records that the corpora are asked for."""
+        return cls.name
+
+    @classmethod
+    def prepare(cls, recipe: Recipe, say: Say) -> Words:
+        assert recipe.data is not None
+        tokenizer = given_tokenizer(recipe)
+        if tokenizer is None:
+            corpora = [corpus(c, recipe.data, "train", cls.records(recipe)) for c in recipe.data.train]
+            own = recipe.data.tokenizer == "wordpiece"  # which has [MASK]
+            special = [name for name in cls.special if not (own and name in MASKS)]
+            tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say, special)
+            if tokenizer.id_of(EOS) is not None and cls.family == "encoder":
+                put_around(tokenizer.backend, BOS, EOS)  # as [CLS] and [SEP] in WordPiece
+        return Words(tokenizer, tokenizer)
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        super().__init__(recipe, config, words, rank, world)
+        assert words.source is not None
+        self.tokenizer, self.corrupt = words.source, recipe.corrupt
+        self.room = self.data.max_length - self.around()
+        if self.room < 2:
+            raise QkvError(f"data.max_length = {self.data.max_length} leaves no room for text between special tokens")
+        self.batches = self.batched(training(self.data, self.records(recipe)), self.length)
+        self.valid = self.held_out(self.data.valid, "valid")
+        self.asked = self.spoiled(self.valid)
+
+    def around(self) -> int:
+        """How many special tokens a window has."""
+        return 1  # the end token
+
+    # --- learning
+
+    def examples(self, records: Sequence[Record]) -> list[Any]:
+        """The windows of each text, all about equally long: rests of a few words would teach little."""
+        found: list[Any] = []
+        for ids in self.tokenizer.plain([record[0] for record in records]):
+            count = math.ceil(len(ids) / self.room)
+            cuts = [len(ids) * i // max(count, 1) for i in range(count + 1)]
+            windows = [array("i", ids[a:b]) for a, b in pairwise(cuts) if b - a >= self.least]
+            found += windows or ["too short a text"]
+        return found
+
+    def length(self, example: Any) -> int:
+        return len(example) + self.around()
+
+    def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
+        """A batch of windows, spoiled as the random numbers have it."""
+        raise NotImplementedError
+
+    def collate(self, examples: list[Any]) -> Batch:
+        return self.spoil(examples, random.Random(int(torch.randint(2**62, ()))))  # stored by checkpoints
+
+    def objective(self, output: Output, batch: Batch) -> Loss:
+        return cross_entropy(output, wanted(batch), self.recipe.train.label_smoothing)
+
+    # --- asking
+
+    def held_out(self, c: CorpusConfig, name: str) -> list[Any]:
+        source = corpus(c, self.data, name, self.records(self.recipe))
+        found = self.examples(held_out(source, name))
+        if name == "valid":
+            self.left_out += source.skipped + Counter(one for one in found if isinstance(one, str))
+        windows = [one for one in found if not isinstance(one, str)]
+        if not windows:
+            raise QkvError(f"the {name} set has no text of {self.least} tokens or more: give data.{name} longer ones")
+        return windows
+
+    def spoiled(self, windows: Sequence[Any]) -> list[Batch]:
+        """The batches that are asked about at every look: each window is spoiled once, always alike."""
+        r = random.Random("held out")
+        rows = by_length([self.length(window) for window in windows], EVALUATED)
+        return [self.spoil([windows[i] for i in some], r) for some in rows]
+
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        return self.measure(network, self.asked)
+
+    @torch.no_grad()
+    def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
+        """Loss in nats per token that is asked for, exp(loss), and how many per cent of these tokens are guessed right."""
+        total, right, count, device = 0.0, 0, 0, next(network.parameters()).device
+        for batch in (one.to(device) for one in batches):
+            output = self.for_words(network(batch))
+            found = cross_entropy(output, wanted(batch))
+            right += int(hits(output, wanted(batch)))
+            total, count = total + found.sum.item(), count + found.count
+        loss = total / max(count, 1)
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": 100 * right / max(count, 1)}
+
+    def for_words(self, output: Output) -> Output:
+        """The output whose head is asked for words."""
+        return output
+
+    def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
+        if self.data.test is None:
+            return None
+        windows = self.held_out(self.data.test, "test")
+        found = self.measure(network, self.spoiled(windows))
+        about = {"loss": "nats per token asked for", "perplexity": "exp(loss)", "accuracy": "per cent of these tokens"}
+        scores = [{"name": name, "value": value, "signature": about.get(name, "")} for name, value in found.items()]
+        how = f"windows of at most {self.data.max_length} tokens, {100 * self.corrupt.rate:g} % hidden, each once"
+        return {"examples": len(windows), "how": how, "scores": scores}
+
+
+def hits(output: Output, targets: Tensor) -> Tensor:
+    """How many of the targets that count have the highest score."""
+    asked = targets != IGNORED  # (B, T)
+    return (output.head(output.hidden[asked]).argmax(-1) == targets[asked]).sum()
+
+
+# --- BERT
+
+
+@dataclass(frozen=True)
+class Group:
+    """Two sentences or more that follow each other."""
+
+    document: int
+    sentences: list[array[int]]
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.sentences))
+
+
+class MaskedTask(Pretraining):
+    """Some words are hidden, and asked for. With head "masked-next" a document is a sentence per line; two parts of it, or of
+    two documents, are read together, and whether they belong together is asked for too."""
+
+    name, noun, hub_tag = "masked", "a reader of text with gaps", "fill-mask"
+    family, heads, special = "encoder", ("masked", "masked-next"), ["<mask>"]
+
+    @classmethod
+    def records(cls, recipe: Recipe) -> str:
+        return "masked-next" if recipe.model.head == "masked-next" else "masked"
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        assert words.source is not None
+        self.pairs = config.head == "masked-next"
+        self.gaps = around(words.source, config, 2 if self.pairs else 1)
+        self.marks = marks_of(words.source, recipe.corrupt.whole_words)
+        if self.pairs and not self.gaps[1]:
+            raise QkvError("this tokenizer has no special token to stand between two sentences")
+        super().__init__(recipe, config, words, rank, world)
+
+    def around(self) -> int:
+        return sum(map(len, self.gaps))
+
+    # --- learning
+
+    def examples(self, records: Sequence[Record]) -> list[Any]:
+        if not self.pairs:
+            return super().examples(records)
+        documents = [[line for line in record[0].split("\n") if line.strip()] for record in records]
+        ids = iter(self.tokenizer.plain([line for lines in documents for line in lines]))
+        found: list[Any] = []
+        for number, lines in enumerate(documents):
+            some = corrupt.groups([array("i", next(ids)) for _ in lines], self.room)
+            groups = [Group(self.read + number, list(one)) for one in some if len(one) > 1]  # type: ignore[arg-type]
+            found += groups or ["a document of one sentence: there is no next one"]
+        return found
+
+    def length(self, example: Any) -> int:
+        return (example.length if self.pairs else len(example)) + self.around()
+
+    def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
+        if self.pairs:
+            return self.spoil_pairs(examples, r)
+        rows = [corrupt.masked(ids, r, self.corrupt.rate, self.marks) for ids in examples]
+        begin, end = self.gaps
+        inputs, mask = padded([[*begin, *ids, *end] for ids, _ in rows], self.config.pad_id)  # (B, T) each
+        away = [IGNORED] * len(begin), [IGNORED] * len(end)
+        targets, _ = padded([[*away[0], *asked, *away[1]] for _, asked in rows], IGNORED)
+        return Batch(inputs, None if mask.all() else mask, targets)
+
+    def spoil_pairs(self, groups: Sequence[Group], r: random.Random) -> Batch:
+        """[CLS] first [SEP] second [SEP]; answers 0 where the second follows the first."""
+        pairs = corrupt.sentence_pairs([(g.document, g.sentences) for g in groups], self.room, r)
+        begin, between, end = self.gaps
+        rows, asked, segments = [], [], []
+        for first, second, _ in pairs:
+            ids, targets = corrupt.masked([*first, *second], r, self.corrupt.rate, self.marks)
+            cut = len(first)
+            rows.append([*begin, *ids[:cut], *between, *ids[cut:], *end])
+            gaps = [[IGNORED] * len(gap) for gap in self.gaps]
+            asked.append([*gaps[0], *targets[:cut], *gaps[1], *targets[cut:], *gaps[2]])
+            lengths = len(begin) + cut + len(between), len(second) + len(end)
+            segments.append([0] * lengths[0] + [min(1, max(self.config.n_segments - 1, 0))] * lengths[1])
+        inputs, mask = padded(rows, self.config.pad_id)  # (B, T) each
+        return Batch(
+            inputs, None if mask.all() else mask, padded(asked, IGNORED)[0],
+            segments=padded(segments, 0)[0] if self.config.n_segments else None,
+            answers=torch.tensor([int(not pair.follows) for pair in pairs]),
+        )  # fmt: skip
+
+    def objective(self, output: Output, batch: Batch) -> Loss:
+        if not self.pairs:
+            return super().objective(output, batch)
+        hidden = max(1.0, self.corrupt.rate * self.room)  # words of a window: an answer weighs as much as all of them
+        return masked_next(output, batch, hidden, self.recipe.train.label_smoothing)
+
+    # --- asking
+
+    def for_words(self, output: Output) -> Output:
+        head: Any = output.head
+        return Output(output.hidden, head.words, output.keys) if self.pairs else output
+
+    @torch.no_grad()
+    def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
+        found = super().measure(network, batches)
+        if not self.pairs:
+            return found
+        right, device = [], next(network.parameters()).device
+        for batch in (one.to(device) for one in batches):
+            output = network(batch)
+            right.append(output.head.next(output.hidden, output.keys).argmax(-1) == batch.answers)
+        return found | {"next_accuracy": 100 * torch.cat(right).float().mean().item()}
+
+    # --- telling
+
+    def use(self, folder: str) -> tuple[str, str]:
+        return f'qkv fill {folder} "A {mask_token(self.tokenizer)} is missing."', (
+            f'model.fill(["A {mask_token(self.tokenizer)} is missing."])'
+        )
+
+
+# --- T5 and BART
+
+
+class SpanTask(Pretraining):
+    """Spans are taken out of the source, and written by the decoder, each behind its sentinel."""
+
+    name, noun, hub_tag = "span-corruption", "a model that mends spans", "text2text-generation"
+    family, heads, special = "encoder-decoder", ("vocabulary",), SENTINELS
+    least = 2
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        assert words.source is not None
+        self.sentinels = sentinels_of(words.source)
+        super().__init__(recipe, config, words, rank, world)
+
+    def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
+        c = self.corrupt
+        pairs = [corrupt.spans(ids, r, c.rate, c.span, self.sentinels) for ids in examples]
+        return collate_pairs(pairs, self.config)
+
+
+class DenoisingTask(Pretraining):
+    """Sentences change places and spans become a single mask each; the decoder writes the text as it was."""
+
+    name, noun, hub_tag = "denoising", "a model that mends text", "text2text-generation"
+    family, heads, special = "encoder-decoder", ("vocabulary",), ["<mask>"]
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+        assert words.source is not None
+        self.mask = marks_of(words.source).mask
+        names = words.source.backend.get_vocab(with_added_tokens=False)
+        self.stops = {i for name, i in names.items() if name.lstrip("".join(corrupt.SPACES)) in tuple(STOPS)}
+        super().__init__(recipe, config, words, rank, world)
+
+    def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
+        fill = partial(corrupt.infilled, r=r, rate=self.corrupt.rate, mean=self.corrupt.span, mask=self.mask)
+        pairs = [(fill(corrupt.permuted(ids, r, self.stops)), list(ids)) for ids in examples]
+        return collate_pairs(pairs, self.config)

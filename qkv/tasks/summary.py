@@ -1,0 +1,148 @@
+"""Summaries: a long text in, a short one out. Three networks for it (Liu et al. 2018, Generating Wikipedia):
+
+Transformer-ED     family "encoder-decoder": the encoder reads the text, the decoder writes the summary.
+Transformer-D      family "decoder": one stack reads text, opening token and summary in a row.
+Transformer-DMCA   the same with mixer = ["window", "compressed"]: local and memory-compressed attention in turn.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from qkv.batch import IGNORED, Batch
+from qkv.config import ModelConfig, Recipe
+from qkv.data import translation as pairs
+from qkv.data.sources import Record
+from qkv.data.translation import padded
+from qkv.errors import ConfigError
+from qkv.evaluate.rouge import rouge
+from qkv.generate.hypotheses import Beam
+from qkv.generate.search import Writer
+from qkv.generate.translate import Job, Request, Translator
+from qkv.tasks.translation import TranslationTask, two_sides
+from qkv.text.tokenizer import Tokenizer
+
+ASKED = 500
+"""Summaries of the held-out set that are written at each look during training; the loss is of all of it."""
+NO_REPEAT = 3
+"""No three tokens occur twice in a summary: small models like to repeat themselves (Paulus et al. 2018)."""
+
+
+class Summarizer(Translator):
+    """Writes summaries; a text that is too long is cut at its end, and the summary is of what was read."""
+
+    def __init__(
+        self, config: ModelConfig, network: Writer, source: Tokenizer, target: Tokenizer, longest: int | None = None
+    ):
+        if (
+            config.family == "decoder"
+            and config.head == "vocabulary"
+            and config.first_id is not None
+            and config.eos_ids
+        ):
+            self.config, self.network, self.source, self.target = config, network, source, target
+        else:
+            super().__init__(config, network, source, target)
+        room = config.max_length // 2 if config.family == "decoder" else config.max_length
+        self.most = min(longest or room, config.max_length)
+        """Tokens of the text that are read."""
+
+    def read(self, text: str) -> tuple[list[int], list[int | None]]:
+        (ids,) = self.source.plain([text])
+        ids = ids[: self.most - 1] + [self.config.eos_ids[0]]
+        return ids, [None] * len(ids)
+
+    def longest(self, source: Sequence[int], how: Request) -> int:
+        """A decoder has to have room for text and summary."""
+        most = super().longest(source, how)
+        return min(most, self.config.max_length - len(source)) if self.config.family == "decoder" else most
+
+    def begin(self, jobs: Sequence[Job]) -> Batch:
+        """A decoder reads the text and then the token that opens the summary."""
+        if self.config.family != "decoder":
+            return super().begin(jobs)
+        inputs, mask = padded([[*job.source, self.config.first_id or 0] for job in jobs], self.config.pad_id)
+        return Batch(inputs, None if mask.all() else mask)
+
+
+class SummaryTask(TranslationTask):
+    """Pairs of a text and its summary, cross-entropy of the summary's words, ROUGE of the held-out set."""
+
+    name, noun, hub_tag = "summary", "a writer of summaries", "summarization"
+    metric = "rougeL"
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        data, c = recipe.data, recipe.model
+        if data is None or c.family == "encoder" or c.head != "vocabulary" or c.image_size is not None:
+            raise ConfigError(f"summaries need [data] and a model that writes; this is of family {c.family!r}")
+        two_sides(data)
+        if not data.joint and (c.family == "decoder" or c.tie in ("embeddings", "all")):
+            raise ConfigError(
+                "data.joint = false has two vocabularies, and this model one word matrix: set data.joint = true"
+            )
+        needed = data.max_length + (data.target_length + 1 if c.family == "decoder" else 1)
+        if needed > c.max_length:
+            raise ConfigError(
+                f"data.max_length = {data.max_length} and data.target_length = {data.target_length} need model.max_length = "
+                f"{needed}, not {c.max_length}"
+            )
+
+    def examples(self, records: Sequence[Record]) -> list[Any]:
+        """Long texts are cut, for a summary of the beginning is better than none; a pair with an empty side is dropped."""
+        rows = zip(*self.ids(records), strict=True)
+        most, target = self.data.max_length, self.data.target_length
+        return [(array("i", s[:most]), array("i", t[:target])) if s and t else "an empty side" for s, t in rows]
+
+    def readable(self, records: list[Record]) -> tuple[list[Record], Any]:
+        return records, self.left_out
+
+    def collate(self, examples: list[Any]) -> Batch:
+        """For a decoder: text </s> <s> summary </s> in one row; only the summary counts."""
+        c = self.config
+        if c.family != "decoder":
+            return pairs.collate(examples, c)
+        end, first = c.eos_ids[0], c.first_id or 0
+        inputs, mask = padded([[*s, end, first, *t] for s, t in examples], c.pad_id)
+        targets, _ = padded([[IGNORED] * (len(s) + 1) + [*t, end] for s, t in examples], IGNORED)
+        return Batch(inputs, None if mask.all() else mask, targets)
+
+    # --- asking
+
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        """ROUGE of greedy summaries of some, loss per token of all."""
+        some = list(self.valid)[:: max(1, len(self.valid) // ASKED)]
+        how = replace(self.request(), beam=Beam(1))
+        written = self.translator(network).translate([r[0] for r in some], how)
+        found = rouge([one.text for one in written], [r[1] for r in some])
+        names = ("rouge1", "rouge2", "rougeL")
+        return {**{name: one.value for name, one in zip(names, found, strict=False)}, "loss": self.loss(network)}
+
+    def loss(self, network: nn.Module) -> float:
+        rows = sorted((row for row in self.examples(list(self.valid)) if not isinstance(row, str)), key=pairs.length)
+        return self.mean_loss(network, rows)
+
+    def translator(self, network: Any) -> Translator:
+        return Summarizer(self.config, network, self.source, self.target, self.data.max_length + 1)
+
+    def request(self) -> Request:
+        decode = self.recipe.decode
+        longest = decode.max_length if "max_length" in decode.model_fields_set else self.data.target_length
+        beam = Beam(decode.beam, decode.length_penalty)
+        return Request(beam, max_length=longest, no_repeat_ngram=NO_REPEAT, batch_tokens=decode.batch_tokens)
+
+    def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
+        return [s.to_json() for s in rouge(written, references)]
+
+    # --- telling
+
+    def title(self) -> str:
+        return "A writer of summaries"
+
+    def use(self, folder: str) -> tuple[str, str]:
+        return f"qkv summarize {folder} FILE", 'model.summarize(["A long text."])'
