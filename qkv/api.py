@@ -40,6 +40,7 @@ from qkv.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from qkv.tasks.classification import Answer
+    from qkv.tasks.fill import Filled
     from qkv.tasks.tagging import Tagged
 
 
@@ -285,6 +286,13 @@ class Model:
 
             return ImageClassifier(self.config, self.network).classify(texts, top_k)
         return Classifier(self.config, self.network, self.words()).classify(texts, top_k)
+
+    def fill(self, texts: Sequence[str], top_k: int = 5) -> list[Filled]:
+        """For each text the likeliest words of its gaps, written [MASK] or <mask>: (text, gaps, problem), where a gap is a
+        list of (word, probability)."""
+        from qkv.tasks.fill import Filler
+
+        return Filler(self.config, self.network, self.words()).fill(texts, top_k)
 
     def tag(self, sentences: Sequence[str | Sequence[str]]) -> list[list[Tagged]]:
         """(word, tag, probability) for every word of some sentences, each raw text or a list of words."""

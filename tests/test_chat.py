@@ -82,7 +82,7 @@ def test_sliding_is_plain_writing_within_the_context_and_goes_on_behind_it():
     plain = greedy(network, Batch(inputs=torch.tensor([prompt])), 10)[0]  # the tenth is read from a full context
     slid = list(slide(network, prompt, 40, context=12))
     assert slid[:10] == plain and len(slid) == 40
-    window = (prompt + slid)[7:13]  # when 12 are full, the last 6 of them and the new one go on
+    window = (prompt + slid)[6:13]  # when 12 are full, the last 6 of them and the new one go on
     with torch.no_grad():
         assert slid[10] == network(Batch(inputs=torch.tensor([window]))).logits[0, -1].argmax()
     assert list(slide(network, list(range(30)), 3, context=12)) == list(slide(network, list(range(18, 30)), 3, context=12))

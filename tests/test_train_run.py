@@ -296,7 +296,7 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool, updates: int, **fields
     t = Training(network, torch.optim.AdamW(network.parameters()))
     data = load_recipe(recipes.find("demo")).data
     recipe = Recipe(model=config, data=data, train=TrainConfig(**fields))  # type: ignore[arg-type]
-    task = SimpleNamespace(config=config, recipe=recipe, data=data, metric="bleu", objective=translation)
+    task = SimpleNamespace(config=config, recipe=recipe, data=data, metric="bleu", unit="tokens", objective=translation)
     report.begin(task, t)  # type: ignore[arg-type]
     for step in range(1, updates + 1):
         clock.now += 2

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from qkv.data import lexicon
 from qkv.data.clauses import Adjunct, Clause, Nominal, Phrase, Pronoun, Token
-from qkv.data.lexicon import Verb
+from qkv.data.lexicon import Noun, Verb
 
 Split = str  # "train", "valid" or "test"
 
@@ -55,6 +56,29 @@ def detokenise(tokens: tuple[Token, ...]) -> str:
     return text[:1].upper() + text[1:]
 
 
+@dataclass
+class Draft:
+    """A pair whose German is not said before it is asked for: of most sentences only the split is wanted."""
+
+    clause: Clause
+    english: list[Token]
+    german: Callable[[], list[Token]]
+    mark: str
+    kind: str
+
+    @property
+    def split(self) -> Split:
+        return place_of(detokenise((*self.english, Token(self.mark, "PUNCT"))))
+
+    def pair(self) -> Pair:
+        """The closing mark; two commas in a row, or one before the mark, are one."""
+        end = Token(self.mark, "PUNCT", ("mark",))
+        both = [*self.german(), end]
+        both = [t for i, t in enumerate(both) if not (t.text == "," and both[i + 1].tag == "PUNCT")]
+        tense = "modal" if self.clause.modal else self.clause.tense
+        return Pair((*self.english, end), tuple(both), tense, self.kind)
+
+
 # --- choosing
 
 
@@ -63,7 +87,6 @@ class Grammar:
 
     def __init__(self, seed: int = 0):
         self.seed = seed
-        self.determiners = [tuple(row) for row in lexicon.lines(lexicon.DETERMINERS)]
         self.pronouns = [tuple(row) for row in lexicon.lines(lexicon.PRONOUNS)]
         self.times = [tuple(t.split()) for t in lexicon.TIMES.split("|")]
         self.modals = [tuple(m.split()) for m in lexicon.MODALS.split("|")]
@@ -71,51 +94,42 @@ class Grammar:
         self.conjunctions = [tuple(c.split()) for c in lexicon.CONJUNCTIONS.split("|")]
 
     def pair(self, number: int) -> Pair:
+        return self.draft(number).pair()
+
+    def draft(self, number: int) -> Draft:
         r = random.Random(f"{self.seed}:{number}")
         shape = r.choices(["plain", "time first", "question", "because", "if first", "that"], [40, 15, 15, 12, 8, 10])[
             0
         ]
         first = self.clause(r, "a", timed=shape == "time first", simple=shape in ("because", "if first", "that"))
         if shape == "question":
-            return self.finish(first, first.english_question(), first.german(verb_first=True), "?", "question")
+            return Draft(first, first.english_question(), lambda: first.german(verb_first=True), "?", "question")
         if shape == "plain":
-            return self.finish(first, first.english(), first.german(), ".", "statement")
+            return Draft(first, first.english(), first.german, ".", "statement")
         if shape == "time first":
             untimed = [t for t in first.english() if t not in first.english_time()]
-            return self.finish(first, first.english_time() + untimed, first.german(time_first=True), ".", "statement")
+            english = first.english_time() + untimed
+            return Draft(first, english, lambda: first.german(time_first=True), ".", "statement")
         return self.complex(r, shape, first)
 
-    def complex(self, r: random.Random, shape: str, first: Clause) -> Pair:
+    def complex(self, r: random.Random, shape: str, first: Clause) -> Draft:
         """Two clauses: because ..., if ..., I know that ...."""
         comma = Token(",", "PUNCT")
         if shape == "that":
             who, (base, *german) = self.nominal(r, "k", {"person"}, simple=True), r.choice(self.knowing)
             knows = Token(base + "s" if who.person == 2 else base, "VERB", ("k.v",))
-            english = [*who.english(), knows, Token("that", "SCONJ", ("that",)), *first.english()]
-            german_head = [*who.german("nom"), Token(german[who.person], "VERB", ("k.v",)), comma]
-            return self.finish(
-                first, english, [*german_head, Token("dass", "SCONJ", ("that",)), *first.german_last()], ".", "complex"
-            )
+            that, dass = (Token(word, "SCONJ", ("that",)) for word in ("that", "dass"))
+            weiss = Token(german[who.person], "VERB", ("k.v",))
+            return Draft(first, [*who.english(), knows, that, *first.english()],
+                         lambda: [*who.german("nom"), weiss, comma, dass, *first.german_last()], ".", "complex")  # fmt: skip
         second = self.clause(r, "b", simple=True)
         word, german_word = r.choice(self.conjunctions) if shape == "because" else self.conjunctions[-1]
         link, german_link = Token(word, "SCONJ", ("c",)), Token(german_word, "SCONJ", ("c",))
         if shape == "because":
-            english = [*first.english(), link, *second.english()]
-            return self.finish(
-                first, english, [*first.german(), comma, german_link, *second.german_last()], ".", "complex"
-            )
-        english = [link, *second.english(), comma, *first.english()]
-        return self.finish(
-            first, english, [german_link, *second.german_last(), comma, *first.german(verb_first=True)], ".", "complex"
-        )
-
-    @staticmethod
-    def finish(clause: Clause, english: list[Token], german: list[Token], mark: str, kind: str) -> Pair:
-        """The closing mark; two commas in a row, or one before the mark, are one."""
-        end = Token(mark, "PUNCT", ("mark",))
-        both = [*german, end]
-        both = [t for i, t in enumerate(both) if not (t.text == "," and both[i + 1].tag == "PUNCT")]
-        return Pair((*english, end), tuple(both), "modal" if clause.modal else clause.tense, kind)
+            return Draft(first, [*first.english(), link, *second.english()],
+                         lambda: [*first.german(), comma, german_link, *second.german_last()], ".", "complex")  # fmt: skip
+        return Draft(first, [link, *second.english(), comma, *first.english()],
+                     lambda: [german_link, *second.german_last(), comma, *first.german(verb_first=True)], ".", "complex")  # fmt: skip
 
     def clause(self, r: random.Random, key: str, timed: bool = False, simple: bool = False) -> Clause:
         verb = r.choice(lexicon.ALL_VERBS)
@@ -161,13 +175,11 @@ class Grammar:
         if pronouns and "person" in kinds and r.random() < 0.4:
             taken = unlike.row[2] if isinstance(unlike, Pronoun) else ""
             return Pronoun(key, r.choice([p for p in self.pronouns if p[2] != taken]))
-        noun = r.choice([n for n in lexicon.ALL_NOUNS if n.kind in kinds])
+        noun = r.choice(nouns(frozenset(kinds)))
         plural = r.random() < 0.3
-        allowed = [d for d in self.determiners if ("p" if plural else "s") in d[3]]
-        english, stem, declension, _ = r.choice(allowed)
+        english, stem, declension, _ = r.choice(determiners("p" if plural else "s"))
         determiner = (english, stem, declension)
-        fitting = [(e, g) for e, g, k in lexicon.ALL_ADJECTIVES if noun.kind in k]
-        adjective = r.choice(fitting) if r.random() < (0.2 if simple else 0.4) else None
+        adjective = r.choice(adjectives(noun.kind)) if r.random() < (0.2 if simple else 0.4) else None
         owner = relative = None
         if not simple and determiner[0] == "the" and r.random() < 0.2:
             owner = self.owner(r, key + "w")
@@ -176,7 +188,7 @@ class Grammar:
         return Phrase(key, noun, plural, determiner, adjective, owner, relative)
 
     def owner(self, r: random.Random, key: str) -> Phrase:
-        noun = r.choice([n for n in lexicon.ALL_NOUNS if n.kind == "person"])
+        noun = r.choice(nouns(frozenset({"person"})))
         return Phrase(key, noun, r.random() < 0.2, ("the", "d", "der"))
 
     def relative(self, r: random.Random, key: str, whose: Phrase) -> Clause:
@@ -185,6 +197,22 @@ class Grammar:
         return Clause(
             key, whose, verb, "present" if verb.past == verb.base else r.choice(["present", "past"]), direct=direct
         )
+
+
+@cache
+def nouns(kinds: frozenset[str]) -> list[Noun]:
+    return [noun for noun in lexicon.ALL_NOUNS if noun.kind in kinds]
+
+
+@cache
+def determiners(number: str) -> list[list[str]]:
+    """Those of the singular (s) or the plural (p)."""
+    return [row for row in lexicon.lines(lexicon.DETERMINERS) if number in row[3]]
+
+
+@cache
+def adjectives(kind: str) -> list[tuple[str, str]]:
+    return [(english, german) for english, german, kinds in lexicon.ALL_ADJECTIVES if kind in kinds]
 
 
 def split_of(pair: Pair) -> Split:
@@ -203,7 +231,7 @@ def pairs(split: Split, seed: int = 0, start: int = 0) -> Iterator[Pair]:
     """The endless pairs of a split in order, from pair number `start` on."""
     grammar, number = Grammar(seed), start
     while True:
-        pair = grammar.pair(number)
-        if split_of(pair) == split:
-            yield pair
+        draft = grammar.draft(number)
+        if draft.split == split:
+            yield draft.pair()
         number += 1

@@ -51,6 +51,8 @@ class Task:
     """Which of `evaluate`'s numbers decides what weights are best; of "loss" the smallest, of all others the largest."""
     how: str = ""
     """How the held-out set is looked at during training, where that needs saying: "greedy"."""
+    unit: ClassVar[str] = "tokens"
+    """What is predicted, and counted for the speed of training."""
     batches: Batches[Any]
     valid: Sequence[Any]
     """The held-out examples."""

@@ -35,7 +35,7 @@ class Report:
     def begin(self, task: Task, t: Training) -> None:
         """How large it is, before it starts."""
         recipe, c = task.recipe, task.config
-        self.training, self.train, self.metric = t, recipe.train, task.metric
+        self.training, self.train, self.metric, self.unit = t, recipe.train, task.metric, task.unit
         count = sum(p.numel() for p in t.network.parameters())
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
@@ -92,7 +92,7 @@ class Report:
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
     def pace(self) -> str:
-        return f", {self.rate:,.0f} tokens/s, {spoken(self.left())} to go" if self.tokens else ""
+        return f", {self.rate:,.0f} {self.unit}/s, {spoken(self.left())} to go" if self.tokens else ""
 
     def estimate(self, step: int) -> None:
         """Once, when the first updates have shown how fast it goes."""
@@ -105,7 +105,7 @@ class Report:
             fitting = min(fitting, int((60 * c.time_budget - progress.seconds) / each))
         if fitting < ENOUGH_UPDATES:
             return
-        whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} target tokens/s"
+        whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} target {self.unit}/s"
         self.say(whole + ("" if fitting == c.steps - step else f"; that is what fits, of {c.steps:,}"))
 
     # --- afterwards
