@@ -64,18 +64,23 @@ ENCODERS = {
     "bert-masked-untied": _model("BertForMaskedLM", **_ENCODER, tie_word_embeddings=False, hidden_act="gelu_new"),
     "bert-pretraining": _model("BertForPreTraining", **_ENCODER),
     "bert-classes": _model("BertForSequenceClassification", **_ENCODER, num_labels=3),
+    "bert-labels": _model("BertForSequenceClassification", **_ENCODER, id2label={0: "no", 1: "yes", 2: "maybe"},
+                          label2id={"no": 0, "yes": 1, "maybe": 2}),
+    "bert-span": _model("BertForQuestionAnswering", **_ENCODER),
     "bert-tags": _model("BertForTokenClassification", **_ENCODER, num_labels=5, hidden_act="relu"),
     "roberta-base": _model("RobertaModel", **_ENCODER),
     "roberta-masked": _model("RobertaForMaskedLM", **{**_ENCODER, "pad_token_id": 3}),
     "roberta-masked-untied": _model("RobertaForMaskedLM", **_ENCODER, tie_word_embeddings=False),
     "roberta-classes": _model("RobertaForSequenceClassification", **_ENCODER, num_labels=4, type_vocab_size=1),
+    "roberta-span": _model("RobertaForQuestionAnswering", **_ENCODER),
     "roberta-tags": _model("RobertaForTokenClassification", **_ENCODER),
     "electra-base": _model("ElectraModel", **_ENCODER, embedding_size=24),
     "electra-masked": _model("ElectraForMaskedLM", **_ENCODER, embedding_size=16),
     "electra-masked-untied": _model("ElectraForMaskedLM", **_ENCODER, embedding_size=16, tie_word_embeddings=False),
     "electra-replaced": _model("ElectraForPreTraining", **_ENCODER, embedding_size=16, hidden_act="silu"),
     "electra-tags": _model("ElectraForTokenClassification", **_ENCODER, embedding_size=24, num_labels=3),
-}
+    "electra-span": _model("ElectraForQuestionAnswering", **_ENCODER, embedding_size=16),
+}  # fmt: skip
 VISION = {
     "vit-base": _model("ViTModel", **_VIT),
     "vit-classes": _model("ViTForImageClassification", **_VIT),
@@ -101,7 +106,12 @@ ENCODER_DECODERS = {
                                       share_encoder_decoder_embeddings=False),
     "marian-untied": _model("MarianMTModel", **_HALVES, tie_word_embeddings=False),
 }  # fmt: skip
-EVERY = {**ENCODERS, **VISION, **DECODERS, **ENCODER_DECODERS}
+CLASSIFIERS = {
+    "gpt2-classes": _model("GPT2ForSequenceClassification", **_GPT2, num_labels=3, pad_token_id=PAD),
+    "llama-classes": _model("LlamaForSequenceClassification", **_LLAMA, num_labels=4, pad_token_id=PAD),
+}
+"""Decoders whose last vector is asked for a class."""
+EVERY = {**ENCODERS, **VISION, **DECODERS, **ENCODER_DECODERS, **CLASSIFIERS}
 
 
 def make(name: str) -> nn.Module:

@@ -38,7 +38,7 @@ def config_of(**fields):
 def model_of(template=TEMPLATE, **fields):
     torch.manual_seed(0)
     c = config_of(**fields)
-    return qkv.api.Model(c, build(c), tokenizer_of(template), "cpu")
+    return qkv.Model(c, build(c), tokenizer_of(template), "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hf_models import close, make, opened
 from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 
 import qkv
-from hf_models import close, make, opened
 from qkv.api import Model
 from qkv.config import ModelConfig
 from qkv.convert.files import read_tensors
@@ -72,7 +74,9 @@ def test_every_layer_is_hugging_faces(name: str, pair: Callable) -> None:
         inputs = {"input_ids": torch.tensor(rows)}
     model = theirs.get_encoder() if name == "t5" else theirs
     with torch.no_grad():
-        states = model(**inputs, output_hidden_states=True).hidden_states
+        answer = model(**inputs, output_hidden_states=True)
+    last = {} if name == "gpt2" else {"last": answer.last_hidden_state}  # of a ViT, after the final norm
+    states = [*answer.hidden_states[:-1], last.get("last", answer.hidden_states[-1])]
     n = len(states) - 1
     for layer in range(-n - 1, n + 1):
         embedder = Embedder(config, network, None, layer, batch_size=2)
@@ -137,18 +141,23 @@ def test_images_have_vectors_too(pair: Callable) -> None:
 
 
 def test_a_linear_model_learns_on_top() -> None:
-    """What kind of sentence is it? The network was never trained for it (nor for anything else)."""
-    records = [record for _, record in GrammarView("train", 400, "classification").read()]
+    """What kind of sentence is it? The network was never trained, yet its last token has seen the others: that is what
+    makes its vector one in context."""
+    records = [record for _, record in GrammarView("train", 1000, "classification").read()]
     texts, labels = zip(*records, strict=True)
-    tokenizer = train_tokenizer(list(texts), "wordpiece", 300)
+    tokenizer = train_tokenizer(list(texts), "wordpiece", 400)
     torch.manual_seed(0)
-    c = ModelConfig(
-        family="encoder", head="none", vocab_size=tokenizer.size, d_model=48, n_layers=2, n_heads=4, d_ff=64
-    )
-    features = Model(c, build(c), tokenizer, device="cpu").embed(texts).numpy()
-    learned = LogisticRegression(C=100, max_iter=2000).fit(features[:300], labels[:300])
-    score, guess = learned.score(features[300:], labels[300:]), np.mean(np.array(labels[300:]) == labels[0])
-    assert score > 0.9 > guess
+    c = ModelConfig(family="encoder", head="none", vocab_size=tokenizer.size, d_model=128, n_layers=2, n_heads=4, d_ff=64,
+                    norm_order="pre")  # fmt: skip
+    model = Model(c, build(c), tokenizer, device="cpu")
+
+    def score(layer: int, pooling: str) -> float:
+        features = model.embed(texts, pooling, layer=layer).numpy()
+        learner = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+        return learner.fit(features[:750], labels[:750]).score(features[750:], labels[750:])
+
+    assert score(-1, "mean") > 0.8 and score(-1, "last") > 0.8
+    assert score(0, "last") < 0.7  # the end token alone: as good as always saying the most frequent kind
 
 
 # --- what cannot be
@@ -210,7 +219,7 @@ def test_lines_in_vectors_out(folder: Path, run: Run, tmp_path: Path) -> None:
 
 def test_tokens_out(folder: Path, run: Run) -> None:
     model = qkv.load(folder, "cpu")
-    code, out, _ = run("embed", folder, "-", "--pooling", "tokens", given="a b\nzzz\n")
+    _, out, _ = run("embed", folder, "-", "--pooling", "tokens", given="a b\nzzz\n")
     blocks = [[row.split("\t") for row in block.splitlines()] for block in out.split("\n\n")[:-1]]
     assert [[row[0] for row in block] for block in blocks] == [["[CLS]", "a", "b", "[SEP]"], ["[CLS]", "zzz", "[SEP]"]]
     found = torch.tensor([float(x) for x in blocks[0][2][1:]])
@@ -249,7 +258,7 @@ def test_nothing_in_and_what_the_command_refuses(folder: Path, run: Run, tmp_pat
     assert np.load(tmp_path / "none.npy").shape == (0, 16)
     assert run("embed", folder, given="")[:2] == (0, "")
     (tmp_path / "bad.txt").write_bytes(b"a\n\xff\xfe\nb\n")
-    code, out, err = run("embed", folder, tmp_path / "bad.txt")
+    code, _, err = run("embed", folder, tmp_path / "bad.txt")
     assert code == 2 and "line 2 cannot be read (not UTF-8)" in err and err.count("\n") == 1
     code, _, err = run("embed", folder, given="a\n" + "a " * 30 + "\n")
     assert code == 2 and "text 2: 32 tokens" in err

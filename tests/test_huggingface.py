@@ -12,11 +12,14 @@ hf = pytest.importorskip("transformers")
 
 from qkv.batch import Batch  # noqa: E402
 from qkv.config import ModelConfig  # noqa: E402
+from qkv.convert.hf_family import labels  # noqa: E402
 from qkv.convert.huggingface import FAMILIES, from_foreign, to_foreign  # noqa: E402
 from qkv.convert.tables import active  # noqa: E402
+from qkv.errors import FileError  # noqa: E402
 from qkv.parts.state import State  # noqa: E402
 from qkv.parts.tap import record  # noqa: E402
 from tests.hf_models import (  # noqa: E402
+    CLASSIFIERS,
     DECODERS,
     ENCODER_DECODERS,
     ENCODERS,
@@ -95,9 +98,13 @@ def test_encoder(pair, name, side):
         close(output.logits, expected.last_hidden_state, mask)
     elif config.head in ("pooled", "classes"):  # transformers reads place 0, which on the left is padding
         close(output.logits, torch.cat([a.pooler_output if config.head == "pooled" else a.logits for a in alone]))
+    elif config.head == "masked-next":
+        close(output.logits, expected.prediction_logits, mask)
+        close(network.head.next(output.hidden, mask), torch.cat([a.seq_relationship_logits for a in alone]))
+    elif config.head == "span":
+        close(output.logits, torch.stack([expected.start_logits, expected.end_logits], -1), mask)
     else:
-        scores = expected.prediction_logits if "pretraining" in name else expected.logits
-        close(output.logits, scores, mask)
+        close(output.logits, expected.logits, mask)
 
 
 @pytest.mark.parametrize("name", VISION)
@@ -152,6 +159,35 @@ def test_decoder_with_cache(pair, name, side, chunks):
             others.append(step.logits)
     close(torch.cat(ours, 1), torch.cat(others, 1), mask)
     close(torch.cat(ours, 1), whole, mask)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classes_of_a_decoder(pair, name, side):
+    theirs, config, _, network, _ = pair(name)
+    ids, mask = sentences(side, config.vocab_size, config.pad_id)
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=mask.long(), position_ids=places(mask)).logits
+    close(network(Batch(inputs=ids, mask=mask)).logits, expected)
+
+
+# --- labels
+
+
+def test_labels_keep_their_names(pair, tmp_path):
+    _, config, weights, _, _ = pair("bert-labels")
+    assert config.labels == ("no", "yes", "maybe")
+    folder = save_ours(config.changed(labels=("a", "b", "c")), weights, tmp_path / "named")
+    opened = hf.AutoConfig.from_pretrained(folder)
+    assert opened.id2label == {0: "a", 1: "b", 2: "c"} and opened.label2id == {"a": 0, "b": 1, "c": 2}
+
+
+def test_two_classes_of_one_name_are_told_apart():
+    twice = {"model_type": "vit", "id2label": {"0": "crane", "1": "dog", "2": "crane"}}
+    assert labels(twice) == ("crane", "dog", "crane (2)")
+    for wrong in ({"0": "a", "2": "b"}, {"x": "a"}, {"0": 1}):
+        with pytest.raises(FileError, match="id2label"):
+            labels({"id2label": wrong})
 
 
 # --- both halves
@@ -290,7 +326,7 @@ def test_round_trip(pair, name, tmp_path):
     kind = getattr(hf, json.loads((folder / "config.json").read_text())["architectures"][0])
     model, info = kind.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
-    assert kind is type(theirs) or "pretraining" in name
+    assert kind is type(theirs)
     again, back, _ = open_ours(save(model, tmp_path / "theirs"))
     assert again == config
     assert all(torch.equal(back[key], weights[key]) for key in weights)

@@ -117,7 +117,7 @@ def test_what_is_no_picture_is_an_error_in_words(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("given", [np.zeros((4, 4)), np.zeros((4, 4, 7), np.uint8), np.zeros((0, 4), np.uint8), 3])
 def test_other_things_are_no_pictures(given: object) -> None:
-    with pytest.raises(QkvError, match="array|picture"):
+    with pytest.raises(QkvError, match=r"array|picture"):
         pixels(given, 8, 1)
 
 
@@ -170,7 +170,7 @@ def test_mnist_keeps_its_last_training_pictures_for_validation(tmp_path: Path, m
         s: [label for _, (_, label) in images.dataset("mnist", s, tmp_path).read()] for s in ("train", "valid", "test")
     }
     assert found == {"train": list("01234"), "valid": list("567"), "test": list("012")}
-    with pytest.raises(FileError, match="data.root"):
+    with pytest.raises(FileError, match=r"data\.root"):
         images.dataset("mnist", "train", tmp_path / "elsewhere")
 
 

@@ -1,17 +1,25 @@
 """Language models: packed documents see only themselves, windows give every token once, and a small model learns."""
 
+import json
 import math
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
+import qkv
 from qkv.batch import IGNORED, Batch
-from qkv.config import ModelConfig
+from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
+from qkv.convert.files import read_tensors
 from qkv.data.windows import Windows, chunks, collate, documents, length, packed, rows_of, windows
-from qkv.errors import QkvError
+from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
+from qkv.models.output import Output
+from qkv.tasks.language import LanguageTask
+from qkv.train import run as training
+from qkv.train.report import Report
 
 SIZES = {"vocab_size": 31, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 24, "init_std": 0.3,
          "dropout": 0.0}  # fmt: skip
@@ -199,3 +207,180 @@ def test_windows_resume_at_the_very_next_row_and_differ_between_epochs(pool):
     targets = lambda epoch: sorted(t for w in of(epoch) for t in w[1:])  # noqa: E731
     if pool == 5000:  # a smaller pool cuts a document at its border
         assert targets(0) == targets(1)
+
+
+# --- the task
+
+
+def recipe_of(train, valid=None, model=None, data=None, **fields):
+    sizes = {"family": "decoder", "vocab_size": 300, "d_model": 32, "n_layers": 1, "n_heads": 2, "d_ff": 64, "max_length": 32,
+             "norm_order": "pre", "position": "rotary", "tie": "output", "dropout": 0.1}  # fmt: skip
+    texts = {"train": [train], "valid": valid or train, "vocab_size": 300, "max_length": 16, "batch_tokens": 128}
+    steps = {"steps": 12, "evaluate_every": 4, "save_every": 3, "warmup": 4, "seed": 3, "label_smoothing": 0.0, **fields}
+    return checked(Recipe, {
+        "task": "language", "model": checked(ModelConfig, {**sizes, **(model or {})}),
+        "data": checked(DataConfig, {**texts, **(data or {})}), "train": checked(TrainConfig, steps),
+    })  # fmt: skip
+
+
+def task_of(recipe):
+    LanguageTask.possible(recipe)
+    words = LanguageTask.prepare(recipe, lambda _: None)
+    return LanguageTask(recipe, LanguageTask.fitted(recipe, words), words)
+
+
+@pytest.fixture
+def books(tmp_path):
+    """Two text files of several thousand characters, and a short one with letters of more than one byte."""
+    r = random.Random(5)
+    for name in ("one", "two"):
+        words = " ".join(r.choice(["to", "be", "or", "not", "question"]) for _ in range(900))
+        (tmp_path / f"{name}.txt").write_text(words + "\n")
+    (tmp_path / "short.txt").write_text("naïve façade — ok\n")
+    return tmp_path
+
+
+def files(books, *names, **fields):
+    return {"files": [str(books / f"{name}.txt") for name in names], **fields}
+
+
+class Uniform(torch.nn.Module):
+    """Every token is as likely as any other."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(size, 4))
+        self.bias = None
+
+    def features(self, x):
+        return x
+
+    def forward(self, batch):
+        return Output(torch.ones(*batch.inputs.shape, 4), self, batch.mask)
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "byte-bpe"])
+@pytest.mark.parametrize("names", [("short",), ("one", "short"), ("one", "two")])
+def test_a_uniform_model_has_the_loss_it_must_have(books, tokenizer, names):
+    task = task_of(recipe_of(files(books, "one", "two", "short"), files(books, *names), data={"tokenizer": tokenizer}))
+    texts = [(books / f"{name}.txt").read_text() for name in names]
+    targets = sum(map(len, task.tokenizer.plain(texts))) + len(names)  # each text has an end token
+    size, n_bytes = task.config.vocab_size, sum(len(text.encode()) for text in texts)
+    found = task.evaluate(Uniform(size))
+    assert found["loss"] == pytest.approx(math.log(size)) and found["perplexity"] == pytest.approx(size)
+    assert found["bits_per_byte"] == pytest.approx(targets * math.log2(size) / n_bytes)
+
+
+@pytest.mark.parametrize("fields", [{}, {"recurrent": "gru", "position": "none"}, {"mixer": ("linear",)}])
+def test_the_loss_is_that_of_each_window_alone(books, fields):
+    task = task_of(recipe_of(files(books, "one", "short"), model=fields, data={"tokenizer": "characters"}))
+    torch.manual_seed(0)
+    network = task.network().eval()
+    total = count = 0
+    for name in ("one", "short"):
+        ids = [1, *task.tokenizer.plain([(books / f"{name}.txt").read_text()])[0], 2]
+        for at in range(0, len(ids) - 1, 16):
+            inputs, targets = torch.tensor([ids[at : at + 16]]), torch.tensor(ids[at + 1 : at + 17])
+            logits = network(Batch(inputs=inputs[:, : len(targets)])).logits[0]
+            total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+            count += len(targets)
+    assert task.evaluate(network)["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert task.test(network, books, print) is None
+
+
+def test_training_reads_every_token_of_every_document_once_an_epoch(books):
+    task = task_of(recipe_of(files(books, "one", "two", "short")))
+    expected = sorted(t for text in ("one", "two", "short")
+                      for t in [*task.tokenizer.plain([(books / f"{text}.txt").read_text()])[0], 2])  # fmt: skip
+    read = []
+    for rows in task.batches:
+        if task.batches.position.epoch > 0:
+            break
+        batch = task.collate(rows)
+        assert batch.inputs.numel() <= 128
+        read += batch.targets[batch.targets != IGNORED].tolist()
+    assert sorted(read) == expected
+
+
+def test_long_files_go_on_over_their_pieces(books, monkeypatch):
+    from qkv.data import documents as cutting
+
+    whole = task_of(recipe_of(files(books, "one", "short"), data={"tokenizer": "characters"}))
+    monkeypatch.setattr(cutting, "PIECE", 500)
+    in_pieces = task_of(recipe_of(files(books, "one", "short"), data={"tokenizer": "characters"}))
+    assert [d.tolist() for d in in_pieces.valid] == [d.tolist() for d in whole.valid] and len(whole.valid) == 2
+
+
+def test_prompts_get_the_begin_token_where_beginnings_are_common(books):
+    long = task_of(recipe_of(files(books, "one", "two"), data={"tokenizer": "bytes"}))
+    short = task_of(recipe_of(files(books, "short"), data={"tokenizer": "bytes"}))
+    assert long.tokenizer.encode("a") == long.tokenizer.plain(["a"])[0]
+    assert short.tokenizer.encode("a") == [1, *short.tokenizer.plain(["a"])[0]]
+
+
+@pytest.mark.parametrize("wrong,message", [
+    ({"model": {"family": "encoder", "head": "masked"}}, "family 'decoder'"),
+    ({"data": {"max_length": 33}}, "do not fit model.max_length = 32"),
+])  # fmt: skip
+def test_what_can_never_work_is_said_at_once(books, wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        LanguageTask.possible(recipe_of(files(books, "one"), **wrong))
+
+
+def test_empty_documents_are_left_out_and_said(books):
+    (books / "gaps.txt").write_text("a line of text\n\n   \nanother line of text\n" * 20)
+    task = task_of(recipe_of(files(books, "gaps", documents="lines")))
+    assert task.left_out["an empty document"] == 40 and len(task.valid) == 40
+    (books / "empty.txt").write_text(" \n\n")
+    with pytest.raises(QkvError, match="no text"):
+        task_of(recipe_of(files(books, "one"), files(books, "empty")))
+    with pytest.raises(QkvError, match="no text|no line"):
+        task_of(recipe_of(files(books, "empty"), files(books, "one")))
+
+
+# --- training
+
+
+def test_resumed_is_uninterrupted(books, tmp_path):
+    recipe = recipe_of(files(books, "one", "short"), ema=0.9)
+    folders = [tmp_path / name for name in ("whole", "stopped")]
+    training.run(recipe, "recipe", folders[0], Report(quiet=True))
+    original = training.write_line
+
+    def dies(at):
+        def line(log, entry):
+            if entry["step"] == at:
+                raise Killed
+            original(log, entry)
+        return line
+
+    for at in (5, 8, 11):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(training, "write_line", dies(at))
+            training.run(recipe, "recipe", folders[1], Report(quiet=True))
+        torch.manual_seed(at)
+    training.run(recipe, "recipe", folders[1], Report(quiet=True))
+    assert (folders[0] / "log.jsonl").read_text() == (folders[1] / "log.jsonl").read_text()
+    a, b = (read_tensors(folder / "best") for folder in folders)
+    assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+class Killed(BaseException):
+    """Like SIGKILL: nothing of ours catches it."""
+
+
+def test_a_small_model_learns_the_grammar_and_writes(tmp_path):
+    """Its loss falls well below the entropy of single words, which is all that a model without a context could know."""
+    data = {"tokenizer": "words", "vocab_size": 400, "max_length": 32, "batch_tokens": 1024, "test": {"grammar": 50}}
+    recipe = recipe_of({"grammar": 1500}, {"grammar": 100}, {"d_model": 64, "d_ff": 128, "dropout": 0.0}, data, steps=150,
+                       learning_rate=1e-2, schedule="cosine", warmup=10, evaluate_every=75, save_every=150)  # fmt: skip
+    done = training.run(recipe, "recipe", tmp_path / "run", Report(quiet=True))
+    tokens = [t for document in done.task.valid for t in document[1:].tolist()]
+    unigram = -sum(n / len(tokens) * math.log(n / len(tokens)) for n in Counter(tokens).values())
+    log = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    best = min(line["valid_loss"] for line in log if "valid_loss" in line)
+    assert best < unigram - 1.5
+    scores = {score["name"]: score["value"] for score in done.results["test"]["scores"]}
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"])) and scores["loss"] < unigram - 1.5
+    model = qkv.load(tmp_path / "run" / "best")
+    assert "".join(model.generate("", max_new_tokens=30)).endswith((".", "?", "!"))  # a whole sentence, then its end

@@ -135,3 +135,14 @@ def test_impossible_recipes_say_so() -> None:
                 find("summaries"), [change, *(['model.head="tags"', 'model.tie="none"'] if "family" in change else [])]
             )
             SummaryTask.possible(recipe)
+
+
+def test_a_run_of_any_task_is_scored_again(run: Run, tmp_path: Path) -> None:
+    """`qkv evaluate RUN` gives the digits that training ended with."""
+    changes = [*SMALL, "train.steps=2", "train.evaluate_every=2", "train.save_every=2"]
+    settings = [part for change in changes for part in ("--set", change)]
+    code, _, err = run("train", "summaries", "--out", tmp_path / "run", *settings)
+    assert code == 0, err
+    code, out, _ = run("evaluate", tmp_path / "run", "--json")
+    test = json.loads((tmp_path / "run/results.json").read_text())["test"]
+    assert code == 0 and json.loads(out)["scores"] == test["scores"]

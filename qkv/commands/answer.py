@@ -40,16 +40,19 @@ def run(
     [dim]qkv answer my-reader questions.jsonl > answers.jsonl[/]
     """
     from qkv.api import load
-    from qkv.data.lines import open_binary
+    from qkv.data.lines import open_binary, read_whole
+    from qkv.errors import FileError
 
     name = question or "-"
-    text = None if context is None else whole(context)
+    text = None if context is None else read_whole(context).rstrip("\n")
     if text is None and name != "-":
-        open_binary(name).close()  # a wrong path is said before the model is read
+        if not Path(name).exists():
+            raise FileError(f"no file {name!r} with questions; to ask this about a text, name it: --context FILE")
+        open_binary(name).close()  # said before the model is read
     model = load(folder, device=device.value)
     if text is not None:
         if question is None:
-            raise QkvError("--context is there, but no question about it: qkv answer FOLDER \"Who?\" --context FILE")
+            raise QkvError('--context is there, but no question about it: qkv answer FOLDER "Who?" --context FILE')
         found = model.answer(question, text, no_answer=no_answer, max_answer=max_answer)
         print(json.dumps(found._asdict(), ensure_ascii=False) if as_json else found.text)
         return
@@ -63,31 +66,12 @@ def run(
             sys.stdout.flush()
 
 
-def whole(path: Path) -> str:
-    """A text file, all of it."""
-    from qkv.data.lines import Lines
-    from qkv.errors import FileError
-
-    reader, found, size = Lines(path), list[str](), 0
-    for text in reader:
-        size += len(text or "")
-        if text is None:
-            raise FileError(f"{path}, line {reader.number}: {next(iter(reader.skipped))}; mend it")
-        if size > MAX_CONTEXT:
-            raise FileError(f"{path} has more than {MAX_CONTEXT:,} characters: ask about a part of it")
-        found.append(text)
-    return "\n".join(found)
-
-
-MAX_CONTEXT = 10_000_000
-
-
 def records(name: str) -> Iterator[dict[str, Any]]:
     """Lines of JSON, each checked."""
-    from qkv.data.lines import Lines
+    from qkv.data.lines import MAX_ROW, Lines
     from qkv.errors import FileError
 
-    reader = Lines(name)
+    reader = Lines(name, longest=MAX_ROW)
     for text in reader:
         if text is not None and not text.strip():
             continue

@@ -26,7 +26,9 @@ CHUNK = 64
 def run(
     folder: Folder,
     pictures: Annotated[list[str] | None, PICTURES] = None,
-    beam: Annotated[int | None, typer.Option(min=1, help="Hypotheses per picture; default: the run's own, else 4.")] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, help="Hypotheses per picture; default: the run's own, else 4.")
+    ] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Longest caption in tokens.")] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,

@@ -92,7 +92,8 @@ def keep(embedder: Embedder, file: Path | None, out: Path, how: dict[str, Any], 
 
     from qkv.tasks.embed import write, write_tokens
 
-    texts, found = [], []
+    texts: list[str] = []
+    found: list[Any] = []
     for some in lines(file):
         texts += some
         found += embedder.tokens(some, **how) if each else [embedder.embed(some, **how).cpu()]

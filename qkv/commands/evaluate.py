@@ -54,14 +54,19 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Score translations with sacreBLEU: BLEU, chrF2, TER, with intervals, signatures and BLEU by length.
+    """Score translations with sacreBLEU (BLEU, chrF2, TER, with intervals, signatures and BLEU by length), or a run of any
+    task with the metrics of that task.
 
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
     [dim]qkv evaluate runs/demo          # the run's own test set, translated anew[/]
+    [dim]qkv evaluate runs/tags          # its best model on its test set, whatever its task[/]
     [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
     """
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
 
+    if not references and (what / "recipe.toml").is_file() and task_name(what) != "translation":
+        other_task(what, as_json)
+        return
     names = metrics.split(",")
     if not references:
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
@@ -89,6 +94,27 @@ def run(
     print("\nreference words   sentences   BLEU")
     for b in buckets:
         print(f"{f'{b.shortest}-{b.longest}':>15} {b.sentences:11,} {b.bleu:6.1f}")
+
+
+def task_name(folder: Path) -> str:
+    from qkv.train.again import recipe_of
+
+    return recipe_of(folder).task
+
+
+def other_task(folder: Path, as_json: bool) -> None:
+    """A run of any other task: its best model on its own test set."""
+    from rich.console import Console
+
+    from qkv.commands.train import score_lines
+    from qkv.train.again import ask
+
+    console = Console(stderr=True)
+    found = ask(folder, [], lambda text: console.print(text, markup=False, highlight=False))
+    if as_json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(score_lines({"test": found})))
 
 
 def of_run(folder: Path, which: str) -> Path:

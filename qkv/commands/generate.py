@@ -70,7 +70,9 @@ def run(
         drawn = None if seed is None else seed + number
         shown = one.pieces(how, drawn)
         if as_json:
-            print(json.dumps({"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}, ensure_ascii=False))
+            print(
+                json.dumps({"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}, ensure_ascii=False)
+            )
         else:
             show(shown, first=number == 0)
         if note := one.note():

@@ -89,7 +89,7 @@ def score_lines(results: dict) -> list[str]:
     test = results["test"]
     if test is None:
         return []
-    lines = [f"test set, {test['examples']:,} examples{', ' if test['how'] else ''}{test['how']}:"]
+    lines = [f"{test.get('set', 'test')} set, {test['examples']:,} examples{', ' if test['how'] else ''}{test['how']}:"]
     lines += [f"  {s['name']} = {digits(s['value'])}  {s.get('details', '')}".rstrip() for s in test["scores"]]
     return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"] if s["signature"]]
 

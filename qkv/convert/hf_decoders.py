@@ -26,11 +26,18 @@ from qkv.errors import ConfigError, FileError
 
 DECODER_MUST = {"is_encoder_decoder": False, "decoder_start_token_id": None}
 
+
+def decoder_head(head: str) -> dict[str, Any]:
+    """The next word, or classes from the last vector."""
+    return {"head": "classes", "pooling": "last", "pooler": False} if head == "classes" else {"head": "vocabulary"}
+
+
 # --- GPT-2: its Conv1D layers hold the matrix transposed, and query, key and value in one
 
 
 def read_gpt2(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return {
+        **decoder_head(head),
         "feedforward": activation(values["activation_function"], "activation_function"),
         "d_ff": values["n_inner"] or 4 * values["n_embd"],
         "score": "scaled-dot" if values["scale_attn_weights"] else "dot",
@@ -79,14 +86,17 @@ def gpt2_table(c: ModelConfig) -> list[Row]:
         *layers(c.n_layers, GPT2_BLOCK),
         *both([("ln_f", "stack.norm")]),
         row("lm_head.weight", "head.weight"),
+        row("score.weight", "head.output.weight"),
     ]
 
 
 GPT2 = Family(
     "gpt2",
-    architectures={"GPT2LMHeadModel": "vocabulary", "GPT2Model": "vocabulary"},
+    architectures={
+        "GPT2LMHeadModel": "vocabulary", "GPT2Model": "vocabulary", "GPT2ForSequenceClassification": "classes",
+    },
     fixed={
-        "family": "decoder", "head": "vocabulary", "norm": "layer", "norm_order": "pre", "position": "learned",
+        "family": "decoder", "norm": "layer", "norm_order": "pre", "position": "learned",
         "attention_bias": "all",
     },
     keys={
@@ -118,7 +128,8 @@ GPT2 = Family(
     write=write_gpt2,
     table=gpt2_table,
     prefix="transformer.",
-    heads=("lm_head.",),
+    heads=("lm_head.", "score."),
+    marks=((("score.",), "classes"),),
 )  # fmt: skip
 
 # --- LLaMA
@@ -175,6 +186,7 @@ def write_rotary(c: ModelConfig) -> dict[str, Any]:
 
 def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return {
+        **decoder_head(head),
         "feedforward": GATED[activation(values["hidden_act"], "hidden_act")],
         "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
         "d_head": unless(usual_head(values["hidden_size"], values["num_attention_heads"]), values["head_dim"]),
@@ -221,14 +233,17 @@ def llama_table(c: ModelConfig) -> list[Row]:
         *layers(c.n_layers, LLAMA_BLOCK),
         *both([("norm", "stack.norm")]),
         row("lm_head.weight", "head.weight"),
+        row("score.weight", "head.output.weight"),
     ]
 
 
 LLAMA = Family(
     "llama",
-    architectures={"LlamaForCausalLM": "vocabulary", "LlamaModel": "vocabulary"},
+    architectures={
+        "LlamaForCausalLM": "vocabulary", "LlamaModel": "vocabulary", "LlamaForSequenceClassification": "classes",
+    },
     fixed={
-        "family": "decoder", "head": "vocabulary", "norm": "rms", "norm_order": "pre", "position": "rotary",
+        "family": "decoder", "norm": "rms", "norm_order": "pre", "position": "rotary",
         "dropout": 0.0,
     },
     keys={
@@ -257,5 +272,6 @@ LLAMA = Family(
     write=write_llama,
     table=llama_table,
     prefix="model.",
-    heads=("lm_head.",),
+    heads=("lm_head.", "score."),
+    marks=((("score.",), "classes"),),
 )  # fmt: skip

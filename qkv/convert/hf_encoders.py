@@ -40,7 +40,7 @@ def encoder_keys(vocab_size: int, width: int, heads: int, inner: int) -> dict[st
 def read_encoder(values: Json, names: set[str], head: str, offset: int = 0) -> dict[str, Any]:
     if head == "base":
         head = "pooled" if "pooler.dense.weight" in names else "none"
-    words = head == "masked"
+    words = head in ("masked", "masked-next")
     return {
         "head": head,
         "feedforward": activation(values["hidden_act"], "hidden_act"),
@@ -57,7 +57,7 @@ def write_encoder(c: ModelConfig) -> dict[str, Any]:
         "hidden_act": foreign_activation(c.feedforward),
         "max_position_embeddings": c.max_length + c.position_offset,
         "pad_token_id": c.pad_id,
-        "tie_word_embeddings": c.head != "masked" or c.tie == "output",
+        "tie_word_embeddings": c.head not in ("masked", "masked-next") or c.tie == "output",
     }
 
 
@@ -86,12 +86,16 @@ def encoder_table(c: ModelConfig, output_words: str) -> list[Row]:
     ]
 
 
-def output_bias(c: ModelConfig, decoder: str, bias: str) -> list[Row]:
+def output_bias(c: ModelConfig, decoder: str, bias: str, own: str = "head.words.bias") -> list[Row]:
     """Hugging Face has the bias of masked words twice; tied they are one, untied only the decoder's is added."""
     if c.tie == "output":
-        return [row(bias, "head.words.bias", copies=(decoder,))]
-    unused = drop(bias, "an untied head adds decoder.bias only", fill=lambda ours: ours["head.words.bias"].clone())
-    return [row(decoder, "head.words.bias"), unused]
+        return [row(bias, own, copies=(decoder,))]
+    unused = drop(bias, "an untied head adds decoder.bias only", fill=lambda ours: ours[own].clone())
+    return [row(decoder, own), unused]
+
+
+ANSWERS = both([("qa_outputs", "head.output")])
+"""Where an answer begins and ends, in all of them."""
 
 
 def not_pooled(c: ModelConfig) -> list[Row]:
@@ -116,24 +120,31 @@ OLD_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "
 # --- BERT
 
 
+def bert_words(c: ModelConfig, own: str) -> list[Row]:
+    """The masked-word head; `own` is how our names of it begin."""
+    return [
+        *both([("cls.predictions.transform.dense", f"{own}.dense"), ("cls.predictions.transform.LayerNorm", f"{own}.norm")]),
+        row("cls.predictions.decoder.weight", f"{own}.words.weight"),
+        *output_bias(c, "cls.predictions.decoder.bias", "cls.predictions.bias", f"{own}.words.bias"),
+    ]  # fmt: skip
+
+
 def bert_table(c: ModelConfig) -> list[Row]:
-    no_next = "the next-sentence head is not built here"
+    no_next = "head 'masked' does not ask for the next sentence"
     heads = {
         "masked": [
-            *both(
-                [
-                    ("cls.predictions.transform.dense", "head.dense"),
-                    ("cls.predictions.transform.LayerNorm", "head.norm"),
-                ]
-            ),
-            row("cls.predictions.decoder.weight", "head.words.weight"),
-            *output_bias(c, "cls.predictions.decoder.bias", "cls.predictions.bias"),
+            *bert_words(c, "head"),
             *not_pooled(c),
             drop("cls.seq_relationship.weight", no_next),
             drop("cls.seq_relationship.bias", no_next),
         ],
+        "masked-next": [
+            *bert_words(c, "head.words"),
+            *both([("pooler.dense", "head.next.pooler.dense"), ("cls.seq_relationship", "head.next.output")]),
+        ],
         "classes": both([("pooler.dense", "head.pooler.dense"), ("classifier", "head.output")]),
         "tags": [*both([("classifier", "head.output")]), *not_pooled(c)],
+        "span": [*ANSWERS, *not_pooled(c)],
         "pooled": both([("pooler.dense", "head.dense")]),
     }
     return encoder_table(c, "cls.predictions.decoder.weight") + heads.get(c.head, [])
@@ -142,8 +153,9 @@ def bert_table(c: ModelConfig) -> list[Row]:
 BERT = Family(
     "bert",
     architectures={
-        "BertModel": "base", "BertForMaskedLM": "masked", "BertForPreTraining": "masked",
+        "BertModel": "base", "BertForMaskedLM": "masked", "BertForPreTraining": "masked-next",
         "BertForSequenceClassification": "classes", "BertForTokenClassification": "tags",
+        "BertForQuestionAnswering": "span",
     },
     fixed=ENCODER,
     keys={**encoder_keys(30522, 768, 12, 3072), **token_ids(pad=0, bos=None, eos=None)},
@@ -156,8 +168,10 @@ BERT = Family(
     write=write_encoder,
     table=bert_table,
     prefix="bert.",
-    heads=("cls.", "classifier."),
-    marks=((("cls.predictions.",), "masked"), (("classifier.", "pooler."), "classes"), (("classifier.",), "tags")),
+    heads=("cls.", "classifier.", "qa_outputs."),
+    marks=((("cls.predictions.", "cls.seq_relationship.", "pooler."), "masked-next"), (("cls.predictions.",), "masked"),
+           (("classifier.", "pooler."), "classes"), (("classifier.",), "tags"),
+           (("qa_outputs.",), "span")),
     spellings=OLD_NORMS,
 )  # fmt: skip
 
@@ -182,6 +196,7 @@ def roberta_table(c: ModelConfig) -> list[Row]:
             *not_pooled(c),
         ],
         "tags": [*both([("classifier", "head.output")]), *not_pooled(c)],
+        "span": [*ANSWERS, *not_pooled(c)],
         "pooled": both([("pooler.dense", "head.dense")]),
     }
     return encoder_table(c, "lm_head.decoder.weight") + heads.get(c.head, [])
@@ -191,7 +206,7 @@ ROBERTA = Family(
     "roberta",
     architectures={
         "RobertaModel": "base", "RobertaForMaskedLM": "masked", "RobertaForSequenceClassification": "classes",
-        "RobertaForTokenClassification": "tags",
+        "RobertaForTokenClassification": "tags", "RobertaForQuestionAnswering": "span",
     },
     fixed=ENCODER,
     keys={**encoder_keys(50265, 768, 12, 3072), **token_ids(pad=1, bos=0, eos=2)},
@@ -200,8 +215,9 @@ ROBERTA = Family(
     write=write_gelu,
     table=roberta_table,
     prefix="roberta.",
-    heads=("lm_head.", "classifier."),
-    marks=((("lm_head.",), "masked"), (("classifier.dense.",), "classes"), (("classifier.",), "tags")),
+    heads=("lm_head.", "classifier.", "qa_outputs."),
+    marks=((("lm_head.",), "masked"), (("classifier.dense.",), "classes"), (("classifier.",), "tags"),
+           (("qa_outputs.",), "span")),
     spellings=OLD_NORMS,
 )  # fmt: skip
 
@@ -224,6 +240,7 @@ def electra_table(c: ModelConfig) -> list[Row]:
             ("discriminator_predictions.dense_prediction", "head.output"),
         ]),
         "tags": both([("classifier", "head.output")]),
+        "span": ANSWERS,
     }  # fmt: skip
     project = both([("embeddings_project", "embed.project")])
     return encoder_table(c, "generator_lm_head.weight") + project + heads.get(c.head, [])
@@ -233,7 +250,7 @@ ELECTRA = Family(
     "electra",
     architectures={
         "ElectraModel": "base", "ElectraForMaskedLM": "masked", "ElectraForPreTraining": "replaced",
-        "ElectraForTokenClassification": "tags",
+        "ElectraForTokenClassification": "tags", "ElectraForQuestionAnswering": "span",
     },
     fixed=ENCODER,
     keys={
@@ -247,8 +264,9 @@ ELECTRA = Family(
     write=lambda c: {**write_gelu(c), "embedding_size": c.d_embed or c.d_model},
     table=electra_table,
     prefix="electra.",
-    heads=("generator_", "discriminator_", "classifier."),
-    marks=((("generator_",), "masked"), (("discriminator_",), "replaced"), (("classifier.",), "tags")),
+    heads=("generator_", "discriminator_", "classifier.", "qa_outputs."),
+    marks=((("generator_",), "masked"), (("discriminator_",), "replaced"), (("classifier.",), "tags"),
+           (("qa_outputs.",), "span")),
     spellings=OLD_NORMS,
 )  # fmt: skip
 

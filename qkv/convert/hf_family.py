@@ -144,7 +144,7 @@ class Family:
         head = self.head(config, names)
         fields = {key.field: values[name] for name, key in self.keys.items() if key.field is not None}
         if head in ("classes", "tags"):
-            fields["n_classes"] = n_classes(config)
+            fields |= {"n_classes": n_classes(config), "labels": labels(config)}
         fields |= {**self.read(values, names, head), **self.fixed}
         try:
             return checked(ModelConfig, fields)
@@ -203,8 +203,9 @@ class Family:
         keys = {name: getattr(c, key.field) for name, key in self.keys.items() if key.field is not None}
         config = {"model_type": self.model_type, "architectures": [self.architecture(c)], **keys, **self.write(c)}
         if c.head in ("classes", "tags"):
-            config["id2label"] = {str(i): f"LABEL_{i}" for i in range(c.n_classes)}
-            config["label2id"] = {f"LABEL_{i}": i for i in range(c.n_classes)}
+            names = c.labels or usual_labels(c.n_classes)
+            config["id2label"] = {str(i): name for i, name in enumerate(names)}
+            config["label2id"] = {name: i for i, name in enumerate(names)}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
 
 
@@ -222,6 +223,27 @@ def n_classes(config: Json) -> int:
     count = len(labels) if isinstance(labels, (dict, list)) else config.get("num_labels")
     check_type("num_labels", count, OPTIONAL_INT)
     return 2 if count is None else count
+
+
+def labels(config: Json) -> tuple[str, ...]:
+    """The names of the classes in their order; none where Hugging Face made them up. One that comes twice (ImageNet has two
+    cranes) gets its number."""
+    found = config.get("id2label")
+    if not isinstance(found, dict):
+        return ()
+    try:
+        names = [found[key] for key in sorted(found, key=int)]
+        numbers = [int(key) for key in found]
+    except (TypeError, ValueError):
+        numbers = []
+    if sorted(numbers) != list(range(len(found))) or not all(isinstance(name, str) for name in names):
+        raise FileError("config.json: id2label names each class by its number, 0, 1, 2 ...")
+    distinct = tuple(f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names))
+    return () if distinct == usual_labels(len(names)) else distinct
+
+
+def usual_labels(count: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{i}" for i in range(count))
 
 
 def unless(usual: int | None, value: int | None) -> int | None:

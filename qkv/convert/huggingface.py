@@ -112,6 +112,8 @@ def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
 def effective(c: ModelConfig) -> dict[str, Any]:
     """What of a configuration decides the numbers: derived sizes in place of None, idle fields and dropout left out."""
     fields = c.model_dump()
+    words = c.head in ("vocabulary", "masked", "masked-next", "classes-words")
+    classes = c.head in ("classes", "classes-words", "tags")
     always = {"dropout", "attention_dropout", "ffn_dropout", "init_std", "final_norm", "bos_id", "start_id"}
     idle = {
         "max_length": c.position != "learned" and "linformer" not in c.mixer,
@@ -128,11 +130,13 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "compression": "compressed" not in c.mixer,
         "patch_size": c.image_size is None,
         "n_channels": c.image_size is None,
-        "n_classes": c.head not in ("classes", "tags"),
-        "pooler": c.head != "classes",
-        "tie": c.head not in ("vocabulary", "masked"),
-        "output_bias": c.head not in ("vocabulary", "masked"),
-        "output_scale": c.head not in ("vocabulary", "masked"),
+        "n_classes": not classes,
+        "labels": not classes,
+        "pooler": c.head not in ("classes", "classes-words"),
+        "pooling": c.head not in ("classes", "classes-words", "pooled"),
+        "tie": not words,
+        "output_bias": not words,
+        "output_scale": not words,
         "pad_id": c.vocab_size == 0,
         "eos_id": c.vocab_size == 0,
     }

@@ -74,17 +74,16 @@ def named(name: str, data: DataConfig, split: str, path: Path | None, task: str)
     kind = name.partition("/")[0]
     if kind in textsets.KINDS:
         return textsets.textset(name, split, path, task)
+    if task not in ("translation", *LANGUAGE):
+        raise ConfigError(
+            f"no data set {name!r} for {task}: there are {textsets.NAMES}; for translation {datasets.NAMES}"
+        )
     try:
         pairs = datasets.dataset(name, data.source, data.target, split, path)
     except ConfigError as error:
-        raise ConfigError(
-            f"{error}; for other tasks {textsets.NAMES}" if "no data set" in str(error) else str(error)
-        ) from None
-    if task == "translation":
-        return pairs
-    if task in LANGUAGE:
-        return Mapped(pairs, lambda record: (record[0],))
-    raise ConfigError(f"the data set {name} is for translation, not for {task}")
+        known = f"; for other tasks {textsets.NAMES}" if str(error).startswith("no data set") else ""
+        raise ConfigError(f"{error}{known}") from None
+    return pairs if task == "translation" else Mapped(pairs, lambda record: (record[0],))
 
 
 def files(paths: list[Path], c: CorpusConfig, task: str) -> Corpus:

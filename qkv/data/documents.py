@@ -58,7 +58,7 @@ class Documents:
                 if "\0" in text:
                     raise FileError(f"{path} is no text file: it has NUL characters")
                 text = text if self.by == "file" or not ends else text.rstrip("\r\n")
-                if text.strip() or goes_on:
+                if text.strip() or goes_on or not ends:
                     yield (text,) if ends else Piece((text,))
                 else:
                     self.skipped["an empty document"] += 1

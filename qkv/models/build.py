@@ -215,7 +215,9 @@ def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
     if c.head == "masked-next":
         return MaskedNext(masked_word(c, embed, activation), Classes(c.d_model, 2, Pooler(c.d_model)))
     if c.head == "classes":
-        return Classes(c.d_model, c.n_classes, pooler(c), c.dropout)
+        return Classes(
+            c.d_model, c.n_classes, pooler(c), c.dropout, bias=c.family == "encoder"
+        )  # GPT's has none (eq. 3)
     if c.head == "classes-words":
         return ClassesWords(c.d_model, c.n_classes, pooler(c), vocabulary(c, embed, c.d_model), c.dropout)
     if c.head == "span":

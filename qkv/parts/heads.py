@@ -109,11 +109,11 @@ class Pooler(nn.Module):
 class Classes(nn.Module):
     """One score per class for the whole sequence: (B, T, C) -> (B, n)."""
 
-    def __init__(self, d_model: int, n_classes: int, pooler: nn.Module, dropout: float = 0.0):
+    def __init__(self, d_model: int, n_classes: int, pooler: nn.Module, dropout: float = 0.0, bias: bool = True):
         super().__init__()
         self.pooler = pooler
         self.dropout = Dropout(dropout)
-        self.output = nn.Linear(d_model, n_classes)
+        self.output = nn.Linear(d_model, n_classes, bias)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         return self.output(self.dropout(self.pooler(x, keys)))
@@ -123,7 +123,7 @@ class ClassesWords(Classes):
     """The same, with the next word beside it, which an auxiliary loss asks for (GPT, Radford et al. 2018, eq. 5)."""
 
     def __init__(self, d_model: int, n_classes: int, pooler: nn.Module, words: Vocabulary, dropout: float = 0.0):
-        super().__init__(d_model, n_classes, pooler, dropout)
+        super().__init__(d_model, n_classes, pooler, dropout, bias=False)
         self.words = words
 
 

@@ -147,7 +147,7 @@ class Classifier:
             return [Answer(score=score, cut=row.cut) for score, row in zip(logits[:, 0].tolist(), rows, strict=True)]
         best, order = logits.softmax(-1).topk(min(top_k or len(self.labels), len(self.labels)))
         return [
-            Answer(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)}, row.cut)
+            Answer(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)}, cut=row.cut)
             for p, which, row in zip(best.tolist(), order.tolist(), rows, strict=True)
         ]
 
@@ -180,6 +180,8 @@ class ClassificationTask(Task):
                 f"{cls.name} needs [data] and a model that reads text, of family 'encoder' or 'decoder'; this is of "
                 f"family {c.family!r}" + ("" if c.image_size is None else ' and reads images (task = "images")')
             )
+        if recipe.tune.auxiliary and c.head != "classes-words":
+            raise ConfigError(f'tune.auxiliary = {recipe.tune.auxiliary:g} needs head = "classes-words", this is {c.head!r}')
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:

@@ -12,11 +12,11 @@ from qkv.text.tokenizer import Tokenizer, in_words
 
 
 def around(tokenizer: Tokenizer, c: ModelConfig, texts: int = 1) -> list[list[int]]:
-    """The special tokens before, between and after so many texts: [CLS] text [SEP], or [CLS] one [SEP] two [SEP].
+    """The special tokens before, between and after one text or two: [CLS] text [SEP], or [CLS] one [SEP] two [SEP].
 
     They are those that the tokenizer puts there by itself; where it puts none, the model's begin and end tokens.
     """
-    found = tokenizer.backend.encode(*["a"] * texts)
+    found = tokenizer.backend.encode("a", "a" if texts == 2 else None)
     gaps: list[list[int]] = [[] for _ in range(texts + 1)]
     behind = 0  # how many of the texts have begun
     for token, text in zip(found.ids, found.sequence_ids, strict=True):
@@ -41,7 +41,7 @@ def pieces_of_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) ->
     unknown = [unknown_id(tokenizer)]
     found = []
     for words, text in zip(sentences, encoded(tokenizer, [" ".join(words) for words in sentences]), strict=True):
-        ends = []  # of each word, in characters
+        ends: list[int] = []  # of each word, in characters
         for word in words:
             ends.append((ends[-1] + 1 if ends else 0) + len(word))
         pieces: list[list[int]] = [[] for _ in words]

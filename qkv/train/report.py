@@ -126,7 +126,9 @@ class Report:
 def in_words(metric: str, loss: str = "loss") -> str:
     """A number of `Task.evaluate` as a person writes it."""
     short = {"bleu": "BLEU", "f1": "F1", "loss": loss, "matthews": "Matthews"}
-    return short.get(metric, metric.replace("rouge", "ROUGE-") if metric.startswith("rouge") else metric.replace("_", " "))
+    return short.get(
+        metric, metric.replace("rouge", "ROUGE-") if metric.startswith("rouge") else metric.replace("_", " ")
+    )
 
 
 def digits(value: float) -> str:

@@ -23,8 +23,7 @@ import torch
 
 from qkv.config import ModelConfig, Recipe
 from qkv.convert import folder as ours
-from qkv.convert.files import read_json, read_text, to_disk, write_json, write_text
-from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer, save_tokenizer
+from qkv.convert.files import read_text, to_disk, write_text
 from qkv.errors import ConfigError, FileError
 from qkv.look.figures import curves
 from qkv.tasks.base import Task, Words, task_of
@@ -37,6 +36,7 @@ from qkv.train.loop import Hooks, ended, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.start import start_from
+from qkv.train.words import FILES, has_words, open_words, save_words
 from qkv.train.workers import first_before_others, is_first, rank, together, world
 
 
@@ -140,22 +140,16 @@ def claim(folder: Path, text: str) -> None:
         raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
         raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
-    for name in ("labels.json", "tokenizer.json", "target_tokenizer.json", "log.jsonl") if fresh else ():
+    for name in (*FILES, "log.jsonl") if fresh else ():
         (folder / name).unlink(missing_ok=True)
     write_text(kept, text)
 
 
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
     """Those of the folder, or new ones."""
-    labels = folder / "labels.json"
-    if not labels.exists() and not (folder / "tokenizer.json").exists():
-        words = task_of(recipe).prepare(recipe, report.say)
-        if words.labels:
-            write_json(labels, {"labels": words.labels})
-        if words.source is not None:
-            save_tokenizer(folder, words.source, words.target)
-    source, target = open_tokenizer(folder), open_target_tokenizer(folder)
-    return Words(source, target or source, tuple(read_json(labels)["labels"]) if labels.exists() else ())
+    if not has_words(folder):
+        save_words(folder, task_of(recipe).prepare(recipe, report.say))
+    return open_words(folder)
 
 
 def write_line(log: Any, line: dict[str, Any]) -> None:
