@@ -182,7 +182,8 @@ class Model:
             )
         if c.family == "decoder" and c.recurrent is None and batch.inputs.size(1) > c.max_length:
             raise QkvError(
-                f"{batch.inputs.size(1)} tokens, but this model was made for {c.max_length}: shorten the prompt, or keep its end (--truncate)"
+                f"{batch.inputs.size(1)} tokens, but this model was made for {c.max_length}: shorten the prompt, or keep its "
+                "end (--truncate)"
             )
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
         if slide and isinstance(self.network, Decoder) and c.recurrent is None:
@@ -326,10 +327,11 @@ class Model:
     def describe(self, pictures: Sequence[Any], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
                  max_length: int | None = None, fast: bool = True) -> list[Translation]:  # fmt: skip
         """A caption of each picture: paths, Pillow images or arrays of uint8 pixels."""
-        from qkv.tasks.captions import Captioner
+        from qkv.tasks.captions import Captioner, check
 
         if isinstance(pictures, str | Path):
             raise QkvError("describe takes a list of pictures: put the picture into brackets")
+        check(self.config)
         network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
         captioner = Captioner(self.config, network, self.target_words())
         return captioner.describe(pictures, Beam(beam, length_penalty, n_best), max_length)

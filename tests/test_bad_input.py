@@ -217,7 +217,7 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     ("data.max_length=64", "do not fit model.max_length = 64"),
     ('data.train=[{files=["train.en"]}]', "two files"),
     ("data.train=[]", "data.train"),
-    ('data.train=[{files=["train.en", "train.de"], grammar=3}]', "exactly one of files, table, dataset, grammar and stdlib"),
+    ('data.train=[{files=["train.en", "train.de"], grammar=3}]', "exactly one of files, table, dataset, grammar"),
 ])  # fmt: skip
 def test_recipes_with_mistakes(setting: str, saying: str, corpus: Path, run: Run) -> None:
     refuses(run, setting, saying=saying)

@@ -56,7 +56,10 @@ def folder(tmp_path_factory):
 def test_a_cursor_answers_as_a_fresh_reading_does(fields):
     torch.manual_seed(0)
     network = build(config_of(**fields)).eval()
-    cursor, texts = Cursor(network), [[5], [5, 6, 7], [5, 6, 7, 8], [5, 6, 9, 9, 9], [5, 6, 9], [5, 6, 9], [8], [8, 5, 6]]
+    cursor, texts = (
+        Cursor(network),
+        [[5], [5, 6, 7], [5, 6, 7, 8], [5, 6, 9, 9, 9], [5, 6, 9], [5, 6, 9], [8], [8, 5, 6]],
+    )
     for ids in texts:
         with torch.no_grad():
             fresh = network(Batch(inputs=torch.tensor([ids]))).logits[:, -1]
@@ -85,7 +88,9 @@ def test_sliding_is_plain_writing_within_the_context_and_goes_on_behind_it():
     window = (prompt + slid)[6:13]  # when 12 are full, the last 6 of them and the new one go on
     with torch.no_grad():
         assert slid[10] == network(Batch(inputs=torch.tensor([window]))).logits[0, -1].argmax()
-    assert list(slide(network, list(range(30)), 3, context=12)) == list(slide(network, list(range(18, 30)), 3, context=12))
+    assert list(slide(network, list(range(30)), 3, context=12)) == list(
+        slide(network, list(range(18, 30)), 3, context=12)
+    )
 
 
 # --- conversations
@@ -138,7 +143,11 @@ def test_who_cannot_talk_says_so():
     with pytest.raises(QkvError, match="no chat template"):
         model_of(template=None).conversation()
     with pytest.raises(QkvError, match="needs a decoder"):
-        Conversation(ModelConfig(family="encoder", head="none", vocab_size=5, d_model=4, n_layers=1, d_ff=4), None, tokenizer_of())
+        Conversation(
+            ModelConfig(family="encoder", head="none", vocab_size=5, d_model=4, n_layers=1, d_ff=4),
+            None,
+            tokenizer_of(),
+        )
 
 
 # --- the command
@@ -202,7 +211,7 @@ def test_typed_messages_have_a_mark_and_ctrl_d_leaves(run, folder, monkeypatch):
     stdin.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", stdin)
     monkeypatch.setattr("builtins.input", entered)
-    code, out, err = run("chat", folder, "--max-new-tokens", "4")
+    code, _, err = run("chat", folder, "--max-new-tokens", "4")
     assert code == 0 and "/reset" in err
     monkeypatch.setattr("builtins.input", lambda mark: (_ for _ in ()).throw(EOFError))
     assert run("chat", folder)[0] == 0
@@ -230,8 +239,10 @@ def test_a_prompt_longer_than_the_context_is_an_error_or_loses_its_beginning(run
     assert code == 2 and "26 tokens" in err and "16" in err and "shorten" in err
     code, out, err = run("generate", bounded, long, "--truncate", "--max-new-tokens", "4", "--json")
     found = json.loads(out)
-    assert code == 0 and found["prompt_tokens"] == 12 and found["text"] == "".join(
-        qkv.load(bounded).generate(long[-12:], max_new_tokens=4)
+    assert (
+        code == 0
+        and found["prompt_tokens"] == 12
+        and found["text"] == "".join(qkv.load(bounded).generate(long[-12:], max_new_tokens=4))
     )
     found = json.loads(run("generate", bounded, long, "--truncate", "--max-new-tokens", "400", "--json")[1])
     assert found["prompt_tokens"] == 8 and found["ended"] == "context"  # half of it stays for the prompt
@@ -253,7 +264,9 @@ def test_a_bounded_model_stops_where_its_context_ends_and_says_so(run, bounded):
 
 def test_several_texts_are_those_of_several_seeds(run, bounded):
     how = ("--temperature", "1", "--max-new-tokens", "5", "--json")
-    together = [json.loads(line) for line in run("generate", bounded, "ab", "--n", "3", "--seed", "7", *how)[1].splitlines()]
+    together = [
+        json.loads(line) for line in run("generate", bounded, "ab", "--n", "3", "--seed", "7", *how)[1].splitlines()
+    ]
     alone = [json.loads(run("generate", bounded, "ab", "--seed", str(seed), *how)[1]) for seed in (7, 8, 9)]
     assert together == alone and len({one["text"] for one in together}) > 1
     plain = run("generate", bounded, "ab", "--n", "2", "--seed", "7", *how[:-1])[1]
@@ -265,5 +278,7 @@ def test_several_texts_are_those_of_several_seeds(run, bounded):
 def test_sampling_slides_with_its_own_stream(run, bounded):
     model, how = qkv.load(bounded), Sampling(1.0)
     one = list(model.tokens([5, 6], 30, how, 3, slide=True))
-    assert one == list(model.tokens([5, 6], 30, how, 3, slide=True)) != list(model.tokens([5, 6], 30, how, 4, slide=True))
+    assert (
+        one == list(model.tokens([5, 6], 30, how, 3, slide=True)) != list(model.tokens([5, 6], 30, how, 4, slide=True))
+    )
     assert one[:5] == list(model.tokens([5, 6], 5, how, 3))

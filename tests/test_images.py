@@ -456,6 +456,18 @@ def test_a_picture_is_classified_alike_alone_and_in_a_batch(
     )
 
 
+def test_classify_reads_files(digits: training.Run, run: Run, tmp_path: Path) -> None:
+    (table, label), (other, second) = images.digits("valid")[:2]
+    for name, one in (("a", table), ("b", other)):
+        Image.fromarray(one[0]).save(tmp_path / f"{name}.png")
+    (tmp_path / "no.png").write_text("no")
+    found = qkv.load(digits.folder).classify([table, Image.fromarray(other[0])])
+    code, out, err = run("classify", digits.folder, *(tmp_path / f"{name}.png" for name in ("a", "no", "b")))
+    lines = [f"{one.label}\t{one.probability:.4f}" for one in found]
+    assert code == 1 and out.splitlines() == [lines[0], "", lines[1]] and "no.png is not a picture" in err
+    assert (found[0].label == label) + (found[1].label == second) >= 1
+
+
 def test_the_network_sees_what_the_batch_holds(digits: training.Run) -> None:
     """Pixels from 0 to 255 are read as numbers from -1 to 1."""
     model = qkv.load(digits.folder)

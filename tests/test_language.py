@@ -108,7 +108,9 @@ def test_who_cannot_keep_documents_apart_says_so(family, fields):
     from qkv.models.inputs import packs
 
     network = network_of(family, **fields)
-    assert not packs(ModelConfig(family=family, head="masked" if family == "encoder" else "vocabulary", **{**SIZES, **fields}))
+    assert not packs(
+        ModelConfig(family=family, head="masked" if family == "encoder" else "vocabulary", **{**SIZES, **fields})
+    )
     with pytest.raises(QkvError, match="packed into one row"):
         network(packed_batch()[0])
 
@@ -181,8 +183,11 @@ class Numbered:
 
 def stream(pool=50, size=8, position=None):
     """Rows of documents of 3 to 30 tokens."""
+
     def encode(records):
-        return [p for (text,) in records for p in chunks(range(100 * int(text), 100 * int(text) + 3 + int(text) % 28), size)]
+        return [
+            p for (text,) in records for p in chunks(range(100 * int(text), 100 * int(text) + 3 + int(text) % 28), size)
+        ]
 
     found = Windows(Numbered(60), encode, length, tokens=32, pool=pool, seed=4)
     found.size, found.pack = size, True
@@ -216,7 +221,15 @@ def recipe_of(train, valid=None, model=None, data=None, **fields):
     sizes = {"family": "decoder", "vocab_size": 300, "d_model": 32, "n_layers": 1, "n_heads": 2, "d_ff": 64, "max_length": 32,
              "norm_order": "pre", "position": "rotary", "tie": "output", "dropout": 0.1}  # fmt: skip
     texts = {"train": [train], "valid": valid or train, "vocab_size": 300, "max_length": 16, "batch_tokens": 128}
-    steps = {"steps": 12, "evaluate_every": 4, "save_every": 3, "warmup": 4, "seed": 3, "label_smoothing": 0.0, **fields}
+    steps = {
+        "steps": 12,
+        "evaluate_every": 4,
+        "save_every": 3,
+        "warmup": 4,
+        "seed": 3,
+        "label_smoothing": 0.0,
+        **fields,
+    }
     return checked(Recipe, {
         "task": "language", "model": checked(ModelConfig, {**sizes, **(model or {})}),
         "data": checked(DataConfig, {**texts, **(data or {})}), "train": checked(TrainConfig, steps),
@@ -334,7 +347,7 @@ def test_empty_documents_are_left_out_and_said(books):
     (books / "empty.txt").write_text(" \n\n")
     with pytest.raises(QkvError, match="no text"):
         task_of(recipe_of(files(books, "one"), files(books, "empty")))
-    with pytest.raises(QkvError, match="no text|no line"):
+    with pytest.raises(QkvError, match="no text"):
         task_of(recipe_of(files(books, "empty"), files(books, "one")))
 
 
@@ -352,6 +365,7 @@ def test_resumed_is_uninterrupted(books, tmp_path):
             if entry["step"] == at:
                 raise Killed
             original(log, entry)
+
         return line
 
     for at in (5, 8, 11):

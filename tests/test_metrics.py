@@ -8,7 +8,7 @@ import warnings
 import pytest
 import scipy.stats
 import sklearn.metrics as sk
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
@@ -18,7 +18,9 @@ from qkv.evaluate.rouge import rouge
 
 LABELS = st.lists(st.tuples(*[st.sampled_from("abc")] * 2), min_size=1, max_size=40)
 NUMBERS = st.lists(st.tuples(*[st.integers(-5, 5).map(float)] * 2), min_size=2, max_size=30)
-PHRASE = st.lists(st.sampled_from(["The", "a", "an", "cat", "Cat!", "sat.", "theory", "x-y", "…", "42"]), max_size=6).map(" ".join)
+PHRASE = st.lists(
+    st.sampled_from(["The", "a", "an", "cat", "Cat!", "sat.", "theory", "x-y", "…", "42"]), max_size=6
+).map(" ".join)
 
 
 def sides(pairs: list[tuple]) -> tuple[list, list]:
@@ -28,6 +30,7 @@ def sides(pairs: list[tuple]) -> tuple[list, list]:
 # --- classes
 
 
+@settings(deadline=None, max_examples=50)
 @given(LABELS)
 def test_classes_as_scikit_learn_measures_them(pairs: list[tuple[str, str]]) -> None:
     predicted, right = sides(pairs)
@@ -59,6 +62,7 @@ def test_predictions_without_their_answers_are_an_error(function: object) -> Non
 # --- numbers
 
 
+@settings(deadline=None, max_examples=50)
 @given(NUMBERS)
 def test_correlations_as_scipy_measures_them(pairs: list[tuple[float, float]]) -> None:
     predicted, right = sides(pairs)
@@ -69,6 +73,7 @@ def test_correlations_as_scipy_measures_them(pairs: list[tuple[float, float]]) -
     assert m.spearman(predicted, right) == pytest.approx(scipy.stats.spearmanr(predicted, right).statistic, abs=1e-9)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 9), min_size=1))
 def test_equal_values_share_a_rank(values: list[int]) -> None:
     assert m.ranks(values) == list(scipy.stats.rankdata(values))
@@ -95,6 +100,7 @@ def test_answers_as_squad_compares_them(predicted: str, answers: list[str], exac
     assert m.answer_f1(predicted, answers) == pytest.approx(f1)
 
 
+@settings(deadline=None, max_examples=50)
 @given(PHRASE, PHRASE)
 def test_f1_of_answers_is_fair_and_at_least_the_exact_match(one: str, other: str) -> None:
     assert m.answer_f1(one, [other]) == m.answer_f1(other, [one])
@@ -128,6 +134,7 @@ def test_spans_as_conlleval_finds_them(tags: str, things: set[tuple[int, int, st
     assert m.spans(tags.split()) == things
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.sampled_from("PL"), st.integers(1, 3), st.integers(0, 2)), max_size=6))
 def test_both_schemes_tell_the_same_spans(things: list[tuple[str, int, int]]) -> None:
     """Written as IOB2 and as BIOES, the same things are found, and they are those that were written."""
@@ -135,7 +142,9 @@ def test_both_schemes_tell_the_same_spans(things: list[tuple[str, int, int]]) ->
     for kind, length, gap in things:
         wanted.add((len(iob), len(iob) + length, kind))
         iob += [f"B-{kind}", *[f"I-{kind}"] * (length - 1)] + ["O"] * gap
-        bioes += ([f"S-{kind}"] if length == 1 else [f"B-{kind}", *[f"I-{kind}"] * (length - 2), f"E-{kind}"]) + ["O"] * gap
+        bioes += ([f"S-{kind}"] if length == 1 else [f"B-{kind}", *[f"I-{kind}"] * (length - 2), f"E-{kind}"]) + [
+            "O"
+        ] * gap
     assert m.spans(iob) == m.spans(bioes) == wanted
 
 
@@ -183,6 +192,7 @@ def test_a_submission_is_numbered_and_its_scores_are_within_bounds() -> None:
 # --- ROUGE
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(PHRASE, PHRASE), min_size=1, max_size=4))
 def test_rouge_is_the_mean_of_its_summaries(pairs: list[tuple[str, str]]) -> None:
     summaries, references = sides(pairs)

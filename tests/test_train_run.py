@@ -355,7 +355,8 @@ def test_shipped_recipes_are_found_by_name_anywhere(tmp_path: Path, monkeypatch:
         recipes.find("dmeo")
 
 
-def test_an_unknown_recipe_is_one_line(run: Run) -> None:
+def test_an_unknown_recipe_is_one_line(run: Run, tmp_path: Path) -> None:
     code, _, err = run("train", "tatoeba")
     assert code == 2 and err.count("\n") == 1 and "did you mean 'tatoeba-en-de'" in err
-    assert "no [data]" in run("train", "small-llama")[2]
+    (tmp_path / "bare.toml").write_text('preset = "gpt2"\n')
+    assert "no [data]" in run("train", tmp_path / "bare.toml")[2]

@@ -341,3 +341,53 @@ def test_a_run_with_updates_keeps_an_ordinary_model(tmp_path: Path, run: Callabl
     assert {lora.TENSORS, lora.SETTINGS, "model.safetensors"} <= {p.name for p in (tmp_path / "run" / "best").iterdir()}
     code, out, err = run("export", tmp_path / "run", tmp_path / "out", "--to", "qkv")
     assert code == 0 and "largest difference 0.0" in out, err
+
+
+# --- GPT's auxiliary loss
+
+CLASSES = """
+task = "classification"
+[model]
+family = "decoder"
+head = "classes-words"
+pooling = "last"
+d_model = 16
+n_layers = 1
+n_heads = 2
+d_ff = 32
+tie = "output"
+dropout = 0.0
+[data]
+train = [{ grammar = 60 }]
+valid = { grammar = 10 }
+vocab_size = 120
+batch_tokens = 200
+[tune]
+auxiliary = 0.5
+"""
+
+
+def test_the_recipe_weighs_the_next_word_beside_the_class(tmp_path: Path) -> None:
+    """Classes' cross-entropy + auxiliary * the mean of -log p(next word) over each sequence, in plain torch."""
+    (tmp_path / "r.toml").write_text(CLASSES)
+    losses = {}
+    for weight in (0.0, 0.5, 2.0):
+        recipe = load_recipe(tmp_path / "r.toml", [f"tune.auxiliary={weight}"])
+        opened = training.open_run(recipe, CLASSES, tmp_path / f"run-{weight}", Report(quiet=True))
+        rows = opened.task.collate(next(iter(opened.task.batches)))
+        output = opened.training.network.eval()(rows)
+        losses[weight] = opened.task.objective(output, rows).sum.item()
+    classes = nn.functional.cross_entropy(output.logits, rows.targets, reduction="sum").item()
+    words = 0.0
+    logits = output.hidden @ opened.training.network.embed.tokens.weight.T  # (B, T, V)
+    for number, row in enumerate(rows.inputs):
+        length = len(row) if rows.mask is None else int(rows.mask[number].sum())
+        words += nn.functional.cross_entropy(logits[number, : length - 1], row[1:length]).item()
+    for weight, loss in losses.items():
+        assert loss == pytest.approx(classes + weight * words, rel=1e-4)
+
+
+def test_an_auxiliary_loss_needs_its_head(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(CLASSES.replace("classes-words", "classes"))
+    with pytest.raises(ConfigError, match='needs head = "classes-words"'):
+        training.run(load_recipe(tmp_path / "r.toml"), CLASSES, tmp_path / "run", Report(quiet=True))

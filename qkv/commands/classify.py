@@ -51,9 +51,9 @@ def run(
     model = load(folder, device=device.value)
     model.classify([])  # a model that has no classes says so before anything is read
     if model.config.image_size is not None:
-        return answer(
-            model, files, model.classify, lambda path, one, problem: shown(one, problem, as_json, top_k, path)
-        )
+        show = lambda path, one, problem: shown(one, problem, as_json, top_k, path)  # noqa: E731
+        answer(model, files, model.classify, show)
+        return
     if files and len(files) > 1:
         raise QkvError(f"this model reads texts, one file of them: given {len(files)}")
     file = Path(files[0]) if files and files[0] != "-" else None

@@ -66,6 +66,8 @@ def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
         return named(c.dataset, data, c.split or split, path, task)
     if c.table is not None:
         return table(Path(data.root) / c.table, c, task)
+    if not c.files:
+        raise ConfigError(f"pictures are for images and captions, not for {task}")
     return files([Path(data.root) / name for name in c.files], c, task)
 
 
@@ -128,12 +130,14 @@ def tags(record: Record) -> Record | None:
 
 
 def answer(record: Record) -> Record | None:
-    """The answer must be in the context; an empty one is none."""
+    """The answer must be in the context, at its start or, where that is wrong, in one place alone; an empty one is none."""
     question, context, text, *given = record
     if not text:
         return question, context, "", "-1"
     start = int(given[0]) if given and given[0].isdecimal() else context.find(text)
-    return (question, context, text, str(start)) if start >= 0 and context[start:].startswith(text) else None
+    if start < 0 or not context.startswith(text, start):
+        start = context.find(text) if context.count(text) == 1 else -1
+    return (question, context, text, str(start)) if start >= 0 else None
 
 
 def nonempty(record: Record) -> Record | None:

@@ -26,7 +26,7 @@ PIECE = 100_000
 @dataclass
 class Documents:
     """Records (text,). A document of a whole file keeps every character; one that is longer than PIECE comes in several
-    records, all but the last a `Piece`, which joined are the document. Empty documents are skipped and counted."""
+    records, all but the last a `Piece`, which joined are the document. Blank documents (of one record) are skipped and counted."""
 
     paths: Sequence[str | Path]
     by: str = "file"

@@ -1,5 +1,5 @@
-"""native.cpp, compiled on first use, and its structures. Where there is no compiler, `library()` is None and torch does the
-same work."""
+"""native.cpp and learn.cpp, compiled on first use, and their structures. Where there is no compiler, `library()` is None and
+torch does the same work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp", "vectors.h")]
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp"]
 WIDE = 16
 """Columns of a panel, as in native.cpp."""
@@ -37,20 +37,25 @@ def library() -> ctypes.CDLL | None:
     found.linear.argtypes, found.linear.restype = [POINTER, POINTER, WHOLE, POINTER], None
     found.decode.argtypes, found.decode.restype = [POINTER, POINTER], None
     found.log_softmax.argtypes, found.log_softmax.restype = [POINTER, WHOLE, WHOLE], None
+    found.attend.argtypes, found.attend.restype = [POINTER], None
+    found.attend_back.argtypes, found.attend_back.restype = [POINTER], None
+    found.gelu_tanh.argtypes, found.gelu_tanh.restype = [POINTER, POINTER, WHOLE], None
+    found.gelu_tanh_back.argtypes, found.gelu_tanh_back.restype = [POINTER, POINTER, POINTER, WHOLE], None
     return found
 
 
 def compiled(compiler: str) -> Path:
-    """The shared library for this source and this processor, from the cache or made now."""
-    key = SOURCE.read_text() + " ".join([compiler, *FLAGS, platform.platform(), torch.__version__, processor()])
+    """The shared library for these sources and this processor, from the cache or made now."""
+    texts = "".join(source.read_text() for source in SOURCES)
+    key = texts + " ".join([compiler, *FLAGS, platform.platform(), torch.__version__, processor()])
     path = Path.home() / ".cache" / "qkv" / "native" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             run = lambda *words: subprocess.run([compiler, *words], check=True, capture_output=True, cwd=folder)  # noqa: E731
-            run(*FLAGS, "-c", str(SOURCE), "-o", "native.o")
+            run(*FLAGS, "-c", *(str(source) for source in SOURCES if source.suffix == ".cpp"))
             # linked without -fopenmp: its threads are then torch's, which has them loaded, and not a second pool
-            run("-shared", "native.o", "-o", "native.so")
+            run("-shared", "native.o", "learn.o", "-o", "native.so")
             os.replace(Path(folder) / "native.so", path)
     return path
 
@@ -77,7 +82,7 @@ def panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     return padded.transpose(1, 2).contiguous(), F.pad(bias, (0, rest)).contiguous()
 
 
-# --- the structures of native.cpp; each holds addresses, so whoever makes one keeps the tensors
+# --- the structures of native.cpp and learn.cpp; each holds addresses, so whoever makes one keeps the tensors
 
 
 class Linear(ctypes.Structure):
@@ -105,6 +110,21 @@ class Pass(ctypes.Structure):
     _fields_ = [("x", POINTER), ("rows", WHOLE), ("tokens", WHOLE), ("past", WHOLE), ("written", POINTER),
                 ("lanes", WHOLE), ("places", WHOLE), ("lane", POINTER), ("real", POINTER), ("memory", POINTER),
                 ("sentences", WHOLE), ("source", WHOLE), ("source_real", POINTER)]  # fmt: skip
+
+
+class Heads(ctypes.Structure):
+    _fields_ = [("at", POINTER), ("row", WHOLE), ("head", WHOLE), ("token", WHOLE)]
+
+    @classmethod
+    def of(cls, x: Tensor) -> Heads:
+        """(B, H, T, D), the numbers of a token side by side."""
+        return cls(x.data_ptr(), *x.stride()[:3])
+
+
+class Attention(ctypes.Structure):
+    _fields_ = [*((name, Heads) for name in ("query", "key", "value", "out")), ("sums", POINTER), ("spans", POINTER),
+                *((name, WHOLE) for name in ("n", "tokens", "heads", "key_heads", "width")), ("scale", REAL),
+                ("causal", ctypes.c_bool), *((name, Heads) for name in ("dout", "dquery", "dkey", "dvalue"))]  # fmt: skip
 
 
 def address(x: Tensor | None) -> int | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.engine import native
+from qkv.engine.learn import quick_gelu
 from qkv.engine.written import Written
 from qkv.parts.block import Block, Residual
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
@@ -19,8 +20,9 @@ from qkv.parts.scores import Dot
 from qkv.parts.stack import Stack
 from qkv.parts.state import Memory, State
 
-KNOWN = [ACTIVATIONS[name] for name in ("relu", "silu", "gelu", "gelu-tanh")]
-"""The activations of native.cpp, in the order of their numbers there."""
+NUMBERS = {ACTIVATIONS[name]: number for number, name in enumerate(("relu", "silu", "gelu", "gelu-tanh"))}
+NUMBERS[quick_gelu] = NUMBERS[ACTIVATIONS["gelu-tanh"]]
+"""The activations of native.cpp and their numbers there."""
 
 
 class NativeStack(Stack):
@@ -36,7 +38,7 @@ class NativeStack(Stack):
         blocks = (native.Block * len(self.blocks))(*map(block_of, self.blocks))
         self.described = blocks, native.Decoder(
             ctypes.addressof(blocks), len(blocks), first.feedforward.layer.down.shape[0], self.heads, self.key_heads,
-            self.d_head, KNOWN.index(first.feedforward.layer.activation), attention.mixer.score.scale, norm_of(self.norm),
+            self.d_head, NUMBERS[first.feedforward.layer.activation], attention.mixer.score.scale, norm_of(self.norm),
         )  # fmt: skip
 
     def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
@@ -101,7 +103,7 @@ def block_suits(block: Any) -> bool:
         and all(a.output.panels is not None for a in attentions)
         and type(inner) is FeedForward
         and inner.gate is None
-        and inner.activation in KNOWN
+        and inner.activation in NUMBERS
     )
 
 

@@ -63,7 +63,9 @@ class Mask:
     def one_document(self, who: str) -> None:
         """Said by those who would mix what is packed into one row."""
         if self.documents is not None:
-            raise QkvError(f"{who} cannot keep documents apart that are packed into one row: give each a row of its own")
+            raise QkvError(
+                f"{who} cannot keep documents apart that are packed into one row: give each a row of its own"
+            )
 
     @cached_property
     def key_positions(self) -> Tensor:
@@ -114,6 +116,28 @@ class Mask:
             self.length - self.queries, 1
         )
         return table & self.keys[:, None, None, :] | itself  # (B, 1, T, S)
+
+    def spans(self, rows: int) -> Tensor | None:
+        """(n, 3): row, first token and end of each stretch in which all tokens see each other (or, causal, those before
+        them) and no others; None where it takes a table to say who sees whom."""
+        if self.queries != self.length or (self.documents is None and not self.harmless):
+            return None
+        if self.documents is not None:
+            return None if self.keys is not None else self.document_spans
+        whole = torch.tensor([0, 0, self.length]).repeat(rows, 1)
+        whole[:, 0] = torch.arange(rows)
+        return whole
+
+    @cached_property
+    def document_spans(self) -> Tensor:
+        """(n, 3): row, first token and end of each document."""
+        assert self.documents is not None
+        first = torch.ones_like(self.documents, dtype=torch.bool)
+        first[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        starts = first.nonzero()  # (n, 2): row, token
+        last = torch.full_like(starts[:, 1], self.length)
+        last[:-1] = torch.where(starts[1:, 0] == starts[:-1, 0], starts[1:, 1], self.length)
+        return torch.cat([starts, last[:, None]], 1).cpu()
 
     @property
     def within_documents(self) -> Tensor:

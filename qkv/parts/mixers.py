@@ -69,6 +69,8 @@ class Softmax(nn.Module):
         self.tap_weights = Tap()
         self.fast = True
         """False: always the readable path."""
+        self.attend = attend
+        """What computes it where the kernel can."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
@@ -95,19 +97,28 @@ class Softmax(nn.Module):
         )
 
     def kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
-        bias, allowed = place.bias(query), mask.allowed
-        if bias is not None:
-            allowed = bias.masked_fill(~mask.dense, float("-inf"))
-        return F.scaled_dot_product_attention(
-            self.score.fold(query),  # type: ignore[operator]
-            key,
-            value,
-            attn_mask=allowed,
-            dropout_p=self.dropout.p if self.training else 0.0,
-            is_causal=mask.kernel_causal and bias is None,
-            scale=self.score.scale,  # type: ignore[arg-type]
-            enable_gqa=key.size(1) != query.size(1),  # no copy per group: 10 x as fast for one query over 512 keys
-        )
+        bias, query, dropout = place.bias(query), self.score.fold(query), self.dropout.p if self.training else 0.0  # type: ignore[operator]
+        if bias is None:
+            return self.attend(query, key, value, mask, self.score.scale, dropout)  # type: ignore[arg-type]
+        table = bias.masked_fill(~mask.dense, float("-inf"))  # (B or 1, H, T, S)
+        return sdpa(query, key, value, table, False, self.score.scale, dropout)  # type: ignore[arg-type]
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0) -> Tensor:
+    """softmax(Q K^T scale) V by torch's kernel: (B, H, T, D), (B, H_kv, S, D) twice -> (B, H, T, D)."""
+    spans = mask.spans(query.size(0)) if mask.documents is not None and query.size(0) == 1 else None
+    if spans is None:
+        return sdpa(query, key, value, mask.allowed, mask.kernel_causal, scale, dropout)
+    cuts = (spans[:, 2] - spans[:, 1]).tolist()  # documents in one row: each by itself, never the table of all pairs
+    parts = zip(*(x.split(cuts, 2) for x in (query, key, value)), strict=True)
+    return torch.cat([sdpa(q, k, v, None, mask.causal, scale, dropout) for q, k, v in parts], 2)
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float, dropout: float
+         ) -> Tensor:  # fmt: skip
+    # enable_gqa makes no copy per group: 10 x as fast for one query over 512 keys
+    return F.scaled_dot_product_attention(query, key, value, allowed, dropout, causal, scale=scale,
+                                          enable_gqa=key.size(1) != query.size(1))  # fmt: skip
 
 
 class Window(nn.Module):

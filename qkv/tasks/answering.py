@@ -8,6 +8,7 @@ The network reads [CLS] question [SEP] context [SEP] and scores every token as t
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.batch import Batch, Loss
@@ -124,8 +126,10 @@ class Reader:
         """The likeliest span of all windows of each context. No answer is as likely as it is in the window that knows best,
         which is the one that thinks least of it."""
         device = next(self.network.parameters()).device
-        best = [Answer("", 0.0, 0, 0)] * len(pairs)
-        none = [1.0] * len(pairs)
+        best = [Answer("", -math.inf, 0, 0)] * len(
+            pairs
+        )  # scores are logarithms up to the end: far from 0 they still differ
+        none = [0.0] * len(pairs)
         todo = [(n, window) for n, cut in enumerate(self.cut(pairs)) for window in cut]
         for some in by_length([len(window.ids) for _, window in todo], batch_tokens):
             rows = [todo[i][1] for i in some]
@@ -136,28 +140,33 @@ class Reader:
                 if score > best[n].score:
                     start, end = window.offsets[first][0], window.offsets[last][1]
                     best[n] = Answer(pairs[n][1][start:end], score, start, end)
-        return [Answer("", p, 0, 0) if no_answer and p > one.score else one for one, p in zip(best, none, strict=True)]
+        found = zip(best, none, strict=True)
+        chosen = [Answer("", nothing, 0, 0) if no_answer and nothing > one.score else one for one, nothing in found]
+        return [one._replace(score=math.exp(one.score)) for one in chosen]
 
 
 def spans(logits: Tensor, rows: Sequence[Window], longest: int) -> list[tuple[float, int, int, float]]:
-    """For each window: the probability of its best span, its first and last piece, and the probability of no answer.
+    """For each window: the log-probability of its best span, its first and last piece, the log-probability of no answer.
 
     max over i <= j < i + longest of p_start(i) p_end(j),   p = softmax over the context and position 0
     """
     width = logits.size(1)
+    longest = min(longest, width)
     legal = torch.zeros(len(rows), width, dtype=torch.bool)  # (B, T): an answer may begin or end here
     for row, window in enumerate(rows):
         legal[row, window.first : window.first + len(window.offsets)] = torch.tensor([a < b for a, b in window.offsets])
     seen = legal.clone()
     seen[:, 0] = True
-    starts, ends = logits.masked_fill(~seen[..., None], -torch.inf).log_softmax(1).unbind(-1)  # (B, T) each
-    both = starts[:, :, None] + ends[:, None, :]  # (B, T, T)
-    near = torch.ones(width, width, dtype=torch.bool).triu().tril(longest - 1)
-    both = both.masked_fill(~(near & legal[:, :, None] & legal[:, None, :]), -torch.inf)
-    scores, places = both.flatten(1).max(1)  # (B,)
-    nothing = (starts[:, 0] + ends[:, 0]).exp()
-    found = zip(scores.exp().tolist(), places.tolist(), rows, nothing.tolist(), strict=True)
-    return [(score, at // width - row.first, at % width - row.first, p) for score, at, row, p in found]
+    table = logits.masked_fill(~seen[..., None], -torch.inf).log_softmax(1)  # (B, T, 2)
+    nothing = table[:, 0].sum(-1).tolist()  # (B,)
+    starts, ends = table.masked_fill(~legal[..., None], -torch.inf).unbind(-1)  # (B, T) each
+    behind = F.pad(ends, (0, longest - 1), value=-torch.inf).unfold(1, longest, 1)  # (B, T, longest): ends from i on
+    scores, places = (starts[..., None] + behind).flatten(1).max(1)  # (B,)
+    found = []
+    for score, place, its, p in zip(scores.tolist(), places.tolist(), rows, nothing, strict=True):
+        first, further = divmod(place, longest)
+        found.append((score, first - its.first, first + further - its.first, p))
+    return found
 
 
 def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:

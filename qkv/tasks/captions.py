@@ -38,13 +38,20 @@ BEAM, GREEDY = Beam(), Beam(1)
 # --- what a captioner does
 
 
+def check(c: ModelConfig) -> None:
+    """Say that a model cannot describe pictures."""
+    if c.image_size is None or c.family != "encoder-decoder":
+        raise QkvError(
+            'to describe pictures a model must be trained with task = "captions"; this one is of family '
+            f"{c.family!r}" + ("" if c.image_size else " and reads text")
+        )
+
+
 class Captioner:
     """An encoder-decoder that reads pictures, at work: pictures in, sentences out."""
 
     def __init__(self, c: ModelConfig, network: Writer, tokenizer: Tokenizer):
-        if c.image_size is None or c.family != "encoder-decoder":
-            raise QkvError("to describe pictures a model must be trained with task = \"captions\"; this one is of family "
-                           f"{c.family!r}" + ("" if c.image_size else " and reads text"))  # fmt: skip
+        check(c)
         self.config, self.network, self.tokenizer = c, network, tokenizer
 
     def describe(self, given: Sequence[Any], beam: Beam = BEAM, max_length: int | None = None) -> list[Translation]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,14 +82,14 @@ class Cutter:
         for word in words[:-1]:
             firsts.append(firsts[-1] + len(word))
         spans = windows(len(pieces), self.room, max(1, self.room // 2))
-        owner = [
-            max(range(len(spans)), key=lambda n: min(at - spans[n].start, spans[n].stop - 1 - at)) for at in firsts
-        ]
+        borders = [(one.stop - 1 + other.start) / 2 for one, other in pairwise(spans)]  # the middle of what they share
+        own: list[list[int]] = [[] for _ in spans]
+        for number, place in enumerate(firsts):
+            own[bisect_left(borders, place)].append(number)
         found = []
-        for number, span in enumerate(spans):
-            own = [word for word, its in enumerate(owner) if its == number]
+        for span, decided in zip(spans, own, strict=True):
             ids = [*self.before, *pieces[span.start : span.stop], *self.after]
-            found.append(Window(ids, own, [firsts[word] - span.start + len(self.before) for word in own]))
+            found.append(Window(ids, decided, [firsts[n] - span.start + len(self.before) for n in decided]))
         return found
 
 

@@ -111,7 +111,11 @@ def origin(c: CorpusConfig) -> str:
         return f"{c.grammar:,} examples of qkv's English-German grammar"
     if c.dataset is not None:
         return f"{c.dataset}{f' ({c.split})' if c.split else ''}"
-    return ", ".join(name.rpartition("/")[2] for name in (c.files or (c.table or "",)))
+    if c.stdlib:
+        return "Python's standard library"
+    if c.shapes is not None:
+        return f"{c.shapes:,} drawings of shapes"
+    return ", ".join(name.rpartition("/")[2] for name in (c.files or (c.table or c.images or "",)))
 
 
 def model(task: Task, results: dict[str, Any]) -> list[str]:

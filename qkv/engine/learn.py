@@ -1,0 +1,116 @@
+"""quicken(network): the same network, its attention and its GELU done by learn.cpp, to be trained or used.
+
+Nothing but two slots changes: `Softmax.attend` and `FeedForward.activation`. Weights, names and results (to rounding) are as
+before, so a quickened network is saved, loaded, packed and looked into like any other. What learn.cpp does not know, such
+as a mask that is a table, half precision or another device, goes the way it went.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from qkv.engine import native
+from qkv.parts.feedforward import ACTIVATIONS, FeedForward
+from qkv.parts.masks import Mask
+from qkv.parts.mixers import Softmax, attend
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def quicken(network: M) -> M:
+    """The network itself, with fast slots where there is a compiler."""
+    if native.library() is not None:
+        for module in network.modules():
+            if isinstance(module, Softmax):
+                module.attend = quick_attend
+            elif isinstance(module, FeedForward) and module.activation is slow_gelu:
+                module.activation = quick_gelu
+    return network
+
+
+# --- attention
+
+
+def quick_attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0) -> Tensor:
+    """As mixers.attend."""
+    spans = mask.spans(query.size(0)) if query.size(2) == key.size(2) else None
+    if spans is None or dropout or not all(map(suits, (query, key, value))) or query.size(3) % native.WIDE:
+        return attend(query, key, value, mask, scale, dropout)
+    return Attend.apply(query, key, value, spans, scale, mask.causal)  # type: ignore[no-any-return]
+
+
+def suits(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.stride(-1) == 1
+
+
+class Attend(torch.autograd.Function):
+    """softmax(Q K^T scale) V within each span, by learn.cpp: (B, H, T, D), (B, H_kv, T, D) twice -> (B, H, T, D)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, causal: bool) -> Tensor:
+        """`spans` (n, 3): row, first token and end; together they hold every token."""
+        out = heads_like(query)
+        sums = query.new_empty(query.shape[:3])  # (B, H, T)
+        told = attention_of(query, key, value, out, sums, spans, scale, causal)
+        native.library().attend(ctypes.byref(told))  # type: ignore[union-attr]
+        ctx.save_for_backward(query, key, value, out, sums, spans)
+        ctx.scale, ctx.causal = scale, causal
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, out, sums, spans = ctx.saved_tensors
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+        gradients = [heads_like(x) for x in (query, key, value)]
+        told = attention_of(query, key, value, out, sums, spans, ctx.scale, ctx.causal)
+        told.dout, told.dquery, told.dkey, told.dvalue = map(native.Heads.of, (dout, *gradients))
+        native.library().attend_back(ctypes.byref(told))  # type: ignore[union-attr]
+        return *gradients, None, None, None
+
+
+def heads_like(x: Tensor) -> Tensor:
+    """Empty (B, H, T, D) that lies as (B, T, H, D), so that joining the heads is no copy."""
+    batch, heads, tokens, width = x.shape
+    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
+
+
+def attention_of(query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, spans: Tensor, scale: float,
+                 causal: bool) -> native.Attention:  # fmt: skip
+    heads = map(native.Heads.of, (query, key, value, out))
+    return native.Attention(*heads, sums.data_ptr(), spans.data_ptr(), len(spans), query.size(2), query.size(1),
+                            key.size(1), query.size(3), scale, causal)  # fmt: skip
+
+
+# --- GPT-2's activation: torch takes two to three times as long for its tanh (but not for its erf, which is left alone)
+
+slow_gelu = ACTIVATIONS["gelu-tanh"]
+
+
+class Gelu(torch.autograd.Function):
+    """gelu-tanh by learn.cpp; x is kept, and its sigmoid formed again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x)
+        y = torch.empty_like(x)
+        native.library().gelu_tanh(x.data_ptr(), y.data_ptr(), x.numel())  # type: ignore[union-attr]
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # type: ignore[override]
+        (x,), dy = ctx.saved_tensors, dy.contiguous()
+        dx = torch.empty_like(x)
+        native.library().gelu_tanh_back(x.data_ptr(), dy.data_ptr(), dx.data_ptr(), x.numel())  # type: ignore[union-attr]
+        return dx
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    return Gelu.apply(x) if suits(x) else slow_gelu(x)  # type: ignore[no-any-return]
