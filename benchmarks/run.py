@@ -15,12 +15,14 @@ from pathlib import Path
 
 import attention_memory
 import encode
+import encode_ragged
 import train_lm
 import train_seq2seq
 import translate
 
 BENCHMARKS: dict[str, Callable[[int], Iterator[str]]] = {
     "encode": encode.report,
+    "encode_ragged": encode_ragged.report,
     "train_seq2seq": train_seq2seq.report,
     "train_lm": train_lm.report,
     "translate": translate.report,

@@ -421,7 +421,7 @@ def test_outlines_are_where_they_should_be(kind: str) -> None:
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> training.Run:
     """The shipped recipe, shortened."""
-    settings = ("train.steps=350", "train.evaluate_every=175", "train.save_every=350")
+    settings = ("train.steps=300", "train.evaluate_every=300", "train.save_every=300")
     return train(recipes.find("digits"), tmp_path_factory.mktemp("digits") / "run", *settings)
 
 

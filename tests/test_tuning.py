@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import qkv
+from qkv.api import Model
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig, TuneConfig, load_recipe
 from qkv.convert import folder as ours
@@ -194,6 +195,17 @@ def test_only_updates_and_the_head_learn_and_merged_they_are_a_plain_model(
     assert weights(model.network).keys() == weights(network(c)).keys()
     assert torch.allclose(model.network(batch(c, 9)).logits, adapted, atol=1e-5)
     assert not lora.updates(model.network) and lora.plain(c, model.network) is model.network
+
+
+def test_a_model_with_updates_is_exported_to_hugging_face(tmp_path: Path) -> None:
+    c = tiny("bert-base").changed(head="classes", n_classes=2)
+    how = TrainConfig(warmup=0)
+    t = prepare(network(c), how, TuneConfig(lora_rank=2))
+    learn(t, c, how, 0, 2)
+    model = Model(c, lora.plain(c, t.network), None, device="cpu")
+    assert model.export(tmp_path / "theirs", "hf") < 1e-5
+    again = qkv.load(tmp_path / "theirs", "cpu")
+    assert torch.allclose(again.network(batch(c)).logits, t.network.eval()(batch(c)).logits, atol=1e-5)
 
 
 def test_adapters_in_files_are_what_was_learned(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from qkv.errors import QkvError
 
 Example = TypeVar("Example")
 CHUNK = 4096
-"""Records that are encoded together."""
+"""Records that are encoded together, at the most."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Batches(Generic[Example]):
         following = self.position.record
         at, reader = self.reader or (-1, iter(()))
         reader = reader if at == following else self.source.read(following)
-        while chunk := list(islice(reader, CHUNK)):
+        while chunk := list(islice(reader, min(CHUNK, self.pool))):
             following = chunk[-1][0]
             examples += [e for e in self.encode([record for _, record in chunk]) if e is not None]
             if len(examples) >= self.pool:

@@ -125,15 +125,16 @@ def spans(ids: Ids, r: random.Random, rate: float, mean: float, sentinels: Ids) 
     """Input and target. Spans of about `mean` tokens, `rate` of all, are each replaced by a sentinel of their own; the target
     is each sentinel and what it stands for, and one more that says the end. Needs two tokens or more."""
     hidden = min(max(round(rate * len(ids)), 1), len(ids) - 1)
-    count = min(max(round(hidden / mean), 1), hidden, len(ids) - hidden, len(sentinels) - 1)
-    shown_parts, hidden_parts = parts(len(ids) - hidden, count, r), parts(hidden, count, r)
-    inputs: list[int] = []
-    target: list[int] = []
-    at = 0
-    for sentinel, shown, away in zip(sentinels, shown_parts, hidden_parts, strict=False):
-        inputs += [*ids[at : at + shown], sentinel]
-        target += [sentinel, *ids[at + shown : at + shown + away]]
-        at += shown + away
+    shown = len(ids) - hidden
+    count = min(max(round(hidden / mean), 1), hidden, shown + 1, len(sentinels) - 1)
+    first, *between = parts(
+        shown + 2, count + 1, r
+    )  # two too many: before the first span and after the last may be none
+    inputs, target, at = list(ids[: first - 1]), [], first - 1
+    for sentinel, away, stay in zip(sentinels, parts(hidden, count, r), between, strict=False):
+        target += [sentinel, *ids[at : at + away]]
+        inputs += [sentinel, *ids[at + away : at + away + stay]]
+        at += away + stay
     return inputs, [*target, sentinels[count]]
 
 
@@ -165,6 +166,8 @@ def infilled(ids: Ids, r: random.Random, rate: float, mean: float, mask: int) ->
     lengths: list[int] = []
     while sum(lengths) < budget and len(lengths) < budget:
         lengths.append(min(poisson(mean, r), budget - sum(lengths)))
+    while len(lengths) > sum(lengths):
+        lengths.remove(0)  # it becomes no longer than it was
     slots = len(ids) - sum(lengths) + len(lengths)  # tokens that stay, and spans, in any order
     places = dict(zip(r.sample(range(slots), len(lengths)), lengths, strict=True))
     found, at = [], 0

@@ -75,13 +75,19 @@ class Fitted(Part):
 
     size: int
     channels: int
+    wrong: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def skipped(self) -> Counter[str]:
+        return self.source.skipped + self.wrong
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        self.wrong.clear()
         for number, (picture, text) in self.source.read(start, stride):
             try:
                 yield number, (pixels(picture, self.size, self.channels), text)
             except QkvError:
-                self.skipped["not a picture that can be read"] += 1
+                self.wrong["not a picture that can be read"] += 1
 
 
 def pixels(picture: Any, size: int, channels: int) -> Pixels:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.convert.files import write_array, write_tensors, write_text
+from qkv.engine.ragged import joined, possible
 from qkv.errors import FileError, QkvError
 from qkv.models.inputs import batch_of, bounded
 from qkv.text.tokenizer import Tokenizer, in_words
@@ -95,6 +96,10 @@ class Embedder:
             some = order[at : at + self.batch_size]
             given = rows[some] if isinstance(rows, Tensor) else [rows[i] for i in some]
             batch = batch_of(self.config, given, encoding=both).to(device)
+            if possible(self.network, batch):  # then no padding is read
+                flat = layers(self.network, joined(batch))[self.layer][0].float()  # (N, C)
+                yield from zip(some, flat.split([len(rows[i]) for i in some]), strict=True)
+                continue
             vectors = layers(self.network, batch, source_only=both)[self.layer]  # (B, T, C)
             for number, row in zip(some, vectors.float(), strict=True):
                 yield (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -29,9 +31,13 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
     if kind not in KINDS:
         raise QkvError(f"no tokenizer kind {kind!r}: one of {', '.join(KINDS)}")
     backend, trainer = MAKERS[kind](vocab_size)
+    texts = list(sample(texts, sample_bytes, seed))
     if kind == "wordpiece":
         backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
-    backend.train_from_iterator(sample(texts, sample_bytes, seed), trainer)
+        trainer.special_tokens = BERT_SPECIAL + inner_characters(texts, backend)
+    backend.train_from_iterator(texts, trainer)
+    if kind in ("wordpiece", "unigram"):
+        backend = always_alike(backend, BERT_SPECIAL if kind == "wordpiece" else SPECIAL)
     if backend.get_vocab_size() <= len(SPECIAL):
         raise QkvError("there is no text to learn a vocabulary from")
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
@@ -40,6 +46,27 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
         backend.post_processor = processors.BertProcessing(sep, cls)
         return Tokenizer(backend, {"pad_token": "[PAD]", "unk_token": "[UNK]", "mask_token": "[MASK]"})
     return Tokenizer(backend, {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": UNK})
+
+
+def inner_characters(texts: Sequence[str], backend: tokenizers.Tokenizer) -> list[str]:
+    """##a, ##b ...: the commonest characters within words. The library would number them in the order of a hash table,
+    another one in each run, and break ties between pieces by these numbers."""
+    counted = Counter(c for text in texts for c in text)
+    common = {backend.normalizer.normalize_str(c).strip() for c, _ in counted.most_common(1000)}
+    whole = lambda c: len(backend.pre_tokenizer.pre_tokenize_str(f"a{c}")) == 1  # noqa: E731
+    return sorted(f"##{c}" for c in common if len(c) == 1 and whole(c))
+
+
+def always_alike(backend: tokenizers.Tokenizer, special: Sequence[str]) -> tokenizers.Tokenizer:
+    """The same vocabulary: its special tokens are these alone, and the pieces of unigram, whose scores differ in their last
+    digits from run to run, stand in the order of letters."""
+    table = json.loads(backend.to_str())
+    model = table["model"]
+    if model["type"] == "Unigram":
+        first = len(special)
+        model["vocab"][first:] = sorted(model["vocab"][first:], key=lambda piece: piece[0])
+    table["added_tokens"] = [token for token in table["added_tokens"] if token["content"] in special]
+    return tokenizers.Tokenizer.from_str(json.dumps(table))
 
 
 def sample(texts: Iterable[str], most: int, seed: int = 0) -> Iterator[str]:

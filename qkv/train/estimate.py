@@ -21,7 +21,8 @@ BETWEEN = 1.5
 def memory(c: ModelConfig, t: Training, objective: Objective, tokens: int) -> tuple[int, int]:
     """Bytes of weights, gradients, Adam's two tables and the average; bytes of activations with `tokens` a side."""
     weights = sum(p.nbytes for p in t.network.parameters())
-    return weights * (5 if t.average else 4), int(BETWEEN * activations(c, t.network, objective, tokens))
+    learned = sum(p.nbytes for p in t.network.parameters() if p.requires_grad)  # frozen ones have no gradient
+    return weights * (2 if t.average else 1) + 3 * learned, int(BETWEEN * activations(c, t.network, objective, tokens))
 
 
 def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens: int) -> int:
