@@ -345,7 +345,7 @@ def trained_again(r: Recipe, folder: Path) -> training.Run:
 
 LEARNED = {
     "masked": 0.88,
-    "masked-next": 0.88,
+    "masked-next": 0.92,
     "replaced": 0.95,
     "spans": 0.85,
     "denoising": 0.85,
@@ -356,8 +356,8 @@ LEARNED = {
 def test_a_small_model_learns(kind: str, tmp_path: Path) -> None:
     """The loss of held-out text falls well below that of the first look."""
     name, changes = KINDS[kind]
-    r = recipe(name, **{**changes, "train.steps": 100, "train.evaluate_every": 10, "train.save_every": 100,
-                                  "train.warmup": 5, "data.train": "[{ grammar = 1500 }]"})  # fmt: skip
+    r = recipe(name, **{**changes, "train.steps": 80, "train.evaluate_every": 10, "train.save_every": 80,
+                        "data.batch_tokens": 768, "train.warmup": 5, "data.train": "[{ grammar = 1500 }]"})  # fmt: skip
     trained(r, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     losses = [line["valid_loss"] for line in lines if "valid_loss" in line]

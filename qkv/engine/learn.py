@@ -52,7 +52,9 @@ class Attend(torch.autograd.Function):
     """softmax(Q K^T scale) V within each span, by learn.cpp: (B, H, T, D), (B, H_kv, T, D) twice -> (B, H, T, D)."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, causal: bool) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, causal: bool
+    ) -> Tensor:
         """`spans` (n, 3): row, first token and end; together they hold every token."""
         out = heads_like(query)
         sums = query.new_empty(query.shape[:3])  # (B, H, T)

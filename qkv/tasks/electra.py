@@ -54,11 +54,12 @@ class Electra(nn.Module):
 
     def __init__(self, c: ModelConfig):
         super().__init__()
-        self.discriminator: Any = build(c)
-        self.generator: Any = build(generator_config(c))
-        mine, its = self.discriminator.embed, self.generator.embed
+        discriminator: Any = build(c)
+        generator: Any = build(generator_config(c))
+        mine, its = discriminator.embed, generator.embed
         its.tokens, its.position, its.segments = mine.tokens, mine.position, mine.segments
-        self.generator.head.words.weight = mine.tokens.weight
+        generator.head.words.weight = mine.tokens.weight
+        self.discriminator, self.generator = discriminator, generator
 
     def forward(self, batch: Batch) -> Both:
         """`batch` has masks in its inputs, and the words under them as targets."""

@@ -82,6 +82,7 @@ class LanguageTask(Task):
         windows = Windows(source, self.encode, length, data.batch_tokens, data.pool, recipe.train.seed, rank, world)
         windows.begin, windows.end, windows.size, windows.pack = self.begin, self.end, data.max_length, self.packs
         self.batches = windows
+        self.how = f"windows of {data.max_length} tokens that do not overlap, every token predicted once"
         self.text = self.held_out(data.valid, "valid")
         self.valid = self.text.documents
 
@@ -135,10 +136,9 @@ class LanguageTask(Task):
         text = self.held_out(self.data.test, "test")
         say(f"reading the test set: {text.bytes:,} bytes")
         found = self.measure(network, text)
-        how = f"windows of {self.data.max_length} tokens that do not overlap, every token predicted once"
         about = {"loss": "nats per token", "perplexity": "exp(loss)", "bits_per_byte": "bits per byte of UTF-8"}
         scores = [{"name": name, "value": found[name], "signature": unit} for name, unit in about.items()]
-        return {"examples": len(text.documents), "how": how, "scores": scores}
+        return {"examples": len(text.documents), "how": self.how, "scores": scores}
 
     # --- telling
 

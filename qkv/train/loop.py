@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from qkv.batch import Batch
 from qkv.config import TrainConfig, TuneConfig
 from qkv.device import aside, pick_device
+from qkv.engine.learn import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.tasks.base import Task
@@ -48,6 +49,8 @@ def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig())
     network = network.to(device)
     if c.compile:
         network.compile(dynamic=True)
+    else:
+        quicken(network)
     average = {name: p.detach().clone() for name, p in network.named_parameters()} if c.ema else {}
     if world() > 1:
         torch.manual_seed(c.seed + rank())  # the same weights, but each worker drops out others
