@@ -183,7 +183,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """x (N, C), weight (V, C), bias (V,), targets (N,), weights (N,) -> the sum, ()."""
         learning = any(ctx.needs_input_grad)
         even = smoothing / weight.size(0)  # e / V
-        dx, dw = (torch.empty_like(x), torch.zeros_like(weight)) if learning else (x, weight)
+        dx, dw = (torch.empty_like(x), torch.empty_like(weight)) if learning else (x, weight)
         db = torch.zeros_like(bias) if learning and bias is not None else None
         weighed, mass = (x, len(x)) if weights is None else (x * weights[:, None], weights.sum())
         total = -even * (weighed @ weight.sum(0)).sum() if smoothing else x.new_zeros(())
@@ -201,9 +201,11 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 norm = norm.div_(own)
                 dz = z.div_(norm).scatter_add_(1, y, torch.full_like(norm, smoothing - 1) * own)  # (n, V), without e/V
                 torch.mm(dz, weight, out=dx[rows])
-                dw.addmm_(dz.t(), x[rows])
+                dw.addmm_(dz.t(), x[rows], beta=0.0 if start == 0 else 1.0)  # the first chunk does not read dw
                 if db is not None:
                     db += dz.sum(0)
+        if learning and len(x) == 0:
+            dw.zero_()
         if learning and smoothing:
             dx -= even * weight.sum(0) if weights is None else even * torch.outer(weights, weight.sum(0))
             dw -= even * weighed.sum(0)

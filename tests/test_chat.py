@@ -178,7 +178,7 @@ def test_chat_draws_the_same_with_the_same_seed(run, folder):
 def test_chat_says_what_is_dropped_and_goes_on_after_a_message_that_does_not_fit(run, folder):
     lines = [f"a message of some length {n}" for n in range(4)] + ["x" * 300, "hello"]
     code, out, err = run("chat", folder, "--max-new-tokens", "4", given="\n".join(lines))
-    assert code == 0 and "the first 2 messages are forgotten" in err and "error: this message takes" in err
+    assert code == 1 and "the first 2 messages are forgotten" in err and "not answered: this message takes" in err
     assert len(qkv.load(folder).tokenizer.plain([out])[0]) >= 5
 
 

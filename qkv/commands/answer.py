@@ -45,6 +45,8 @@ def run(
 
     name = question or "-"
     text = None if context is None else read_whole(context).rstrip("\n")
+    if text is not None and not text.strip():
+        raise FileError(f"{context} has no text: nothing in it can answer a question")
     if text is None and name != "-":
         if not Path(name).exists():
             raise FileError(f"no file {name!r} with questions; to ask this about a text, name it: --context FILE")
@@ -54,7 +56,8 @@ def run(
         if question is None:
             raise QkvError('--context is there, but no question about it: qkv answer FOLDER "Who?" --context FILE')
         found = model.answer(question, text, no_answer=no_answer, max_answer=max_answer)
-        print(json.dumps(found._asdict(), ensure_ascii=False) if as_json else found.text)
+        with writing():
+            print(json.dumps(found._asdict(), ensure_ascii=False) if as_json else " ".join(found.text.split()))
         return
     model.answer([], [])  # a model that cannot answer is said before the questions are read
     with writing():

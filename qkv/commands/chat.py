@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 from qkv.commands.generate import Seed, Temperature, TopK, TopP
 from qkv.errors import QkvError
 
@@ -35,10 +35,12 @@ def run(
     In a conversation: /reset begins anew, /system TEXT sets the system message
     and begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer. The history
     is kept; when the context is full, the oldest turns are dropped, and said so.
-    From a pipe, every line is a message. --json prints the transcript at the end.
+    From a pipe, every line is a message; where one cannot be answered (it is too
+    long), standard error says so, the others are, and the exit code is 1. --json
+    prints the transcript at the end.
 
     [dim]qkv chat chat-model --temperature 0.2[/]
-    [dim]printf 'What is the capital of France?\\\\nAnd of Italy?\\\\n' | qkv chat chat-model[/]
+    [dim]printf 'What is the capital of France?\\nAnd of Italy?\\n' | qkv chat chat-model[/]
     """
     from qkv.api import load
     from qkv.generate.choose import Sampling
@@ -50,15 +52,20 @@ def run(
     typed = sys.stdin.isatty()
     if typed:
         print(HELP, file=sys.stderr)
-    for line in lines(typed):
-        if not line.startswith("/"):
-            turn(talk, line, quiet=as_json)
-        elif line == "/exit":
-            break
-        else:
-            command(talk, line)
-    if as_json:
-        print(json.dumps({"messages": talk.messages, "forgotten": talk.forgotten}, ensure_ascii=False, indent=2))
+    problems = 0
+    with writing():
+        for line in lines(typed):
+            if not line.startswith("/"):
+                problems += not turn(talk, line, quiet=as_json)
+            elif line == "/exit":
+                break
+            else:
+                command(talk, line)
+        if as_json:
+            told = {"messages": talk.messages, "forgotten": talk.forgotten}
+            print(json.dumps(told, ensure_ascii=False, indent=2), flush=True)
+    if problems and not typed:
+        raise typer.Exit(1)
 
 
 def lines(typed: bool) -> Iterator[str]:
@@ -90,8 +97,8 @@ def command(talk: Conversation, line: str) -> None:
         print(f"there is no {name}: {HELP}", file=sys.stderr)
 
 
-def turn(talk: Conversation, text: str, quiet: bool) -> None:
-    """One message and its answer. A message that cannot be answered is said, and the conversation goes on."""
+def turn(talk: Conversation, text: str, quiet: bool) -> bool:
+    """One message and its answer. A message that cannot be answered is said, and the conversation goes on: False."""
     before = talk.forgotten
     try:
         for piece in talk.ask(text):
@@ -103,7 +110,8 @@ def turn(talk: Conversation, text: str, quiet: bool) -> None:
     except KeyboardInterrupt:
         print(" (stopped)", end="", file=sys.stderr, flush=True)
     except QkvError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return
+        print(f"not answered: {problem}", file=sys.stderr)
+        return False
     if not quiet:
         print(flush=True)
+    return True

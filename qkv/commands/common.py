@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from qkv.config import ModelConfig, checked, load_recipe, override
-from qkv.errors import ConfigError
+from qkv.errors import ConfigError, QkvError
 
 
 class Device(StrEnum):
@@ -40,6 +40,8 @@ Settings = Annotated[list[str] | None, SETTINGS]
 @contextmanager
 def writing() -> Iterator[None]:
     """Within it standard output is UTF-8, and whoever reads it may stop reading."""
+    if sys.stdout is None:
+        raise QkvError("there is no standard output to write to")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
         yield

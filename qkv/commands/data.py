@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Json
+from qkv.commands.common import Json, writing
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def fetch(
     """Fetch a public data set into the cache, check it, and print its records as tab-separated lines.
 
     [dim]qkv data fetch multi30k --source en --target de --split test > test.tsv[/]
+    [dim]qkv data fetch glue/sst2 --split valid --path FOLDER | head[/]
     """
     from qkv.data.datasets import dataset
     from qkv.data.textsets import KINDS, textset
@@ -94,8 +96,10 @@ def fetch(
     kind = name.partition("/")[0]
     task = (*KINDS.get(kind, ()), "language")[0]
     found = textset(name, split, path, task) if kind in KINDS else dataset(name, source, target, split, path)
-    for _, record in found.read():
-        print("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record))
+    with writing():
+        for _, record in found.read():
+            print("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record))
+        sys.stdout.flush()
 
 
 def opened(path: Path) -> Any:

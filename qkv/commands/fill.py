@@ -55,7 +55,8 @@ def run(
                 if problem := problem or filled.problem:
                     problems += 1
                     print(f"line {done} is not filled: {problem}", file=sys.stderr)
-                print(json.dumps(filled.to_json(), ensure_ascii=False) if as_json else shown(filled))
+                fields = filled.to_json() | ({"problem": problem} if problem else {})
+                print(json.dumps(fields, ensure_ascii=False) if as_json else shown(filled))
             sys.stdout.flush()
     if problems:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -65,18 +65,18 @@ def run(
     ids = model.prompt_ids(text, chat, system)
     if truncate:
         ids = model.last_ids(ids, max_new_tokens)
-    for number in range(n):
-        one = One(model, ids, max_new_tokens, slide)
-        drawn = None if seed is None else seed + number
-        shown = one.pieces(how, drawn)
-        if as_json:
-            print(
-                json.dumps({"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}, ensure_ascii=False)
-            )
-        else:
-            show(shown, first=number == 0)
-        if note := one.note():
-            print(note, file=sys.stderr)
+    with writing():
+        for number in range(n):
+            one = One(model, ids, max_new_tokens, slide)
+            drawn = None if seed is None else seed + number
+            shown = one.pieces(how, drawn)
+            if as_json:
+                told = {"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}
+                print(json.dumps(told, ensure_ascii=False), flush=True)
+            else:
+                show(shown, first=number == 0)
+            if note := one.note():
+                print(note, file=sys.stderr)
 
 
 def show(pieces: Iterator[str], first: bool) -> None:
@@ -84,7 +84,7 @@ def show(pieces: Iterator[str], first: bool) -> None:
         print("---")
     for piece in pieces:
         print(piece, end="", flush=True)
-    print()
+    print(flush=True)
 
 
 class One:

@@ -10,6 +10,7 @@ texts alike.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -63,12 +64,21 @@ def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
         return StandardLibrary(split)
     if c.dataset is not None:
         path = Path(data.root) / (c.path or "") if data.root or c.path else None
+        if path is not None and c.path is None and c.dataset != "tinyshakespeare" and single(path):
+            raise ConfigError(
+                f"data.root = {data.root!r} is one file, and would be training, valid and test set alike: give the folder"
+            )
         return named(c.dataset, data, c.split or split, path, task)
     if c.table is not None:
         return table(Path(data.root) / c.table, c, task)
     if not c.files:
         raise ConfigError(f"pictures are for images and captions, not for {task}")
     return files([Path(data.root) / name for name in c.files], c, task)
+
+
+def single(path: Path) -> bool:
+    """A file that holds no others."""
+    return path.is_file() and not zipfile.is_zipfile(path)
 
 
 def named(name: str, data: DataConfig, split: str, path: Path | None, task: str) -> Corpus:
@@ -134,7 +144,8 @@ def answer(record: Record) -> Record | None:
     question, context, text, *given = record
     if not text:
         return question, context, "", "-1"
-    start = int(given[0]) if given and given[0].isdecimal() else context.find(text)
+    told = given[0] if given and given[0].isdecimal() else ""
+    start = int(told) if 0 < len(told) < 12 else context.find(text)
     if start < 0 or not context.startswith(text, start):
         start = context.find(text) if context.count(text) == 1 else -1
     return (question, context, text, str(start)) if start >= 0 else None

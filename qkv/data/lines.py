@@ -30,6 +30,8 @@ def open_binary(path: str | Path) -> BinaryIO:
     """A file, decompressed by its ending (.gz .bz2 .xz .zst), or one within an archive (corpus.zip/corpus.en); "-" is
     standard input."""
     if str(path) == "-":
+        if sys.stdin is None:
+            raise FileError("there is no standard input: name a file")
         return sys.stdin.buffer if hasattr(sys.stdin.buffer, "peek") else io.BufferedReader(sys.stdin.buffer)  # type: ignore[type-var]
     path = Path(path)
     for archive in path.parents:

@@ -105,9 +105,9 @@ class Reviews(Memory):
     """The files of aclImdb/train or aclImdb/test: one for each review, in a folder for each label; read when asked for."""
 
     def __init__(self, folder: Path):
-        names = [(path.as_posix(), str(label)) for label, inner in enumerate(("neg", "pos"))
-                 for path in sorted((folder / inner).glob("*.txt"))]  # fmt: skip
-        super().__init__(names)
+        found = [(path.name, path.as_posix(), str(label)) for label, inner in enumerate(("neg", "pos"))
+                 for path in (folder / inner).glob("*.txt")]  # fmt: skip
+        super().__init__([(path, label) for _, path, label in sorted(found)])  # both kinds mixed: a share has both
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         for number, (name, label) in super().read(start, stride):

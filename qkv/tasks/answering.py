@@ -188,6 +188,7 @@ class AnsweringTask(Task):
     """Questions with the place of their answer, cross-entropy of its first and last token, F1 of the words of the answers."""
 
     name, noun, hub_tag, metric = "answering", "a reader that answers questions", "question-answering", "f1"
+    unit = "beginnings and ends"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:

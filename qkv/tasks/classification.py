@@ -181,7 +181,9 @@ class ClassificationTask(Task):
                 f"family {c.family!r}" + ("" if c.image_size is None else ' and reads images (task = "images")')
             )
         if recipe.tune.auxiliary and c.head != "classes-words":
-            raise ConfigError(f'tune.auxiliary = {recipe.tune.auxiliary:g} needs head = "classes-words", this is {c.head!r}')
+            raise ConfigError(
+                f'tune.auxiliary = {recipe.tune.auxiliary:g} needs head = "classes-words", this is {c.head!r}'
+            )
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:

@@ -141,6 +141,3 @@ class ReplacedTask(Pretraining):
                                       ((found, said & is_so), (named, said & real), (true, is_so)))  # fmt: skip
         return {"loss": total / max(count, 1), "generator_accuracy": 100 * right / max(count, 1),
                 "recall": 100 * found / max(true, 1), "precision": 100 * found / max(named, 1)}  # fmt: skip
-
-    def use(self, folder: str) -> tuple[str, str]:
-        return f"qkv embed {folder} texts.txt", 'model.embed(["Two texts", "to compare"])'

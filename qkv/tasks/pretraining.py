@@ -215,6 +215,11 @@ class Pretraining(Task):
         how = f"windows of at most {self.data.max_length} tokens, {100 * self.corrupt.rate:g} % hidden, each once"
         return {"examples": len(windows), "how": how, "scores": scores}
 
+    # --- telling
+
+    def use(self, folder: str) -> tuple[str, str]:
+        return f"qkv embed {folder} texts.txt", 'model.embed(["Two texts", "to compare"])'
+
 
 def hits(output: Output, targets: Tensor) -> Tensor:
     """How many of the targets that count have the highest score."""

@@ -144,6 +144,7 @@ class TaggingTask(Task):
     """Sentences with a tag per word, cross-entropy of the tags, accuracy on the held-out set."""
 
     name, noun, hub_tag = "tagging", "a tagger", "token-classification"
+    unit = "words"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
