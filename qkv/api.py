@@ -212,6 +212,8 @@ class Model:
         return ids
 
     def words(self) -> Tokenizer:
+        if self.tokenizer is None and self.config.image_size is not None:
+            raise QkvError("this model reads pictures, not texts")
         if self.tokenizer is None:
             found = f" of a kind read here (there is {', '.join(self.unread)})" if self.unread else ""
             raise QkvError(
@@ -262,6 +264,8 @@ class Model:
     def summarize(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, max_length: int = 64,
                   no_repeat_ngram: int = 3, fast: bool = True) -> list[Translation]:  # fmt: skip
         """A short text for each; of one that is longer than the model reads, the beginning counts."""
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise QkvError("summarize takes a list of texts: put the text into brackets")
         network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
         writer = Summarizer(self.config, network, self.words(), self.target_words())
         how = Request(Beam(beam, length_penalty), max_length=max_length, no_repeat_ngram=no_repeat_ngram)
@@ -314,7 +318,9 @@ class Model:
 
         reader = Reader(self.config, self.network, self.words())
         if isinstance(question, str):
-            return reader.answer(question, str(context), no_answer, max_answer)
+            if not isinstance(context, str):
+                raise QkvError("one question is about one context; several are a list, and so are their contexts")
+            return reader.answer(question, context, no_answer, max_answer)
         contexts = [context] * len(question) if isinstance(context, str) else context
         if len(contexts) != len(question):
             raise QkvError(

@@ -305,6 +305,7 @@ def test_training_reads_every_token_of_every_document_once_an_epoch(books):
     task = task_of(recipe_of(files(books, "one", "two", "short")))
     expected = sorted(t for text in ("one", "two", "short")
                       for t in [*task.tokenizer.plain([(books / f"{text}.txt").read_text()])[0], 2])  # fmt: skip
+    assert task.read == 0  # the held-out text is not counted
     read = []
     for rows in task.batches:
         if task.batches.position.epoch > 0:
@@ -334,6 +335,7 @@ def test_prompts_get_the_begin_token_where_beginnings_are_common(books):
 @pytest.mark.parametrize("wrong,message", [
     ({"model": {"family": "encoder", "head": "masked"}}, "family 'decoder'"),
     ({"data": {"max_length": 33}}, "do not fit model.max_length = 32"),
+    ({"model": {"head": "classes", "pooling": "last"}}, "with head 'classes'"),
 ])  # fmt: skip
 def test_what_can_never_work_is_said_at_once(books, wrong, message):
     with pytest.raises(ConfigError, match=message):

@@ -417,11 +417,26 @@ def test_electra_s_loss_is_the_sum_of_two_means() -> None:
     ("spans", {"model.family": '"decoder"', "model.tie": '"output"'}, "family 'encoder-decoder'"),
     ("masked", {"data.max_length": 1000}, "do not fit model.max_length"),
     ("replaced", {"data.test": "{ grammar = 5 }"}, "generator, which is not kept"),
+    ("spans", {"corrupt.rate": 0.6, "corrupt.span": 1.0, "data.max_length": 40, "model.max_length": 40}, "makes up to 43"),
 ])  # fmt: skip
 def test_impossible_recipes_are_refused(name: str, changes: dict[str, object], message: str) -> None:
     r = recipe(name, **changes)
     with pytest.raises(ConfigError, match=message):
         task_of(r).possible(r)
+
+
+def test_a_discriminator_alone_cannot_be_measured() -> None:
+    task = begun(recipe("replaced"))
+    with pytest.raises(QkvError, match="its generator, which is not kept"):
+        task.evaluate(task.kept(task.network()))
+
+
+def test_no_two_documents_have_one_number() -> None:
+    """However many are read together; else a part of another document would pass for one of the same."""
+    task = begun(recipe("masked", **NEXT))
+    records = [record for _, record in task.batches.source.read()][:7]
+    groups = [*task.encode(records[:5]), *task.encode(records[5:])]
+    assert len({group.document for group in groups if group}) == sum(len(r[0].split("\n")) > 1 for r in records) == 7
 
 
 def test_a_vocabulary_without_marks_is_refused() -> None:

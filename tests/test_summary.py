@@ -11,6 +11,7 @@ from conftest import Run
 
 from qkv.api import Model
 from qkv.config import load_recipe
+from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.recipes import find
 from qkv.tasks.base import task_of
@@ -127,14 +128,25 @@ def test_the_whole_file_is_one_text(folder: Path, run: Run, tmp_path: Path) -> N
 
 
 def test_impossible_recipes_say_so() -> None:
-    from qkv.errors import ConfigError
-
     for change, said in (('model.family="encoder"', "writes"), ("model.max_length=100", "need model.max_length = 121")):
         with pytest.raises(ConfigError, match=said):
             recipe = load_recipe(
                 find("summaries"), [change, *(['model.head="tags"', 'model.tie="none"'] if "family" in change else [])]
             )
             SummaryTask.possible(recipe)
+
+
+@pytest.mark.parametrize("family", ["ed", "d"])
+@pytest.mark.parametrize("target", [8, 40])
+def test_what_is_possible_is_what_the_longest_pair_takes(family: str, target: int) -> None:
+    sizes = ["data.max_length=20", f"data.target_length={target}"]
+    c = task([*FAMILIES[family], *sizes])
+    batch = c.collate([([5] * 20, [6] * target)])
+    longest = max(x.size(1) for x in (batch.inputs, batch.source) if x is not None)
+    changes = [*SMALL, *FAMILIES[family], *sizes]
+    SummaryTask.possible(load_recipe(find("summaries"), [*changes, f"model.max_length={longest}"]))
+    with pytest.raises(ConfigError, match=f"need model.max_length = {longest}"):
+        SummaryTask.possible(load_recipe(find("summaries"), [*changes, f"model.max_length={longest - 1}"]))
 
 
 def test_a_run_of_any_task_is_scored_again(run: Run, tmp_path: Path) -> None:

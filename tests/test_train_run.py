@@ -28,6 +28,7 @@ from qkv.models.build import build
 from qkv.objectives import translation
 from qkv.train import estimate, loop, results
 from qkv.train import run as training
+from qkv.train.card import metric_id
 from qkv.train.checkpoint import Training
 from qkv.train.events import crc32c
 from qkv.train.report import Report, spoken
@@ -146,6 +147,11 @@ def test_the_card_says_what_was_measured(ended: Path) -> None:
         assert said in text, said
     cells = {len(re.split(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
     assert len(cells) == 1  # signatures have bars, which would begin new cells
+
+
+def test_metrics_have_the_names_of_the_hub() -> None:
+    assert [metric_id(name) for name in ("BLEU", "chrF2", "ROUGE-1", "ROUGE-2", "ROUGE-Lsum", "f1", "accuracy")] == [
+        "bleu", "chrf", "rouge", "rouge", "rouge", "f1", "accuracy"]  # fmt: skip
 
 
 def test_the_hub_reads_the_card(ended: Path) -> None:

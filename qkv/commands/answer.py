@@ -53,9 +53,9 @@ def run(
         open_binary(name).close()  # said before the model is read
     model = load(folder, device=device.value)
     if text is not None:
-        if question is None:
+        if not (question or "").strip():
             raise QkvError('--context is there, but no question about it: qkv answer FOLDER "Who?" --context FILE')
-        found = model.answer(question, text, no_answer=no_answer, max_answer=max_answer)
+        found = model.answer(str(question), text, no_answer=no_answer, max_answer=max_answer)
         with writing():
             print(json.dumps(found._asdict(), ensure_ascii=False) if as_json else " ".join(found.text.split()))
         return

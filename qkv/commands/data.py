@@ -90,12 +90,13 @@ def fetch(
     [dim]qkv data fetch multi30k --source en --target de --split test > test.tsv[/]
     [dim]qkv data fetch glue/sst2 --split valid --path FOLDER | head[/]
     """
-    from qkv.data.datasets import dataset
-    from qkv.data.textsets import KINDS, textset
+    from qkv.config import CorpusConfig, DataConfig
+    from qkv.data.corpora import named
+    from qkv.data.textsets import KINDS
 
-    kind = name.partition("/")[0]
-    task = (*KINDS.get(kind, ()), "language")[0]
-    found = textset(name, split, path, task) if kind in KINDS else dataset(name, source, target, split, path)
+    kind, anything = name.partition("/")[0], CorpusConfig(grammar=1)
+    task = (*KINDS[kind], "language")[0] if kind in KINDS else "translation"
+    found = named(name, DataConfig(train=(anything,), valid=anything, source=source, target=target), split, path, task)
     with writing():
         for _, record in found.read():
             print("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record))

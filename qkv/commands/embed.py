@@ -62,7 +62,10 @@ def run(
         open_binary(file).close()  # a wrong path is said before the model is read
     if out is not None:
         fits(out)
-    embedder = load(folder, device=device.value).embedder(layer, batch_size)
+    model = load(folder, device=device.value)
+    if model.config.image_size is not None:
+        raise QkvError("this model reads pictures, not texts: their vectors are for Python, model.embed(pictures)")
+    embedder = model.embedder(layer, batch_size)
     each = pooling is Pooling.tokens
     how: dict[str, Any] = {"normalize": normalize, "truncate": truncate} | ({} if each else {"pooling": pooling.value})
     if out is not None:

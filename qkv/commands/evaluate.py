@@ -64,7 +64,12 @@ def run(
     """
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
 
-    if not references and (what / "recipe.toml").is_file() and task_name(what) != "translation":
+    if not references and (what / "recipe.toml").is_file() and (task := task_name(what)) != "translation":
+        told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty}
+        if unused := [name for name, value in told.items() if value is not None]:
+            raise ConfigError(
+                f"{unused[0]} is for translations, and {what} is a run of the task {task!r}: leave it out"
+            )
         other_task(what, as_json)
         return
     names = metrics.split(",")

@@ -65,6 +65,12 @@ def run(
     ids = model.prompt_ids(text, chat, system)
     if truncate:
         ids = model.last_ids(ids, max_new_tokens)
+    elif (
+        len(ids) > (most := model.config.max_length) and model.config.family == "decoder" and not model.config.recurrent
+    ):
+        raise QkvError(
+            f"{len(ids)} tokens, but this model was made for {most}: shorten the prompt, or keep its end (--truncate)"
+        )
     with writing():
         for number in range(n):
             one = One(model, ids, max_new_tokens, slide)

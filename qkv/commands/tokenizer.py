@@ -23,6 +23,7 @@ class Kind(StrEnum):
     wordpiece = "wordpiece"
     words = "words"
     characters = "characters"
+    bytes = "bytes"
 
 
 PATH = typer.Argument(

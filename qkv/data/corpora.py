@@ -64,7 +64,7 @@ def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
         return StandardLibrary(split)
     if c.dataset is not None:
         path = Path(data.root) / (c.path or "") if data.root or c.path else None
-        if path is not None and c.path is None and c.dataset != "tinyshakespeare" and single(path):
+        if path is not None and c.path is None and c.dataset.partition("/")[0] in textsets.FOLDERS and single(path):
             raise ConfigError(
                 f"data.root = {data.root!r} is one file, and would be training, valid and test set alike: give the folder"
             )

@@ -48,7 +48,11 @@ class Documents:
         for number, record in strided(islice(numbered, start, None), stride):
             yield number, record
         if number == 0 and start == 0:
-            raise FileError(f"{', '.join(map(str, self.paths))}: no text at all; give files with text")
+            names = ", ".join(map(str, self.paths))
+            lost = (
+                "no text in this share of it; make it larger" if self.shares else "no text at all; give files with text"
+            )
+            raise FileError(f"{names}: {lost}")
 
     def records(self, path: str | Path, first: int, last: int | None) -> Iterator[Record]:
         """The documents of a file, or of its characters from `first` to `last`."""

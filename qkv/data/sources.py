@@ -117,12 +117,16 @@ class Table:
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         self.skipped.clear()
-        number = 0
+        number, good = 0, False
         for number, row in self.rows(start, stride):
             if row is not None:
+                good = True
                 yield number, row
         if number == 0 and start == 0:
             raise FileError(f"{self.path}: no rows at all; give a file with text")
+        if not good and start == 0:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.skipped.items())
+            raise FileError(f"{self.path}: no row can be read ({reasons}); are its columns {list(self.columns)}?")
 
     def rows(self, start: int, stride: int) -> Iterator[tuple[int, Record | None]]:
         """Each row, or None for one without the columns, and the number behind it."""
@@ -151,7 +155,10 @@ class Table:
         rows = csv.reader(text + "\n" for text in texts if text is not None)
         while True:
             try:
-                yield next(rows)
+                row = next(rows)
+                if sum(map(len, row)) > self.longest:
+                    raise csv.Error(f"a row of more than {self.longest:,} characters")
+                yield row
             except StopIteration:
                 return
             except csv.Error as error:

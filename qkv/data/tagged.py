@@ -32,6 +32,7 @@ class Tagged:
 
     def __post_init__(self) -> None:
         self.conllu = ending(self.path) == ".conllu"
+        self.name = "standard input" if str(self.path) == "-" else str(self.path)
         self.columns = self.columns or ((1, 3) if self.conllu else (0, -1))
 
     def about(self) -> int:
@@ -44,7 +45,7 @@ class Tagged:
             yield number, ("\t".join(word for word, _ in rows), "\t".join(tag for _, tag in rows))
         if number == 0 and start == 0:
             raise FileError(
-                f"{self.path}: no sentence at all; each line has a word and its tag, a blank line ends a sentence"
+                f"{self.name}: no sentence at all; each line has a word and its tag, a blank line ends a sentence"
             )
 
     def sentences(self) -> Iterator[list[tuple[str, str]]]:
@@ -52,7 +53,7 @@ class Tagged:
         rows: list[tuple[str, str]] = []
         for text in reader:
             if text is None:
-                raise FileError(f"{self.path}, line {reader.number}: no UTF-8 text; mend it")
+                raise FileError(f"{self.name}, line {reader.number}: no UTF-8 text; mend it")
             if not text.strip():
                 if rows:
                     yield rows
@@ -61,7 +62,7 @@ class Tagged:
                 rows.append(row)
             if len(rows) > MAX_WORDS:
                 raise FileError(
-                    f"{self.path}: {MAX_WORDS:,} words up to line {reader.number} without a blank line; is one missing?"
+                    f"{self.name}: {MAX_WORDS:,} words up to line {reader.number} without a blank line; is one missing?"
                 )
         if rows:
             yield rows
@@ -77,8 +78,8 @@ class Tagged:
         needed = 2 if tag < 0 else max(word, tag) + 1
         if len(cells) < needed:
             raise FileError(
-                f"{self.path}, line {number}: {len(cells)} of {needed} columns ({text[:40]!r}); a word and its tag are needed"
+                f"{self.name}, line {number}: {len(cells)} of {needed} columns ({text[:40]!r}); a word and its tag are needed"
             )
         if not cells[word].strip() or not cells[tag].strip():
-            raise FileError(f"{self.path}, line {number}: the word or its tag is empty ({text[:40]!r})")
+            raise FileError(f"{self.name}, line {number}: the word or its tag is empty ({text[:40]!r})")
         return cells[word].strip(), cells[tag].strip()

@@ -31,6 +31,8 @@ KINDS = {
     "tinyshakespeare": (),
 }
 """The tasks whose records each has; the texts alone are for language models and pre-training."""
+FOLDERS = KINDS.keys() - {"tinyshakespeare"}
+"""Those with a file for each split."""
 LANGUAGE = ("language", "masked", "masked-next", "replaced", "span-corruption", "denoising")
 """Tasks whose records are a text each."""
 
@@ -85,7 +87,7 @@ def imdb(_: str, split: str, local: Path | None) -> Corpus:
     if local is None:
         raise ConfigError(
             "imdb is not fetched: unpack aclImdb_v1.tar.gz of https://ai.stanford.edu/~amaas/data/sentiment, and give its "
-            "folder as path"
+            "folder as data.root or path"
         )
     part = "test" if split == "test" else "train"
     folder = next((place / part for place in (local, local / "aclImdb") if (place / part / "pos").is_dir()), None)
@@ -125,7 +127,7 @@ def aeslc(_: str, split: str, local: Path | None) -> Corpus:
     if local is None:
         raise ConfigError(
             "aeslc is not fetched: get it from https://github.com/ryanzhumich/AESLC, write train.jsonl, dev.jsonl and "
-            "test.jsonl with the fields body and subject, and give their folder as path"
+            "test.jsonl with the fields body and subject, and give their folder as data.root or path"
         )
     rows = Table(find([local], [f"{part}.jsonl"]), ("body", "subject"), longest=MAX_ROW)
     return Mapped(rows, lambda record: record if all(map(str.strip, record)) else None)
@@ -155,7 +157,7 @@ def treebank(code: str, split: str, local: Path | None) -> Corpus:
     if code not in TREEBANKS:
         raise ConfigError(
             f"ud/{code} is not fetched, only {', '.join('ud/' + c for c in TREEBANKS)}: get it from "
-            "https://universaldependencies.org and give its folder as path"
+            "https://universaldependencies.org and give its folder as data.root or path"
         )
     return Tagged(fetch(f"{UD}/{TREEBANKS[code]}/master/{name}", cache() / "ud" / name, 200 * MB))
 

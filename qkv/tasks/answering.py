@@ -188,7 +188,7 @@ class AnsweringTask(Task):
     """Questions with the place of their answer, cross-entropy of its first and last token, F1 of the words of the answers."""
 
     name, noun, hub_tag, metric = "answering", "a reader that answers questions", "question-answering", "f1"
-    unit = "beginnings and ends"
+    unit = "places"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
@@ -263,15 +263,12 @@ class AnsweringTask(Task):
         """All questions of the test set, in a file with their answers and the model's."""
         if self.data.test is None:
             return None
-        source = corpus(self.data.test, self.data, "test", self.name)
-        records = held_out(source, "test")
-        for reason, count in source.skipped.items():
-            say(f"left out of the test set: {count:,} {reason}")
+        records, left_out = self.test_records(say)
         found = self.answers(network, records)
         lines = [{"question": question, "answer": answer, "found": one.text, "score": one.score, "start": one.start}
                  for (question, _, answer, _), one in zip(records, found, strict=True)]  # fmt: skip
         write_text(folder / ANSWERED, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-        return {"examples": len(records), "left_out": dict(source.skipped), "how": f"answers of up to {MOST_ANSWER} tokens",
+        return {"examples": len(records), "left_out": dict(left_out), "how": f"answers of up to {MOST_ANSWER} tokens",
                 "scores": [score.to_json() for score in scores(found, records)]}  # fmt: skip
 
     # --- telling

@@ -17,8 +17,9 @@ from torch import nn
 from qkv.batch import Batch, Loss
 from qkv.config import DataConfig, ModelConfig, Recipe
 from qkv.data.batching import Batches
+from qkv.data.corpora import corpus
 from qkv.data.sources import Record, Source
-from qkv.errors import QkvError
+from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
 from qkv.tasks.vocabulary import special_ids
@@ -51,6 +52,8 @@ class Task:
     """Which of `evaluate`'s numbers decides what weights are best; of "loss" the smallest, of all others the largest."""
     how: str = ""
     """How the held-out set is looked at during training, where that needs saying: "greedy"."""
+    writes: ClassVar[bool] = False
+    """Whether it writes texts, which take a token to begin with and one to end with."""
     unit: ClassVar[str] = "tokens"
     """What is predicted, and counted for the speed of training."""
     batches: Batches[Any]
@@ -69,11 +72,13 @@ class Task:
     @classmethod
     def fitted(cls, recipe: Recipe, words: Words) -> ModelConfig:
         """The model's configuration with the sizes and special ids of its words; those of a given model are its own."""
-        if words.source is None or recipe.tune.start:
-            return recipe.model
-        target = None if words.target in (None, words.source) else words.target
-        sizes = {"vocab_size": words.source.size, "target_vocab_size": target and target.size}
-        return recipe.model.changed(**sizes, **special_ids(words.source))  # type: ignore[no-any-return]
+        c = recipe.model
+        if words.source is not None and not recipe.tune.start:
+            target = None if words.target in (None, words.source) else words.target
+            sizes = {"vocab_size": words.source.size, "target_vocab_size": target and target.size}
+            c = c.changed(**sizes, **special_ids(words.source))
+        suits(c, words, recipe, cls.writes)
+        return c
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
         assert recipe.data is not None
@@ -112,6 +117,11 @@ class Task:
     def objective(self, output: Output, batch: Batch) -> Loss:
         raise NotImplementedError
 
+    @property
+    def smoothing(self) -> float:
+        """train.label_smoothing, where the task chooses words."""
+        return self.recipe.train.label_smoothing if self.name in ONLY["train.label_smoothing"] else 0.0
+
     def network(self) -> nn.Module:
         """What is trained, with fresh weights."""
         return build(self.config)
@@ -130,6 +140,15 @@ class Task:
         """The test set, looked at once: {"examples": n, "how": in words, "scores": [{"name", "value", "signature"}]};
         answers go to files in `folder`. None where the recipe has no test set."""
         return None
+
+    def test_records(self, say: Say) -> tuple[list[Record], Counter[str]]:
+        """All of the test set, and what of it cannot be read, which is said."""
+        assert self.data.test is not None
+        source = corpus(self.data.test, self.data, "test", self.name)
+        records = held_out(source, "test")
+        for reason, count in source.skipped.items():
+            say(f"left out of the test set: {count:,} {reason}")
+        return records, source.skipped
 
     # --- telling
 
@@ -150,6 +169,27 @@ def held_out(source: Source, name: str) -> list[Record]:
     return records
 
 
+def suits(c: ModelConfig, words: Words, recipe: Recipe, writes: bool) -> None:
+    """Has the network a row for every word, and the vocabulary what a writer needs?"""
+    assert recipe.data is not None
+    if recipe.data.vocabulary and words.source is not None and words.source.size > c.vocab_size:
+        raise ConfigError(f"data.vocabulary has {words.source.size:,} entries, but the model of tune.start knows only "
+                          f"{c.vocab_size:,}: leave data.vocabulary out, a model comes with its own")  # fmt: skip
+    if writes and (c.first_id is None or not c.eos_ids):
+        raise ConfigError("this vocabulary has no token that begins or ends a text (<s>, </s>): take one that has, or "
+                          "let one be learned")  # fmt: skip
+
+
+def unused(recipe: Recipe) -> None:
+    """ConfigError for a setting that the recipe's task would pass over without a word."""
+    for name, tasks in ONLY.items():
+        room, _, field = name.partition(".")
+        table = getattr(recipe, room)
+        given = field in table.model_fields_set and getattr(table, field) if field else room in recipe.model_fields_set
+        if given and recipe.task not in tasks:
+            raise ConfigError(f"{name} means nothing to task {recipe.task!r}, only to {', '.join(tasks)}: leave it out")
+
+
 def task_of(recipe: Recipe) -> type[Task]:
     """The class that a recipe's task names."""
     from importlib import import_module
@@ -158,6 +198,15 @@ def task_of(recipe: Recipe) -> type[Task]:
     found: type[Task] = getattr(import_module(f"qkv.tasks.{module}"), kind)
     return found
 
+
+ONLY = {
+    "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions"),
+    "tune.auxiliary": ("classification", "regression"),
+    "corrupt": ("masked", "replaced", "span-corruption", "denoising"),
+    "augment": ("images", "captions"),
+    "decode": ("translation", "summary", "captions"),
+}  # fmt: skip
+"""Tables and fields of a recipe that only some tasks read."""
 
 TASKS = {
     "translation": "translation:TranslationTask",

@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from qkv.batch import IGNORED, Batch, Loss
 from qkv.config import ModelConfig, Recipe
 from qkv.data import corrupt
-from qkv.data.translation import padded
 from qkv.device import aside
-from qkv.errors import ConfigError
+from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
 from qkv.objectives import masked, replaced
 from qkv.tasks.base import Words
 from qkv.tasks.pretraining import Pretraining, hits, marks_of
-from qkv.tasks.windows import around
+from qkv.tasks.windows import around, framed
 
 WEIGHT = 50.0
 """How much the discriminator's mean loss counts beside the generator's."""
@@ -111,11 +110,7 @@ class ReplacedTask(Pretraining):
     def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
         """[CLS] text [SEP], every hidden word a mask."""
         rows = [corrupt.masked(ids, r, self.corrupt.rate, self.marks, kept=0, random_words=0) for ids in examples]
-        begin, end = self.gaps
-        inputs, mask = padded([[*begin, *ids, *end] for ids, _ in rows], self.config.pad_id)  # (B, T) each
-        away = [IGNORED] * len(begin), [IGNORED] * len(end)
-        targets, _ = padded([[*away[0], *asked, *away[1]] for _, asked in rows], IGNORED)
-        return Batch(inputs, None if mask.all() else mask, targets)
+        return framed(rows, self.gaps, self.config.pad_id)
 
     def objective(self, output: Both, batch: Batch) -> Loss:  # type: ignore[override]
         """Divided by the number of masks, which are `rate` of the tokens: that makes it the sum of the two means."""
@@ -126,6 +121,10 @@ class ReplacedTask(Pretraining):
     def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
         """The joint loss; how many of the masked words the generator guesses; how many of the exchanged words the
         discriminator finds, and how many of those that it names were exchanged."""
+        if not isinstance(network, Electra):
+            raise QkvError(
+                "what is asked of a discriminator comes from its generator, which is not kept: its scores are in log.jsonl"
+            )
         total, count, right, found, named, true = 0.0, 0, 0, 0, 0, 0
         device = next(network.parameters()).device
         with aside(device):

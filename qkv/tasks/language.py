@@ -49,9 +49,10 @@ class LanguageTask(Task):
     def possible(cls, recipe: Recipe) -> None:
         """Say at once what can never become a language model."""
         data, c = recipe.data, recipe.model
-        if data is None or c.family != "decoder":
+        if data is None or c.family != "decoder" or c.head != "vocabulary":
             raise ConfigError(
-                f"a language model needs [data] and a model of family 'decoder'; this is of family {c.family!r}"
+                "a language model needs [data] and a model of family 'decoder' with head 'vocabulary'; this is of family "
+                f"{c.family!r} with head {c.head!r}"
             )
         if data.max_length > c.max_length:
             raise ConfigError(
@@ -89,8 +90,11 @@ class LanguageTask(Task):
     # --- learning
 
     def encode(self, records: Sequence[Record]) -> list[Chunk]:
-        """The tokens of some records, in chunks."""
+        """The tokens of some records, in chunks, and counted."""
         self.read += len(records)
+        return self.in_chunks(records)
+
+    def in_chunks(self, records: Sequence[Record]) -> list[Chunk]:
         rows = zip(records, self.tokenizer.plain([record[0] for record in records]), strict=True)
         return [chunk for record, ids in rows for chunk in chunks(ids, self.data.max_length, isinstance(record, Piece))]
 
@@ -106,7 +110,7 @@ class LanguageTask(Task):
         source = corpus(c, self.data, name, self.name)
         records = [record for _, record in source.read()]
         self.left_out += source.skipped
-        found = list(documents(self.encode(records), self.begin, self.end))
+        found = list(documents(self.in_chunks(records), self.begin, self.end))
         if not any(len(document) > 1 for document in found):
             raise QkvError(f"the {name} set has no text: give data.{name} some that is not in the training set")
         return Text(found, sum(len(record[0].encode()) for record in records))

@@ -34,7 +34,7 @@ from qkv.models.output import Output
 from qkv.objectives import cross_entropy, masked_next, wanted
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import around, by_length
+from qkv.tasks.windows import around, by_length, framed
 from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS
@@ -177,7 +177,8 @@ class Pretraining(Task):
             self.left_out += source.skipped + Counter(one for one in found if isinstance(one, str))
         windows = [one for one in found if not isinstance(one, str)]
         if not windows:
-            raise QkvError(f"the {name} set has no text of {self.least} tokens or more: give data.{name} longer ones")
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in Counter(map(str, found)).items())
+            raise QkvError(f"nothing can be asked about the {name} set ({reasons}): give data.{name} longer texts")
         return windows
 
     def spoiled(self, windows: Sequence[Any]) -> list[Batch]:
@@ -273,9 +274,10 @@ class MaskedTask(Pretraining):
         documents = [[line for line in record[0].split("\n") if line.strip()] for record in records]
         ids = iter(self.tokenizer.plain([line for lines in documents for line in lines]))
         found: list[Any] = []
+        first = self.read - len(records)  # which are counted already
         for number, lines in enumerate(documents):
             some = corrupt.groups([array("i", next(ids)) for _ in lines], self.room)
-            groups = [Group(self.read + number, list(one)) for one in some if len(one) > 1]  # type: ignore[arg-type]
+            groups = [Group(first + number, list(one)) for one in some if len(one) > 1]  # type: ignore[arg-type]
             found += groups or ["a document of one sentence: there is no next one"]
         return found
 
@@ -286,11 +288,7 @@ class MaskedTask(Pretraining):
         if self.pairs:
             return self.spoil_pairs(examples, r)
         rows = [corrupt.masked(ids, r, self.corrupt.rate, self.marks) for ids in examples]
-        begin, end = self.gaps
-        inputs, mask = padded([[*begin, *ids, *end] for ids, _ in rows], self.config.pad_id)  # (B, T) each
-        away = [IGNORED] * len(begin), [IGNORED] * len(end)
-        targets, _ = padded([[*away[0], *asked, *away[1]] for _, asked in rows], IGNORED)
-        return Batch(inputs, None if mask.all() else mask, targets)
+        return framed(rows, self.gaps, self.config.pad_id)
 
     def spoil_pairs(self, groups: Sequence[Group], r: random.Random) -> Batch:
         """[CLS] first [SEP] second [SEP]; answers 0 where the second follows the first."""
@@ -350,8 +348,20 @@ class SpanTask(Pretraining):
     """Spans are taken out of the source, and written by the decoder, each behind its sentinel."""
 
     name, noun, hub_tag = "span-corruption", "a model that mends spans", "text2text-generation"
-    family, heads, special = "encoder-decoder", ("vocabulary",), SENTINELS
+    family, heads, special, writes = "encoder-decoder", ("vocabulary",), SENTINELS, True
     least = 2
+
+    @classmethod
+    def possible(cls, recipe: Recipe) -> None:
+        super().possible(recipe)
+        assert recipe.data is not None
+        most, hidden = recipe.data.max_length, round(recipe.corrupt.rate * recipe.data.max_length)
+        needed = hidden + min(round(hidden / recipe.corrupt.span), most - hidden) + 3  # spans; first, last and end
+        if needed > recipe.model.max_length:
+            raise ConfigError(
+                f"corrupt.rate = {recipe.corrupt.rate:g} in spans of {recipe.corrupt.span:g} makes up to {needed} tokens to "
+                f"write, over model.max_length = {recipe.model.max_length}: hide less, or in longer spans"
+            )
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
         assert words.source is not None
@@ -368,7 +378,7 @@ class DenoisingTask(Pretraining):
     """Sentences change places and spans become a single mask each; the decoder writes the text as it was."""
 
     name, noun, hub_tag = "denoising", "a model that mends text", "text2text-generation"
-    family, heads, special = "encoder-decoder", ("vocabulary",), ["<mask>"]
+    family, heads, special, writes = "encoder-decoder", ("vocabulary",), ["<mask>"], True
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
         assert words.source is not None

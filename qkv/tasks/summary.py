@@ -19,7 +19,7 @@ from qkv.config import ModelConfig, Recipe
 from qkv.data import translation as pairs
 from qkv.data.sources import Record
 from qkv.data.translation import padded
-from qkv.errors import ConfigError
+from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.rouge import rouge
 from qkv.generate.hypotheses import Beam
 from qkv.generate.search import Writer
@@ -39,12 +39,11 @@ class Summarizer(Translator):
     def __init__(
         self, config: ModelConfig, network: Writer, source: Tokenizer, target: Tokenizer, longest: int | None = None
     ):
-        if (
-            config.family == "decoder"
-            and config.head == "vocabulary"
-            and config.first_id is not None
-            and config.eos_ids
-        ):
+        if config.family == "encoder" or config.head != "vocabulary" or config.image_size is not None:
+            raise QkvError(
+                f'this model writes no summaries, it is of family {config.family!r}: train one with task = "summary"'
+            )
+        if config.family == "decoder" and config.first_id is not None and config.eos_ids:
             self.config, self.network, self.source, self.target = config, network, source, target
         else:
             super().__init__(config, network, source, target)
@@ -86,7 +85,8 @@ class SummaryTask(TranslationTask):
             raise ConfigError(
                 "data.joint = false has two vocabularies, and this model one word matrix: set data.joint = true"
             )
-        needed = data.max_length + (data.target_length + 1 if c.family == "decoder" else 1)
+        one_row = data.max_length + data.target_length + 2  # text </s> <s> summary
+        needed = one_row if c.family == "decoder" else max(data.max_length, data.target_length) + 1
         if needed > c.max_length:
             raise ConfigError(
                 f"data.max_length = {data.max_length} and data.target_length = {data.target_length} need model.max_length = "

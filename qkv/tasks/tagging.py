@@ -217,9 +217,9 @@ class TaggingTask(Task):
         gold = [tag for _, tags in self.valid for tag in tags]
         known = torch.tensor([self.number.get(tag, -1) for tag in gold])  # (N,)
         table = torch.cat(tables)  # (N, n)
-        loss = -table[known >= 0].gather(1, known[known >= 0, None]).mean()
+        losses = -table[known >= 0].gather(1, known[known >= 0, None])  # (n, 1)
         found = self.scores([tags for _, tags in self.valid], [self.named(t) for t in tables])
-        return {score.name: score.value for score in found} | {"loss": loss.item()}
+        return {score.name: score.value for score in found} | ({"loss": losses.mean().item()} if losses.numel() else {})
 
     def named(self, table: Tensor) -> list[str]:
         """The likeliest tags, (words, n) -> words."""
@@ -236,10 +236,7 @@ class TaggingTask(Task):
         """All words of the test set, in a file with their tags and the model's."""
         if self.data.test is None:
             return None
-        source = corpus(self.data.test, self.data, "test", self.name)
-        records = held_out(source, "test")
-        for reason, count in source.skipped.items():
-            say(f"left out of the test set: {count:,} {reason}")
+        records, left_out = self.test_records(say)
         say_unknown(set(self.config.labels), records, "test", say)
         rows = sentences(records)
         tables = Tagger(self.config, network, self.tokenizer).log_probs([words for words, _ in rows])
@@ -247,7 +244,7 @@ class TaggingTask(Task):
         columns = (zip(words, gold, tags, strict=True) for (words, gold), tags in zip(rows, found, strict=True))
         write_text(folder / TAGGED, "\n".join("".join("\t".join(row) + "\n" for row in block) for block in columns))
         scores = self.scores([gold for _, gold in rows], found)
-        return {"examples": len(rows), "left_out": dict(source.skipped), "how": f"{sum(map(len, found)):,} words",
+        return {"examples": len(rows), "left_out": dict(left_out), "how": f"{sum(map(len, found)):,} words",
                 "scores": [score.to_json() for score in scores]}  # fmt: skip
 
     # --- telling

@@ -27,7 +27,7 @@ from qkv.generate.translate import Request, Translator
 from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Task, Words, held_out
-from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
+from qkv.tasks.vocabulary import end_only, given_target, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
 
 SOURCE, REFERENCE, HYPOTHESIS = "test.src.txt", "test.ref.txt", "test.hyp.txt"
@@ -49,7 +49,7 @@ class TranslationTask(Task):
     """Pairs of sentences, cross-entropy of the target words, BLEU of greedy translations of the held-out set."""
 
     name, noun, hub_tag = "translation", "a translator", "translation"
-    metric, how = "bleu", "greedy"
+    metric, how, writes = "bleu", "greedy", True
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
@@ -76,7 +76,9 @@ class TranslationTask(Task):
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
         assert recipe.data is not None
         given = given_tokenizer(recipe)
-        return Words(given, given) if given is not None else Words(*learn_tokenizers(recipe.data, say, cls.name))
+        if given is None:
+            return Words(*learn_tokenizers(recipe.data, say, cls.name))
+        return Words(given, given_target(recipe) or given)
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
         super().__init__(recipe, config, words, rank, world)
@@ -137,15 +139,12 @@ class TranslationTask(Task):
         """Translated with the recipe's search, in files of one sentence per line, and scored."""
         if self.data.test is None:
             return None
-        source = corpus(self.data.test, self.data, "test", self.name)
-        records = held_out(source, "test")
-        for reason, count in source.skipped.items():
-            say(f"left out of the test set: {count:,} {reason}")
+        records, left_out = self.test_records(say)
         sources, references = ([one_line(record[side]) for record in records] for side in (0, 1))
         written = self.written(network, sources, say)
         for name, texts in ((SOURCE, sources), (REFERENCE, references), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
-        return {"examples": len(sources), "left_out": dict(source.skipped), "how": searched(self.recipe.decode),
+        return {"examples": len(sources), "left_out": dict(left_out), "how": searched(self.recipe.decode),
                 "beam": self.recipe.decode.beam, "length_penalty": self.recipe.decode.length_penalty,
                 "scores": self.scores(written, references)}  # fmt: skip
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from qkv.config import DataConfig, Recipe
-from qkv.convert.tokenizer_files import read_tokenizer
+from qkv.convert.tokenizer_files import open_target_tokenizer, read_tokenizer
 from qkv.data.sources import Corpus, Record
-from qkv.errors import QkvError
+from qkv.errors import ConfigError, QkvError
 from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS, PAD, sample, train_tokenizer
@@ -25,9 +25,18 @@ def given_tokenizer(recipe: Recipe) -> Tokenizer | None:
     return read_tokenizer(place) if place else None
 
 
+def given_target(recipe: Recipe) -> Tokenizer | None:
+    """The same for the target language, where that has a vocabulary of its own."""
+    assert recipe.data is not None
+    place = recipe.data.vocabulary or recipe.tune.start
+    return open_target_tokenizer(place) if place else None
+
+
 def learn_tokenizer(corpora: Sequence[Corpus], texts_of: Callable[[Record], Iterable[str]], data: DataConfig,
                     say: Callable[[str], None], special: Sequence[str] = ()) -> Tokenizer:  # fmt: skip
     """From the texts of the records; of a large corpus, from records spread evenly over it, always the same ones."""
+    if data.lower and data.tokenizer != "wordpiece":
+        raise ConfigError(f"data.lower is for data.tokenizer = 'wordpiece', this is {data.tokenizer!r}: leave it out")
     stride = max(1, round(sum(corpus.about() for corpus in corpora) / RECORDS))
     total = 0
 
@@ -60,7 +69,13 @@ def end_only(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
-    """pad_id, bos_id and eos_id as a learned tokenizer names them."""
-    names = (PAD, BOS, EOS) if tokenizer.id_of(EOS) is not None else ("[PAD]", "[CLS]", "[SEP]")  # WordPiece's
-    pad, bos, eos = (tokenizer.id_of(name) for name in names)
-    return {"pad_id": pad or 0, "bos_id": bos, "eos_id": eos, "start_id": None}
+    """pad_id, bos_id and eos_id as the tokenizer's settings name them, or by the names that learned ones have; GPT-2's has
+    one for both ends. Where no token begins a text, a decoder begins with padding, as T5's does."""
+    named = tokenizer.special_names()
+    roles = {"pad": (PAD, "[PAD]"), "bos": (BOS, "[CLS]", "<|endoftext|>"), "eos": (EOS, "[SEP]", "<|endoftext|>")}
+    found: dict[str, int | None] = {}
+    for role, usual in roles.items():
+        ids = (tokenizer.id_of(name) for name in (named.get(f"{role}_token", ""), *usual) if name)
+        found[role] = next((i for i in ids if i is not None), None)
+    start = found["pad"] if found["bos"] is None else None
+    return {"pad_id": found["pad"] or 0, "bos_id": found["bos"], "eos_id": found["eos"], "start_id": start}

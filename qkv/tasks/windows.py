@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import tokenizers
 
+from qkv.batch import IGNORED, Batch
 from qkv.config import ModelConfig
+from qkv.data.translation import padded
 from qkv.text.tokenizer import Tokenizer, in_words
 
 
@@ -54,6 +56,15 @@ def pieces_of_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) ->
 def unknown_id(tokenizer: Tokenizer) -> int:
     """The unknown token; in a vocabulary where nothing is unknown, the first one."""
     return next((i for name in ("[UNK]", "<unk>") if (i := tokenizer.id_of(name)) is not None), 0)
+
+
+def framed(rows: Sequence[tuple[Sequence[int], Sequence[int]]], gaps: Sequence[Sequence[int]], pad_id: int) -> Batch:
+    """(ids, targets) side by side, each with the special tokens `gaps` before and behind it, of which nothing is asked."""
+    begin, end = gaps
+    inputs, mask = padded([[*begin, *ids, *end] for ids, _ in rows], pad_id)  # (B, T) each
+    before, behind = ([IGNORED] * len(gap) for gap in gaps)
+    targets, _ = padded([[*before, *asked, *behind] for _, asked in rows], IGNORED)
+    return Batch(inputs, None if mask.all() else mask, targets)
 
 
 def windows(length: int, room: int, step: int) -> list[range]:

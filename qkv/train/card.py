@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from qkv.config import CorpusConfig, DataConfig, Recipe
+from qkv.config import CorpusConfig, DataConfig
 from qkv.tasks.base import Task
 from qkv.train.report import digits, in_words
 
@@ -14,7 +15,7 @@ LICENCE = "unknown: set by the data"
 
 def card(task: Task, results: dict[str, Any], name: str) -> str:
     """Facts for machines between the two lines of dashes, then the same in words."""
-    data, recipe = task.data, task.recipe
+    data = task.data
     parts = [
         front_matter(task, results, name),
         f"# {name}: {task.title()[:1].lower()}{task.title()[1:]}\n",
@@ -23,7 +24,7 @@ def card(task: Task, results: dict[str, Any], name: str) -> str:
         "## Use\n", use(task),
         "## Data\n", *learned_from(data, results),
         "## Model\n", *model(task, results),
-        "## Training\n", *training(recipe, results),
+        "## Training\n", *training(task, results),
         f"## Licence\n\n{LICENCE}. Write here what those who made the data allow.\n",
     ]  # fmt: skip
     return "\n".join(parts)
@@ -40,7 +41,7 @@ def front_matter(task: Task, results: dict[str, Any], name: str) -> str:
         "tags": [task.name, "transformer"],
     }
     if results["test"] is not None and data.test is not None:
-        facts["metrics"] = [metric_id(s["name"]) for s in results["test"]["scores"]]
+        facts["metrics"] = list(dict.fromkeys(metric_id(s["name"]) for s in results["test"]["scores"]))
         measured = [
             {
                 "type": metric_id(s["name"]),
@@ -57,8 +58,8 @@ def front_matter(task: Task, results: dict[str, Any], name: str) -> str:
 
 
 def metric_id(name: str) -> str:
-    """chrF2 -> chrf: the metric's name on the hub."""
-    return name.lower().rstrip("2")
+    """chrF2 -> chrf, ROUGE-L -> rouge: the metric's name on the hub."""
+    return re.sub(r"2$|-(1|2|l|lsum)$", "", name.lower())
 
 
 def scores(results: dict[str, Any]) -> list[str]:
@@ -140,14 +141,15 @@ def model(task: Task, results: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def training(recipe: Recipe, results: dict[str, Any]) -> list[str]:
-    t, c = results["training"], recipe.train
-    speed = f", {t['target_tokens_per_second']:,} target tokens/s" if "target_tokens_per_second" in t else ""
+def training(task: Task, results: dict[str, Any]) -> list[str]:
+    t, c = results["training"], task.recipe.train
+    smoothing = f", label smoothing {task.smoothing:g}" if task.smoothing else ""
+    speed = f", {t['target_tokens_per_second']:,} target {task.unit}/s" if "target_tokens_per_second" in t else ""
     return [
         f"- {t['updates']:,} updates, {t['epochs']:,} whole passes over the data, {t['minutes']:.1f} minutes{speed}; "
         f"ended because {t['ended']}",
-        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {c.warmup:,} updates of warm-up), label smoothing "
-        f"{c.label_smoothing:g}, dropout {recipe.model.dropout:g}, seed {t['seed']}",
+        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {c.warmup:,} updates of warm-up){smoothing}, "
+        f"dropout {task.config.dropout:g}, seed {t['seed']}",
         f"- threads: {t['threads']} (of {t['cores']} cores), torch {t['torch']}, Python {t['python']}",
         f"- best weights: after update {results['valid']['update']:,}",
         "",

@@ -125,7 +125,8 @@ class Report:
 
 def in_words(metric: str, loss: str = "loss") -> str:
     """A number of `Task.evaluate` as a person writes it."""
-    short = {"bleu": "BLEU", "f1": "F1", "loss": loss, "matthews": "Matthews"}
+    short = {"bleu": "BLEU", "f1": "F1", "macro_f1": "macro F1", "loss": loss, "exact": "exact match",
+             "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}  # fmt: skip
     return short.get(
         metric, metric.replace("rouge", "ROUGE-") if metric.startswith("rouge") else metric.replace("_", " ")
     )

@@ -26,7 +26,7 @@ from qkv.convert import folder as ours
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.errors import ConfigError, FileError
 from qkv.look.figures import curves
-from qkv.tasks.base import Task, Words, task_of
+from qkv.tasks.base import Task, Words, task_of, unused
 from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
@@ -65,6 +65,7 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     """Train what the recipe (its `text` is kept) describes in `folder`, from the start or from where it stopped."""
     if recipe.data is None or not recipe.data.train:
         raise ConfigError("there is nothing to learn from: name a corpus in data.train")
+    unused(recipe)
     task_of(recipe).possible(recipe)
     with together(), locked(folder) if is_first() else nullcontext():
         r = open_run(recipe, text, folder, report)
@@ -121,7 +122,7 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     network = task.network()
     last = checkpoint.newest(folder)
     if recipe.tune.start and last is None:
-        start_from(recipe.tune.start, task.kept(network), report.say if is_first() else lambda _: None)
+        start_from(recipe.tune.start, config, task.kept(network), report.say if is_first() else lambda _: None)
     training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
@@ -164,7 +165,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def draw(r: Run) -> None:
     """curves.svg from the log. Smoothed labels cost more even where every word is right, so the two losses are told apart."""
-    lines, smoothing, metric = read_log(r.folder), r.recipe.train.label_smoothing, r.task.metric
+    lines, smoothing, metric = read_log(r.folder), r.task.smoothing, r.task.metric
     training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
     panels = {"loss": {training: of("loss"), "held out": of("valid_loss")}}
