@@ -20,7 +20,7 @@ from qkv.train.report import Report
 from qkv.train.run import run as train
 
 SMALL = ["model.d_model=32", "model.n_layers=1", "model.d_ff=64", "data.train=[{grammar=300}]", "data.valid={grammar=20}",
-         "data.test={grammar=10}", "data.batch_tokens=1024", "train.warmup=1"]  # fmt: skip
+         "data.test={grammar=10}", "data.batch_tokens=1024", "train.warmup=1", "train.time_budget=1000"]  # fmt: skip
 FAMILIES = {
     "ed": [],
     "d": ['model.family="decoder"', 'model.tie="output"'],

@@ -40,7 +40,7 @@ def run(
     prints the transcript at the end.
 
     [dim]qkv chat chat-model --temperature 0.2[/]
-    [dim]printf 'What is the capital of France?\\nAnd of Italy?\\n' | qkv chat chat-model[/]
+    [dim]printf 'Where is Rome?\\nHow old is it?\\n' | qkv chat chat-model[/]
     """
     from qkv.api import load
     from qkv.generate.choose import Sampling

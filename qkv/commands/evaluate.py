@@ -59,7 +59,7 @@ def run(
 
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
     [dim]qkv evaluate runs/demo          # the run's own test set, translated anew[/]
-    [dim]qkv evaluate runs/tags          # its best model on its test set, whatever its task[/]
+    [dim]qkv evaluate runs/tags          # any other task: its own test set[/]
     [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
     """
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores

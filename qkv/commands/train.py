@@ -35,7 +35,7 @@ def run(
     done again. For a recipe of your own, copy runs/demo/recipe.toml.
 
     [dim]qkv train demo                      # a recipe that comes with qkv[/]
-    [dim]qkv train tags                      # so is this: a tagger; the README has one for each task[/]
+    [dim]qkv train tags                      # another; the README has one per task[/]
     [dim]qkv train multi30k-en-de --set data.root=FOLDER    # its files are here[/]
     [dim]qkv train my.toml --out runs/wide --set model.d_model=256[/]
     [dim]qkv train my.toml --time-budget 1h[/]
