@@ -95,7 +95,7 @@ def test_a_small_model_learns_it(family: str, tmp_path: Path) -> None:
     r = train(recipe, "x", tmp_path / "run", Report(quiet=True))
     looks = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     losses = [line["valid_loss"] for line in looks if "valid_loss" in line]
-    assert losses[-1] < 0.85 * losses[0] and r.results["valid"]["value"] > 30
+    assert losses[-1] < 0.85 * losses[0] and r.results["valid"]["value"] > 20
     assert [s["name"] for s in r.results["test"]["scores"]][:3] == ["ROUGE-1", "ROUGE-2", "ROUGE-L"]
 
 

@@ -88,7 +88,7 @@ def test_files_keep_every_character_and_shares_cut_them(
             source = shared(Documents(paths), (low, high))
             wanted = blank_parts_left_out(texts, low, high)
             if not wanted:
-                with pytest.raises(FileError, match="no text (at all|in this share)"):
+                with pytest.raises(FileError, match=r"no text (at all|in this share)"):
                     records(source)
                 continue
             found = records(source)

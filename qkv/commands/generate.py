@@ -50,7 +50,7 @@ def run(
 
     [dim]qkv generate my-model "Once upon a time" --temperature 0.8 --top-k 40 --seed 1[/]
     [dim]echo "What is the capital of France?" | qkv generate chat-model --chat[/]
-    [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --max-new-tokens 500 --slide[/]
+    [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --slide[/]
     """
     from qkv.api import load
     from qkv.generate.choose import Sampling

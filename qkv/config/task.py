@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from qkv.config.strict import Strict
 
@@ -31,6 +31,12 @@ class TuneConfig(Strict):
     """Low-rank updates of the feed-forward layers' matrices too, not only of attention's."""
     auxiliary: float = Field(default=0.0, ge=0)
     """Weight of the next-word loss beside the task's own (GPT, Radford et al. 2018: 0.5); for head = "classes-words"."""
+
+    @model_validator(mode="after")
+    def _something_learns(self) -> TuneConfig:
+        if self.lora_rank and self.freeze == -1:
+            raise ValueError("freeze = -1 leaves nothing for lora_rank to change: set one of them to 0")
+        return self
 
 
 class AugmentConfig(Strict):

@@ -108,13 +108,13 @@ def stripped(text: str, start: int, end: int) -> tuple[int, int]:
 class Reader:
     """A network with a span head at work: questions and contexts in, answers out."""
 
-    def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer):
+    def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer, most: int | None = None):
         if c.head != "span":
             raise QkvError(
                 f'this model has a head for {c.head!r}: to answer it must be trained with task = "answering"'
             )
         self.config, self.network = c, network
-        self.cut = Cutter(c, tokenizer, c.max_length)
+        self.cut = Cutter(c, tokenizer, min(most or c.max_length, c.max_length))
 
     def answer(self, question: str, context: str, no_answer: bool = False, max_answer: int = MOST_ANSWER) -> Answer:
         """The likeliest answer to one question; with `no_answer` it may be that there is none."""
@@ -257,7 +257,7 @@ class AnsweringTask(Task):
 
     def answers(self, network: nn.Module, records: Sequence[Record]) -> list[Answer]:
         pairs = [(question, context) for question, context, *_ in records]
-        return Reader(self.config, network, self.tokenizer).answers(pairs, self.unanswered)
+        return Reader(self.config, network, self.tokenizer, self.data.max_length).answers(pairs, self.unanswered)
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         """All questions of the test set, in a file with their answers and the model's."""

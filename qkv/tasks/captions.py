@@ -81,7 +81,7 @@ class CaptionsTask(PictureTask):
     """Pictures with a caption each, cross-entropy of its words, the share of captions that are exactly right."""
 
     name, noun, hub_tag = "captions", "an image captioner", "image-to-text"
-    metric, how = "exact", "greedy"
+    metric, how, writes = "exact", "greedy", True
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:

@@ -169,6 +169,7 @@ class ClassificationTask(Task):
     """Texts or pairs with a class, cross-entropy of the class, accuracy (of a GLUE task, its own metric) held out."""
 
     name, noun, hub_tag = "classification", "a classifier", "text-classification"
+    unit = "texts"
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     """Unless the data set has its own."""
 
@@ -180,6 +181,8 @@ class ClassificationTask(Task):
                 f"{cls.name} needs [data] and a model that reads text, of family 'encoder' or 'decoder'; this is of "
                 f"family {c.family!r}" + ("" if c.image_size is None else ' and reads images (task = "images")')
             )
+        if c.family == "decoder" and c.pooling == "first":
+            raise ConfigError('a decoder\'s first vector has seen one word: set model.pooling = "last" or "mean"')
         if recipe.tune.auxiliary and c.head != "classes-words":
             raise ConfigError(
                 f'tune.auxiliary = {recipe.tune.auxiliary:g} needs head = "classes-words", this is {c.head!r}'

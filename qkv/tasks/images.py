@@ -143,7 +143,7 @@ class ImagesTask(PictureTask):
     """Pictures with a label each, cross-entropy of the classes, accuracy on the held-out set."""
 
     name, noun, hub_tag = "images", "an image classifier", "image-classification"
-    metric = "accuracy"
+    metric, unit = "accuracy", "pictures"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:

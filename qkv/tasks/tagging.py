@@ -96,11 +96,11 @@ class Cutter:
 class Tagger:
     """A network with a tag head at work: sentences in, a tag for every word out."""
 
-    def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer):
+    def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer, most: int | None = None):
         if c.head != "tags":
             raise QkvError(f'this model has a head for {c.head!r}: to tag it must be trained with task = "tagging"')
         self.config, self.network = c, network
-        self.cut = Cutter(c, tokenizer, c.max_length)
+        self.cut = Cutter(c, tokenizer, min(most or c.max_length, c.max_length))
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
     def tag(self, sentences: Sequence[str | Sequence[str]], batch_tokens: int = 4096) -> list[list[Tagged]]:
@@ -213,7 +213,9 @@ class TaggingTask(Task):
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Accuracy, the loss per word, and of names also F1. A tag that training never saw counts as wrong."""
-        tables = Tagger(self.config, network, self.tokenizer).log_probs([words for words, _ in self.valid])
+        tables = Tagger(self.config, network, self.tokenizer, self.data.max_length).log_probs(
+            [words for words, _ in self.valid]
+        )
         gold = [tag for _, tags in self.valid for tag in tags]
         known = torch.tensor([self.number.get(tag, -1) for tag in gold])  # (N,)
         table = torch.cat(tables)  # (N, n)
@@ -239,7 +241,9 @@ class TaggingTask(Task):
         records, left_out = self.test_records(say)
         say_unknown(set(self.config.labels), records, "test", say)
         rows = sentences(records)
-        tables = Tagger(self.config, network, self.tokenizer).log_probs([words for words, _ in rows])
+        tables = Tagger(self.config, network, self.tokenizer, self.data.max_length).log_probs(
+            [words for words, _ in rows]
+        )
         found = [self.named(table) for table in tables]
         columns = (zip(words, gold, tags, strict=True) for (words, gold), tags in zip(rows, found, strict=True))
         write_text(folder / TAGGED, "\n".join("".join("\t".join(row) + "\n" for row in block) for block in columns))

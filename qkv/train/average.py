@@ -34,6 +34,10 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
 def weights_of(checkpoint: Path) -> dict[str, Tensor]:
     """The weights as they were learned, not their moving average."""
     stored = read_tensors(checkpoint / TENSORS)
+    if any(name.startswith("weights.generator.") for name in stored):
+        raise FileError(
+            f"{checkpoint.parent} trains two networks (task = 'replaced'), of which best/ is one: not averaged"
+        )
     return merged({name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")})
 
 
