@@ -83,7 +83,11 @@ def answer(model: Model, paths: Sequence[str] | None, ask: Callable[[list[Any]],
 
 def chunks(paths: Sequence[str] | None) -> Iterator[list[str]]:
     """Paths from the command line, or the lines of standard input."""
+    from qkv.errors import QkvError
+
     given = sys.stdin if not paths or list(paths) == ["-"] else paths
+    if given is None:
+        raise QkvError("no picture and no standard input: name a picture")
     lines = (line for path in given if (line := path.strip("\r\n")))
     while some := list(islice(lines, CHUNK)):
         yield some

@@ -176,7 +176,10 @@ class ImagesTask(PictureTask):
     # --- learning
 
     def examples(self, records: Sequence[Record]) -> list[tuple[Pixels, int]]:
-        return [(table, self.number[label]) for table, label in records]
+        return [
+            (table, self.number[label]) if label in self.number else "a label that was not there when training began"
+            for table, label in records
+        ]
 
     def collate(self, examples: list[Any]) -> Batch:
         return Batch(images=self.varied([e[0] for e in examples]), targets=torch.tensor([e[1] for e in examples]))

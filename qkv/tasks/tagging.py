@@ -198,7 +198,7 @@ class TaggingTask(Task):
     def example(self, window: Window, tags: Sequence[str]) -> Example:
         targets = array("i", [IGNORED]) * len(window.ids)
         for word, place in zip(window.words, window.places, strict=True):
-            targets[place] = self.number[tags[word]]
+            targets[place] = self.number.get(tags[word], IGNORED)  # of a text that has changed since training began
         return array("i", window.ids), targets
 
     def collate(self, examples: list[Any]) -> Batch:
