@@ -175,7 +175,7 @@ class ImagesTask(PictureTask):
 
     # --- learning
 
-    def examples(self, records: Sequence[Record]) -> list[tuple[Pixels, int]]:
+    def examples(self, records: Sequence[Record]) -> list[Any]:
         return [
             (table, self.number[label]) if label in self.number else "a label that was not there when training began"
             for table, label in records
