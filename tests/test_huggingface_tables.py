@@ -135,7 +135,7 @@ def test_unknown_config_key_is_named(pair):
         ("bert-masked", "hidden_act", "mish"),
         ("bert-masked", "hidden_size", "24"),
         ("bert-masked", "num_attention_heads", True),
-        ("bert-masked", "architectures", ["BertForQuestionAnswering"]),
+        ("bert-masked", "architectures", ["BertForMultipleChoice"]),
         ("roberta-masked", "hidden_act", "relu"),
         ("gpt2", "scale_attn_by_inverse_layer_idx", True),
         ("gpt2", "hidden_size", 25),
