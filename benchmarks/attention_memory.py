@@ -27,8 +27,8 @@ def measure(n: int, backward: bool, fast: bool) -> float:
 
     from qkv.parts.attention import Attention
     from qkv.parts.masks import Mask
-    from qkv.parts.mixers import Softmax
     from qkv.parts.scores import Dot
+    from qkv.parts.softmax import Softmax
 
     def call(length: int) -> None:
         x = torch.randn(1, length, 512, requires_grad=backward)

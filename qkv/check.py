@@ -28,7 +28,7 @@ from qkv.models.build import build
 from qkv.models.example import example
 from qkv.models.weights import weights
 from qkv.objectives import objective
-from qkv.parts.mixers import Softmax
+from qkv.parts.softmax import Softmax
 from qkv.train import checkpoint
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.step import gradients, step

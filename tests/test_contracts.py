@@ -21,7 +21,7 @@ from qkv.objectives import objective
 from qkv.parts import mixers
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Softmax
+from qkv.parts.softmax import Softmax
 from qkv.parts.state import State
 from qkv.presets import PRESETS, tiny
 from qkv.train.step import gradients

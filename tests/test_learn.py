@@ -17,7 +17,7 @@ from qkv.engine.step import NativeStack
 from qkv.models.build import build
 from qkv.objectives import objective
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Softmax, attend, sdpa
+from qkv.parts.softmax import Softmax, attend, sdpa
 from qkv.presets import PRESETS, tiny
 
 needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C++ compiler here")

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Linear, Performer, Softmax, Window
+from qkv.parts.mixers import Linear, Performer, Window
 from qkv.parts.positions import NOWHERE
 from qkv.parts.scores import Dot
+from qkv.parts.softmax import Softmax
 
 SCALE = 0.4
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from qkv.errors import QkvError
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Softmax, Window, orthogonal_normal, repeat_heads
+from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Window, orthogonal_normal
 from qkv.parts.positions import NOWHERE
 from qkv.parts.scores import Dot
+from qkv.parts.softmax import Softmax, repeat_heads
 
 HEADS, KV_HEADS, WIDTH, SCALE = 4, 2, 6, 0.4
 

@@ -20,7 +20,6 @@ from qkv.parts.embed import PatchEmbed, TokenEmbed
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.heads import Pick, Pooler, Vocabulary
 from qkv.parts.masks import Mask, causal
-from qkv.parts.mixers import Softmax
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.positions import (
     NOWHERE,
@@ -35,6 +34,7 @@ from qkv.parts.positions import (
     stretch,
 )
 from qkv.parts.scores import make_score
+from qkv.parts.softmax import Softmax
 from qkv.parts.state import Memory, State
 from qkv.parts.tap import Tap, record
 from qkv.presets import PRESETS, tiny

@@ -8,9 +8,9 @@ import torch
 from qkv.models.params import count
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask, causal
-from qkv.parts.mixers import Softmax
 from qkv.parts.positions import NOWHERE, sinusoids
 from qkv.parts.scores import Dot, make_score
+from qkv.parts.softmax import Softmax
 from qkv.presets import preset
 
 

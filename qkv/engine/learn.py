@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from qkv.engine import native
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Softmax, attend
+from qkv.parts.softmax import Softmax, attend
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -37,7 +37,7 @@ def quicken(network: M) -> M:
 
 
 def quick_attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0) -> Tensor:
-    """As mixers.attend."""
+    """As softmax.attend."""
     spans = mask.spans(query.size(0)) if query.size(2) == key.size(2) else None
     if spans is None or dropout or not all(map(suits, (query, key, value))) or query.size(3) % native.WIDE:
         return attend(query, key, value, mask, scale, dropout)

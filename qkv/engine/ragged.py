@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.models.output import Output
-from qkv.parts.mixers import Softmax
 from qkv.parts.positions import Learned, Rotary
+from qkv.parts.softmax import Softmax
 from qkv.parts.stack import Stack
 
 

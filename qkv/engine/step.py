@@ -14,9 +14,9 @@ from qkv.engine.written import Written
 from qkv.parts.block import Block, Residual
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Softmax
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.scores import Dot
+from qkv.parts.softmax import Softmax
 from qkv.parts.stack import Stack
 from qkv.parts.state import Memory, State
 

@@ -33,11 +33,12 @@ from qkv.parts.heads import (
     Tags,
     Vocabulary,
 )
-from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Softmax, Window
+from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Window
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
 from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.scores import make_score
+from qkv.parts.softmax import Softmax
 from qkv.parts.stack import Stack
 
 Network = Encoder | Decoder | EncoderDecoder

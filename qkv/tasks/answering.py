@@ -25,7 +25,7 @@ from qkv.convert.files import write_text
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.data.translation import padded
-from qkv.errors import ConfigError, QkvError
+from qkv.errors import QkvError
 from qkv.evaluate.metrics import answer_f1, exact_match
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
@@ -192,12 +192,7 @@ class AnsweringTask(Task):
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
-        c = recipe.model
-        if recipe.data is None or c.family != "encoder" or c.head != "span":
-            raise ConfigError(
-                "answering needs [data] and a model of family 'encoder' with head = 'span'; this is of family "
-                f"{c.family!r} with head = {c.head!r}"
-            )
+        cls.needs(recipe, "encoder", "span")
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:

@@ -65,6 +65,16 @@ class Task:
         """ConfigError for what can never work."""
 
     @classmethod
+    def needs(cls, recipe: Recipe, family: str, head: str) -> None:
+        """ConfigError unless the model is of this family with this head."""
+        c = recipe.model
+        if recipe.data is None or c.family != family or c.head != head:
+            raise ConfigError(
+                f"{cls.name} needs [data] and a model of family {family!r} with head = {head!r}; this is of family "
+                f"{c.family!r} with head = {c.head!r}"
+            )
+
+    @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
         """Learn a vocabulary, or take a given one; find the labels."""
         return Words()

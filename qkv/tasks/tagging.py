@@ -25,7 +25,7 @@ from qkv.convert.files import write_text
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.data.translation import padded
-from qkv.errors import ConfigError, QkvError
+from qkv.errors import QkvError
 from qkv.evaluate.metrics import entity_f1, tag_accuracy
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
@@ -148,12 +148,7 @@ class TaggingTask(Task):
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
-        c = recipe.model
-        if recipe.data is None or c.family != "encoder" or c.head != "tags":
-            raise ConfigError(
-                "tagging needs [data] and a model of family 'encoder' with head = 'tags'; this is of family "
-                f"{c.family!r} with head = {c.head!r}"
-            )
+        cls.needs(recipe, "encoder", "tags")
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
