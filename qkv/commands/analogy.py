@@ -1,0 +1,30 @@
+"""`qkv analogy`: a is to b as c is to which word?"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from qkv.commands.common import Json, writing
+from qkv.commands.nearest import HowMany, VectorsArgument, fields, shown
+
+Word = Annotated[str, typer.Argument(show_default=False)]
+
+
+def run(vectors: VectorsArgument, a: Word, b: Word, c: Word, n: HowMany = 5, as_json: Json = False) -> None:
+    """A is to B as C is to ...: list the words nearest to B - A + C, without these three; cosine and word.
+
+    [dim]qkv analogy runs/word2vec-imdb man woman king[/]
+    [dim]qkv analogy vectors.txt france paris italy --n 1 --json[/]
+    """
+    from qkv.vectors.store import open_vectors
+
+    near = open_vectors(vectors).analogy(a, b, c, n)
+    with writing():
+        print(
+            json.dumps({"a": a, "b": b, "c": c, "nearest": fields(near)}, ensure_ascii=False)
+            if as_json
+            else shown(near)
+        )

@@ -1,0 +1,54 @@
+"""`qkv nearest`: words in, the words nearest to each out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.commands.common import Json, writing
+
+if TYPE_CHECKING:
+    from qkv.vectors.space import Near
+
+VECTORS = typer.Argument(
+    metavar="RUN|FILE", help="Word vectors: a run's folder, or a file of word2vec, text or binary.", show_default=False
+)
+N = typer.Option("--n", min=1, help="How many.")
+VectorsArgument = Annotated[Path, VECTORS]
+HowMany = Annotated[int, N]
+
+
+def run(
+    vectors: VectorsArgument,
+    words: Annotated[list[str], typer.Argument(help="Words to start from.", show_default=False)],
+    n: HowMany = 10,
+    as_json: Json = False,
+) -> None:
+    """List the words whose vectors point most in the direction of a word's: cosine and word, a blank line after each list.
+
+    [dim]qkv nearest runs/word2vec dog Monday[/]
+    [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
+    """
+    from qkv.vectors.store import open_vectors
+
+    found = open_vectors(vectors)
+    lists = {word: found.nearest(word, n) for word in words}
+    with writing():
+        for word, near in lists.items():
+            print(
+                json.dumps({"word": word, "nearest": fields(near)}, ensure_ascii=False)
+                if as_json
+                else shown(near) + "\n"
+            )
+
+
+def fields(near: list[Near]) -> list[dict[str, object]]:
+    return [{"word": one.word, "similarity": one.similarity} for one in near]
+
+
+def shown(near: list[Near]) -> str:
+    """cosine TAB word."""
+    return "\n".join(f"{one.similarity:.4f}\t{one.word}" for one in near)

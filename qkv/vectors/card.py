@@ -1,0 +1,68 @@
+"""What came out of a run of word2vec, as numbers (results.json) and in words (README.md)."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import qkv
+from qkv.train.card import LICENCE, origin
+from qkv.train.report import digits
+from qkv.vectors import kernel
+from qkv.vectors.judge import scored
+
+if TYPE_CHECKING:
+    from qkv.vectors.run import VectorsRun
+
+
+def results(r: VectorsRun) -> dict[str, Any]:
+    c, p, m = r.recipe.vectors, r.progress, r.model
+    words = int(r.vocabulary.counts.sum())
+    return {
+        "task": "vectors",
+        "training": {
+            "ended": r.why, "epochs": p.epoch, "minutes": p.seconds / 60,
+            "words_per_second": round(words * p.epoch / max(p.seconds, 1e-9)), "seed": c.seed,
+            "workers": kernel.workers(c.workers), "kernel": "reference" if kernel.library() is None else "native",
+            "cores": os.cpu_count(), "qkv": qkv.__version__, "python": platform.python_version(),
+        },
+        "data": {"words": words, "dropped": dict(r.skipped.most_common())},
+        "model": {"parameters": m.input.size + m.output.size, "words": len(r.vocabulary.words), "width": c.width},
+        "losses": [total / count for total, count in p.losses],
+        "loss": p.loss,
+        "test": scored(r.vectors, [Path(name) for name in c.similarity], Path(c.analogies) if c.analogies else None),
+    }  # fmt: skip
+
+
+def card(r: VectorsRun, name: str) -> str:
+    """README.md, with the facts that Hugging Face's hub reads between the lines of dashes."""
+    c, found = r.recipe.vectors, r.results
+    t, m, test = found["training"], found["model"], found["test"]
+    rows = (
+        [f"| {s['name']} | {digits(s['value'])} | {digits(s['one_hot'])} | {s['details']} |" for s in test["scores"]]
+        if test
+        else []
+    )
+    table = ["| file | score, per cent | one-hot vectors | asked |", "|---|---:|---:|---|", *rows, ""] if rows else []
+    how = {"negative": f"{c.negative} negative samples by count^{c.power:g}", "hierarchical": "hierarchical softmax",
+           "softmax": "full softmax"}[c.loss]  # fmt: skip
+    return "\n".join([
+        f'---\nlicense: "{LICENCE.partition(":")[0]}"\nlibrary_name: "qkv"\ntags: ["word2vec", "word-vectors"]\n---',
+        f"# {name}: word vectors\n",
+        f"{m['words']:,} words with {m['width']} numbers each, learned with qkv {t['qkv']} (word2vec, {c.model}).\n",
+        "## Scores\n", *table,
+        f"Loss in the last pass: {found['loss']:.4f} per prediction.\n",
+        "## Use\n",
+        "```bash\nqkv nearest FOLDER WORD        # FOLDER: where this file is\nqkv analogy FOLDER A B C       # A is to B as C is to ?\n"
+        "qkv export FOLDER vectors.txt --to word2vec-text\n```\n",
+        "## Data\n",
+        *(f"- {origin(corpus)}" for corpus in r.recipe.data.train),
+        f"- {found['data']['words']:,} words, without those that occur less than {c.min_count} times\n",
+        "## Training\n",
+        f"- {c.model}, {how}, window up to {c.window}, subsampling from a share of {c.sample:g} on",
+        f"- {t['epochs']} passes, learning rate {c.learning_rate:g} to {c.last_rate:g}, seed {t['seed']}, workers: {t['workers']}; "
+        f"{t['minutes']:.1f} minutes, {t['words_per_second']:,} words/s\n",
+        f"## Licence\n\n{LICENCE}. Write here what those who made the data allow.\n",
+    ])  # fmt: skip
