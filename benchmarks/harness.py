@@ -63,13 +63,18 @@ def worker(build: Callable[[str, dict[str, Any]], Work]) -> None:
     pin_busiest(before, torch.get_num_threads())
     say({"units": work.units})
     for _ in sys.stdin:
-        busy, own, start = busy_seconds(), own_seconds(), time.perf_counter()
-        work.unit()
-        seconds = time.perf_counter() - start
-        processor = own_seconds() - own
-        foreign = max(0.0, busy_seconds() - busy - processor) / seconds
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        say({"seconds": seconds, "processor": processor, "foreign": foreign, "memory": memory})
+        say(measured(work.unit))
+
+
+def measured(unit: Callable[[], object]) -> dict[str, Any]:
+    """One sample: seconds, those of this process's processors, processors used by others meanwhile, peak MB so far."""
+    busy, own, start = busy_seconds(), own_seconds(), time.perf_counter()
+    unit()
+    seconds = time.perf_counter() - start
+    processor = own_seconds() - own
+    foreign = max(0.0, busy_seconds() - busy - processor) / seconds
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return {"seconds": seconds, "processor": processor, "foreign": foreign, "memory": memory}
 
 
 def say(answer: dict[str, Any]) -> None:
@@ -142,20 +147,27 @@ class Worker:
         self.process.wait(30)
 
 
+def visit(
+    systems: dict[str, Callable[[], dict[str, Any]]], repeats: int, retries: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Samples of each system, taken round-robin: the `repeats` cleanest, cleanest first."""
+    samples: dict[str, list[dict[str, Any]]] = {system: [] for system in systems}
+    for _ in range(repeats + retries):
+        for system, sample in systems.items():
+            if sum(s["foreign"] < DIRTY for s in samples[system]) < repeats:
+                samples[system].append(sample())
+    return {system: sorted(taken, key=lambda s: s["foreign"])[:repeats] for system, taken in samples.items()}
+
+
 def compare(script: str, systems: list[str], case: dict[str, Any], threads: int, repeats: int = 5, retries: int = 4
             ) -> list[Row]:  # fmt: skip
     """Rates of all systems on one case, fastest first."""
     workers = {system: Worker(script, system, case, threads) for system in systems}
-    samples: dict[str, list[dict[str, Any]]] = {system: [] for system in systems}
-    for _ in range(repeats + retries):
-        for system, running in workers.items():
-            if sum(s["foreign"] < DIRTY for s in samples[system]) < repeats:
-                samples[system].append(running.sample())
+    samples = visit({system: running.sample for system, running in workers.items()}, repeats, retries)
     rows = []
     for system, running in workers.items():
-        cleanest = sorted(samples[system], key=lambda s: s["foreign"])[:repeats]
-        rates = [running.units / s["seconds"] for s in cleanest]
-        rows.append(Row(system, rates, cleanest[-1]["memory"], max(s["foreign"] for s in cleanest)))
+        rates = [running.units / s["seconds"] for s in samples[system]]
+        rows.append(Row(system, rates, samples[system][-1]["memory"], max(s["foreign"] for s in samples[system])))
         running.close()
     rows.sort(key=lambda row: -row.rate)
     for row in rows:

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
-import platform
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import attention_memory
@@ -19,6 +16,7 @@ import encode_ragged
 import train_lm
 import train_seq2seq
 import translate
+from pages import machine, write
 
 BENCHMARKS: dict[str, Callable[[int], Iterator[str]]] = {
     "encode": encode.report,
@@ -28,20 +26,7 @@ BENCHMARKS: dict[str, Callable[[int], Iterator[str]]] = {
     "translate": translate.report,
     "attention_memory": lambda repeats: attention_memory.report(),
 }
-BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
-
-
-def machine() -> str:
-    """Processor, count, memory and versions, in a line."""
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    versions = ", ".join(
-        f"{name} {version(name)}" for name in ("torch", "transformers", "x-transformers", "ctranslate2")
-    )
-    processor = f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
-    return f"{processor}, {memory:.0f} GiB, Python {platform.python_version()}, {versions}"
+PEERS = ("torch", "transformers", "x-transformers", "ctranslate2")
 
 
 def section(names: list[str], repeats: int) -> Iterator[str]:
@@ -49,21 +34,13 @@ def section(names: list[str], repeats: int) -> Iterator[str]:
     command = f"python benchmarks/run.py --repeats {repeats}"
     yield f"""## Speed and memory
 
-{datetime.date.today()}, `{command}`, on {machine()}.
+{datetime.date.today()}, `{command}`, on {machine(PEERS)}.
 Workers are interleaved, figures are medians. Compare within a table only: the machine's own speed drifts.
 
 """
     for name in names:
         yield f"### {name}\n"
         yield from BENCHMARKS[name](repeats)
-
-
-def write(path: Path, text: str) -> None:
-    """Put `text` between the markers."""
-    old = path.read_text() if path.exists() else ""
-    before, _, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2]
-    path.write_text(f"{before.rstrip()}\n\n{BEGIN}\n{text}\n{END}\n{after.lstrip()}".lstrip())
 
 
 def main() -> None:
@@ -77,7 +54,7 @@ def main() -> None:
         print(part, flush=True)
         done.append(part)
         if options.write:
-            write(options.write, "\n".join(done))
+            write(options.write, "speed", "\n".join(done))
 
 
 if __name__ == "__main__":

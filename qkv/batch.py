@@ -33,6 +33,8 @@ class Batch:
     """(B, T) which document of its row a token belongs to, where several are packed into one; they do not see each other."""
     images: Tensor | None = None
     """(B, channels, height, width)."""
+    fresh: Tensor | None = None
+    """(B,) rows that begin a text, where the others go on from a state that is carried to them; None = no row does."""
 
     @property
     def count(self) -> int:

@@ -61,6 +61,12 @@ SEQ2SEQ = define(
     reverse_source=True, position="none", dropout=0.0, pad_id=0, bos_id=1, eos_id=2,
 )  # fmt: skip
 define(
+    "rnnenc",
+    "Cho et al. 2014, RNN encoder-decoder: the encoder's last vector enters every step; no maxout before the words",
+    family="encoder-decoder", recurrent="gru", vocab_size=15_000, target_vocab_size=15_000, d_model=1000, d_embed=100,
+    n_layers=1, fixed_context=True, position="none", dropout=0.0, pad_id=0, bos_id=1, eos_id=2,
+)  # fmt: skip
+define(
     "rnnsearch",
     "Bahdanau et al. 2015: bidirectional GRU, additive attention; here the directions share d_model, no maxout before the words",
     family="encoder-decoder", recurrent="gru", vocab_size=30_000, target_vocab_size=30_000, d_model=1000, d_embed=620,
@@ -273,6 +279,38 @@ define(
     "Katharopoulos et al. 2020, Transformers are RNNs: the softmax replaced by elu(x) + 1",
     PERFORMER, mixer=("linear",),
 )  # fmt: skip
+define(
+    "based",
+    "Arora et al. 2024, Based: Taylor linear attention and windows of 64 in turn; here without its gated convolutions",
+    family="decoder", vocab_size=50_257, d_model=1024, n_layers=26, n_heads=16, d_key=16, d_ff=2048,
+    mixer=("taylor", "window"), window=64, feedforward="swiglu", norm="rms", norm_order="pre", position="rotary",
+    attention_bias="none", ffn_bias=False, tie="output", max_length=2048, dropout=0.0, init_std=0.02,
+    pad_id=50_256, bos_id=50_256, eos_id=50_256,
+)  # fmt: skip
+GLA = define(
+    "gla-340m",
+    "Yang et al. 2023, Gated linear attention: 4 heads, keys half as wide as values, no positions",
+    family="decoder", vocab_size=32_000, d_model=1024, n_layers=24, n_heads=4, d_key=128, d_ff=2816,
+    mixer=("gated-linear",), feedforward="swiglu", norm="rms", norm_order="pre", position="none", attention_bias="none",
+    ffn_bias=False, tie="output", max_length=2048, dropout=0.0, init_std=0.02, pad_id=0, bos_id=1, eos_id=2,
+)  # fmt: skip
+define("gla-1.3b", "GLA 1.3B", GLA, d_model=2048, d_key=256, d_ff=5632)
+define(
+    "s4d",
+    "Gu et al. 2022, S4D: diagonal state spaces of 64 in place of attention, in the blocks of S4's language model (Gu et al. 2021)",
+    family="decoder", vocab_size=32_000, d_model=1024, n_layers=16, d_ff=4096, mixer=("s4d",), d_state=64,
+    feedforward="gelu", norm_order="pre", position="none", tie="output", max_length=8192, dropout=0.1,
+    pad_id=0, bos_id=1, eos_id=2,
+)  # fmt: skip
+MAMBA = define(
+    "mamba-130m",
+    "Gu and Dao 2023, Mamba: selective state spaces, which are the feed-forward layer too",
+    family="decoder", vocab_size=50_280, d_model=768, n_layers=24, mixer=("selective",), d_state=16,
+    feedforward="none", norm="rms", norm_order="pre", position="none", attention_bias="none", tie="output",
+    max_length=2048, dropout=0.0, init_std=0.02, pad_id=0, bos_id=0, eos_id=0,
+)  # fmt: skip
+define("mamba-1.4b", "Mamba 1.4B", MAMBA, d_model=2048, n_layers=48)
+define("mamba-2.8b", "Mamba 2.8B", MAMBA, d_model=2560, n_layers=64)
 
 ELMAN = define(
     "rnn-lm",
@@ -306,6 +344,8 @@ def tiny(name: str) -> ModelConfig:
         "n_heads": min(c.n_heads, 4),
         "n_kv_heads": 2 if grouped else c.n_kv_heads,
         "d_head": 10 if apart else None,
+        "d_key": c.d_key and 12,
+        "d_state": 8 if {"s4d", "selective"} & {*c.mixer} else c.d_state,
         "d_embed": c.d_embed and 16,
         "max_length": 5 if image else 64,  # [class] and 2 x 2 patches
         "image_size": c.image_size and 16,

@@ -12,8 +12,10 @@ from qkv.config.strict import Strict
 Family = Literal["encoder-decoder", "encoder", "decoder"]
 Position = Literal["none", "sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "t5", "alibi"]
 Score = Literal["dot", "scaled-dot", "bilinear", "low-rank", "additive"]
-Mixer = Literal["softmax", "window", "linformer", "performer", "linear", "compressed"]
-FeedForward = Literal["relu", "gelu", "gelu-tanh", "silu", "reglu", "geglu", "geglu-tanh", "swiglu", "bilinear"]
+Mixer = Literal[
+    "softmax", "window", "linformer", "performer", "linear", "taylor", "compressed", "gated-linear", "s4d", "selective"
+]
+FeedForward = Literal["relu", "gelu", "gelu-tanh", "silu", "reglu", "geglu", "geglu-tanh", "swiglu", "bilinear", "none"]
 Head = Literal[
     "vocabulary", "masked", "masked-next", "replaced", "classes", "classes-words", "tags", "span", "pooled", "none"
 ]
@@ -59,6 +61,10 @@ class ModelConfig(Strict):
     """Heads of keys and values, shared by groups of queries (grouped-query attention); None = n_heads."""
     d_head: int | None = Field(default=None, gt=0, le=1_000_000)
     """Width of one head, D; None = d_model / n_heads."""
+    d_key: int | None = Field(default=None, gt=0, le=1_000_000)
+    """Mixers taylor and gated-linear: width of a head's queries and keys; None = that of its values, d_head."""
+    d_state: int = Field(default=16, gt=1, le=1_000_000)
+    """Mixers s4d and selective: numbers that each channel remembers, N."""
     d_ff: int = Field(default=1, gt=0, le=10_000_000)
     """Inner width of the feed-forward layer."""
     d_embed: int | None = Field(default=None, gt=0, le=1_000_000)
@@ -68,7 +74,7 @@ class ModelConfig(Strict):
 
     # --- parts
     feedforward: FeedForward = "relu"
-    """Activation of the feed-forward layer; the ...glu ones and bilinear are gated."""
+    """Activation of the feed-forward layer; the ...glu ones and bilinear are gated. none: no such layer (Mamba)."""
     norm: Literal["layer", "layer-without-bias", "rms"] = "layer"
     """LayerNorm, LayerNorm without its bias (PaLM), or RMSNorm."""
     norm_eps: float = Field(default=1e-5, gt=0, lt=1)
@@ -106,7 +112,8 @@ class ModelConfig(Strict):
     score_rank: int | None = Field(default=None, gt=0)
     """Rank of the low-rank bilinear score."""
     mixer: tuple[Mixer, ...] = Field(default=("softmax",), min_length=1)
-    """How scores become an average in self-attention; several are dealt to the layers in turn."""
+    """How a token sees the others: an average by scores, or (gated-linear, s4d, selective) a state that is carried along;
+    several are dealt to the layers in turn."""
     window: int = Field(default=256, gt=0)
     """Window mixer: how many tokens a query sees on each side."""
     n_global: int = Field(default=0, ge=0)
@@ -120,13 +127,17 @@ class ModelConfig(Strict):
 
     # --- recurrent stacks
     recurrent: Literal["elman", "gru", "lstm"] | None = None
-    """A recurrent cell in place of the attention blocks."""
+    """A recurrent cell in place of the attention blocks and of all that is in them: heads, feed-forward layers, norms, and
+    positions that act there (rotary, relative, t5, alibi)."""
     bidirectional: bool = False
     """Recurrent encoder reads both ways."""
     decoder_attention: Score | None = None
-    """Recurrent decoder: the score it attends to the source with at each step; None = a fixed context vector."""
+    """Recurrent decoder: the score it attends to the source with at each step; None = it does not."""
     input_feeding: bool = False
     """Recurrent decoder: attend after the cell and feed the result into the next step (Luong); otherwise before it (Bahdanau)."""
+    fixed_context: bool = False
+    """Recurrent decoder without attention: the encoder's last vector enters every step beside the word (Cho); otherwise it
+    only starts the decoder (Sutskever)."""
     reverse_source: bool = False
     """Recurrent encoder reads the source backwards (Sutskever)."""
 
@@ -151,6 +162,8 @@ class ModelConfig(Strict):
     """Classes: through a dense tanh layer on the pooled vector (BERT), or straight from it (ViT)."""
     pooling: Literal["first", "mean", "last"] = "first"
     """Classes: which vector stands for the sequence; a decoder's last one has seen it all."""
+    keep: Literal["start", "ends"] = "start"
+    """Classes: what is read of a text that is too long, its start or its two ends (Sun et al. 2019)."""
     labels: tuple[str, ...] = ()
     """Names of the classes or tags, in their order."""
 

@@ -42,6 +42,8 @@ def load_recipe(path: Path, settings: list[str] | None = None,
     from qkv.presets import PRESETS, preset
 
     values = override(read_toml(path), settings or [])
+    if values.get("task") == "vectors":  # config/vectors.py has its record
+        raise ConfigError(f"{path} is a recipe for word vectors, which have no network: `qkv train` learns them")
     name, own = values.get("preset"), values.get("model", {})
     if name is not None:
         base = preset(name) if isinstance(name, str) else None

@@ -34,9 +34,12 @@ def sizes(c: ModelConfig) -> Rules:
          f"n_kv_heads = {c.kv_heads} does not divide n_heads = {c.n_heads}"),
         ("low-rank" in (c.score, c.decoder_attention) and c.score_rank is None,
          "score or decoder_attention = 'low-rank' needs score_rank"),
-        (c.recurrent is None and "d_ff" not in c.model_fields_set, "d_ff is missing: attention blocks have a feed-forward layer"),
+        (c.recurrent is None and c.feedforward != "none" and "d_ff" not in c.model_fields_set,
+         "d_ff is missing: attention blocks have a feed-forward layer (or feedforward = 'none')"),
         (c.norm_order == "parallel" and c.family == "encoder-decoder" and c.recurrent is None,
          "norm_order = 'parallel' has no slot for cross-attention: use 'pre' or 'post' in family 'encoder-decoder'"),
+        (c.feedforward == "none" and (c.family != "decoder" or c.norm_order == "parallel"),
+         "feedforward = 'none' is for family 'decoder' with norm_order 'pre' or 'post'"),
     ]  # fmt: skip
 
 
@@ -103,9 +106,21 @@ def images(c: ModelConfig) -> Rules:
     ]  # fmt: skip
 
 
+CARRIED = {"gated-linear", "s4d", "selective"}
+"""Mixers that are no average: a state goes from token to token, in one direction."""
+
+
 def mixers(c: ModelConfig) -> Rules:
     """What an average other than softmax cannot do."""
     return [
+        (c.family != "decoder" and bool(CARRIED & {*c.mixer}),
+         f"mixer = {c.mixer}: {', '.join(sorted(CARRIED & {*c.mixer}))} reads in one direction: use it in family 'decoder'"),
+        ("s4d" in c.mixer and c.d_state % 2 != 0,
+         f"mixer 's4d' has pairs of conjugate numbers, but d_state = {c.d_state} is odd: change it by one"),
+        (c.d_key is not None and not {"taylor", "gated-linear"} & {*c.mixer},
+         f"d_key = {c.d_key} is for mixers 'taylor' and 'gated-linear'; all others have d_head"),
+        (c.position.startswith("rotary") and not {*c.mixer} - CARRIED - {"taylor"},
+         f"position = {c.position!r} turns queries and keys, which mixer = {c.mixer} leaves as they are: use 'none'"),
         (c.family != "encoder" and "linformer" in c.mixer,
          "mixer 'linformer' mixes all positions, so it cannot be causal: use it in family 'encoder'"),
         (any(m != "softmax" for m in c.mixer) and c.score not in ("dot", "scaled-dot"),
@@ -122,16 +137,20 @@ def mixers(c: ModelConfig) -> Rules:
 def recurrence(c: ModelConfig) -> Rules:
     """Recurrent stacks and what belongs to them alone."""
     return [
-        (c.recurrent is None and (c.bidirectional or c.input_feeding or c.reverse_source or c.decoder_attention is not None),
-         "bidirectional, input_feeding, reverse_source and decoder_attention need recurrent = 'elman', 'gru' or 'lstm'"),
+        (c.recurrent is None and (c.bidirectional or c.input_feeding or c.fixed_context or c.reverse_source
+                                  or c.decoder_attention is not None),
+         "bidirectional, input_feeding, fixed_context, reverse_source and decoder_attention need recurrent = 'elman', 'gru' or "
+         "'lstm'"),
         (c.bidirectional and c.family == "decoder", "bidirectional = true reads the future: not in family 'decoder'"),
         (c.recurrent is not None and c.bidirectional and c.d_model % 2 != 0,
          f"bidirectional = true gives each direction half of d_model, which is odd ({c.d_model})"),
         (c.input_feeding and c.decoder_attention is None, "input_feeding = true needs decoder_attention"),
+        (c.fixed_context and c.decoder_attention is not None,
+         "fixed_context = true is for a decoder without attention: leave out decoder_attention"),
+        (c.fixed_context and c.family != "encoder-decoder",
+         f"fixed_context = true is what an encoder hands over: family 'encoder-decoder', not {c.family!r}"),
         (c.decoder_attention is not None and c.family != "encoder-decoder",
          f"decoder_attention looks at a source: family 'encoder-decoder', not {c.family!r}"),
-        (c.recurrent is not None and c.position not in ("none", "sinusoidal", "learned"),
-         f"position = {c.position!r} acts inside attention blocks, which recurrent = {c.recurrent!r} has not: use 'none'"),
         (c.recurrent is not None and (c.position_use == "every-layer" or c.share_layers or c.mixer != ("softmax",)),
          f"position_use = 'every-layer', share_layers and mixer are for attention blocks, not for recurrent = {c.recurrent!r}"),
         (c.reverse_source and c.family == "decoder", "reverse_source = true reads a source backwards: not in family 'decoder'"),

@@ -12,7 +12,7 @@ Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "charac
 
 
 class CorpusConfig(Strict):
-    """Where records come from: exactly one of `files`, `table`, `dataset`, `grammar`, `stdlib`, `images`, `shapes`."""
+    """Where records come from: exactly one of `files`, `table`, `dataset`, `grammar`, `stdlib`, `text`, `images`, `shapes`."""
 
     files: tuple[str, ...] = ()
     """Text files; .gz .bz2 .xz .zst are decompressed, corpus.zip/file.en is in an archive. Translation and summary: two in
@@ -35,6 +35,8 @@ class CorpusConfig(Strict):
     """So many records of the embedded grammar."""
     stdlib: bool = False
     """Python's own standard library: real text that is already here."""
+    text: str | None = None
+    """One document, for language models, written down here."""
     images: str | None = None
     """A folder of pictures, with a folder in it for each class: cats/1.png."""
     shapes: int | None = Field(default=None, gt=0)
@@ -42,6 +44,8 @@ class CorpusConfig(Strict):
     share: tuple[float, float] = (0.0, 1.0)
     """Only the part between these shares of it: [0.0, 0.9] and [0.9, 1.0] make two sets of one; of whole files by
     characters, otherwise by records."""
+    swap: bool = False
+    """Pairs of texts in the other order: listed with and without it, a corpus teaches both orders."""
     weight: float = Field(default=1.0, gt=0)
     """How often it is drawn from, beside other corpora."""
 
@@ -56,7 +60,7 @@ class CorpusConfig(Strict):
 
     @model_validator(mode="after")
     def _one(self) -> CorpusConfig:
-        kinds = ("files", "table", "dataset", "grammar", "stdlib", "images", "shapes")
+        kinds = ("files", "table", "dataset", "grammar", "stdlib", "text", "images", "shapes")
         given = [name for name in kinds if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(
@@ -108,6 +112,9 @@ class DataConfig(Strict):
     """Padded tokens of the longer side in a batch."""
     pool: int = Field(default=100_000, gt=0)
     """Pairs that are shuffled and sorted by length together; memory grows with it."""
+    carry: bool = False
+    """Language models: a window goes on with the state that the window before it left, and gradients end at its border
+    (truncated back-propagation through time); for recurrent cells, and mixers with a state of fixed size."""
 
     @model_validator(mode="before")
     @classmethod

@@ -95,4 +95,6 @@ def detect_folder(path: Path) -> tuple[str, Path]:
         raise FileError(
             f"{path} holds several models, {', '.join(f.name for f in files)}: give the path of one of them"
         )
+    if (path / "vectors.safetensors").is_file():
+        raise FileError(f"{path} holds word vectors and no network: see qkv nearest and qkv analogy")
     raise FileError(f"no model in {path}: looked for config.json and a .gguf file; is it the right folder?")

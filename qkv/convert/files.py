@@ -30,7 +30,7 @@ MAX_ELEMENTS = 2**50
 MAX_DIMENSIONS = 16
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
-    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
+    "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8, "C64": 8,
 }  # fmt: skip
 """Bytes of one element of each dtype a file may hold."""
 
@@ -283,9 +283,7 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
         own = _own_memory(tensor)
         plain[name] = own.clone() if own.data_ptr() in seen else own  # one tensor under two names is written twice
         seen.add(own.data_ptr())
-    _atomically(
-        Path(path), lambda temporary: save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})})
-    )
+    atomically(Path(path), lambda temporary: save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})}))
 
 
 def _own_memory(tensor: Tensor) -> Tensor:
@@ -296,7 +294,7 @@ def _own_memory(tensor: Tensor) -> Tensor:
 
 def write_text(path: str | Path, text: str) -> None:
     """A text file, atomically."""
-    _atomically(Path(path), lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+    atomically(Path(path), lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
 
 
 def write_array(path: str | Path, array: np.ndarray) -> None:
@@ -306,7 +304,7 @@ def write_array(path: str | Path, array: np.ndarray) -> None:
         with open(temporary, "wb") as file:
             np.save(file, array, allow_pickle=False)
 
-    _atomically(Path(path), write)
+    atomically(Path(path), write)
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -314,7 +312,7 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _atomically(path: Path, write: Callable[[str], object]) -> None:
+def atomically(path: Path, write: Callable[[str], object]) -> None:
     """Write beside the target, flush to the disk, then rename."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,10 +1,10 @@
 """corpus: the records that a configuration names, as a task needs them; files, tables, named data sets and the embedded
 texts alike.
 
-    language, masked, replaced, span-corruption, denoising   (text,)
+    language, masked, replaced, span-corruption, denoising, vectors   (text,)
     classification, regression                               (text, label) or (text, second text, label)
     tagging                                                  (words, tags), each joined by tabs
-    answering                                                (question, context, answer, start)
+    answering                                                (question, context, answer, start), further right answers
     translation, summary                                     (source, target)
 """
 
@@ -23,7 +23,7 @@ from qkv.data.documents import Documents
 from qkv.data.lines import MAX_LINE, MAX_ROW
 from qkv.data.mixture import Mixture
 from qkv.data.places import Mapped
-from qkv.data.sources import Corpus, GrammarSource, Parallel, Part, Record, Source, Table
+from qkv.data.sources import Corpus, GrammarSource, Memory, Parallel, Part, Record, Source, Table
 from qkv.data.stdlib import StandardLibrary
 from qkv.data.tagged import Tagged
 from qkv.data.textsets import LANGUAGE
@@ -40,7 +40,12 @@ def corpus(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
     """The corpus that a configuration names; the embedded ones and data sets have a `split` of their own."""
     if task not in COLUMNS:
         raise ConfigError(f"{task} does not read its records from a corpus of texts")
-    return shared(whole(c, data, split, task), c.share)
+    found = shared(whole(c, data, split, task), c.share)
+    if not c.swap:
+        return found
+    if task not in ("classification", "regression"):
+        raise ConfigError(f"swap is for pairs of texts with a label, not for {task}")
+    return Mapped(found, swapped)
 
 
 def training(data: DataConfig, task: str) -> Source:
@@ -56,6 +61,10 @@ def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
         if task == "translation":
             return GrammarSource(split, c.grammar, reverse=data.source == "de")
         return GrammarView(split, c.grammar, task)
+    if c.text is not None:
+        if task not in LANGUAGE:
+            raise ConfigError(f"text is one document, for language models and pre-training, not for {task}")
+        return Memory([(c.text,)])
     if c.stdlib:
         if task not in LANGUAGE:
             raise ConfigError(
@@ -149,6 +158,12 @@ def answer(record: Record) -> Record | None:
     if start < 0 or not context.startswith(text, start):
         start = context.find(text) if context.count(text) == 1 else -1
     return (question, context, text, str(start)) if start >= 0 else None
+
+
+def swapped(record: Record) -> Record:
+    if len(record) != 3:
+        raise ConfigError("swap is for pairs of texts, and this corpus has single ones: leave it out")
+    return record[1], record[0], record[2]
 
 
 def nonempty(record: Record) -> Record | None:

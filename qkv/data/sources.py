@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -152,18 +152,22 @@ class Table:
     def quoted(self) -> Iterator[list[str]]:
         """The rows of a CSV file."""
         texts = Lines(self.path, self.skipped, longest=self.longest)
-        rows = csv.reader(text + "\n" for text in texts if text is not None)
+        # a line that no file has (Lines leaves out what has NUL in it) comes last: in quotes that are open it is swallowed too
+        rows = csv.reader(text + "\n" for text in chain(texts, ["\0"]) if text is not None)
         while True:
+            first = texts.number + 1
             try:
                 row = next(rows)
+                if row == ["\0"]:
+                    return
                 if sum(map(len, row)) > self.longest:
                     raise csv.Error(f"a row of more than {self.longest:,} characters")
+                if row and "\0" in row[-1]:
+                    raise csv.Error("a quotation that does not end")
                 yield row
-            except StopIteration:
-                return
             except csv.Error as error:
                 raise FileError(
-                    f"{self.path}, line {rows.line_num}: {error}; is a quotation mark left open before it?"
+                    f"{self.path}, the row that begins in line {first}: {error}; is a quotation mark left open there?"
                 ) from None
 
     def places(self, header: list[str]) -> list[int]:

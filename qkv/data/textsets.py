@@ -33,7 +33,7 @@ KINDS = {
 """The tasks whose records each has; the texts alone are for language models and pre-training."""
 FOLDERS = KINDS.keys() - {"tinyshakespeare"}
 """Those with a file for each split."""
-LANGUAGE = ("language", "masked", "masked-next", "replaced", "span-corruption", "denoising")
+LANGUAGE = ("language", "masked", "masked-next", "replaced", "span-corruption", "denoising", "vectors")
 """Tasks whose records are a text each."""
 
 
@@ -170,7 +170,7 @@ SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 def squad(version: str, split: str, local: Path | None) -> Corpus:
     """(question, context, answer, start) from train-v1.1.json and dev-v1.1.json; of squad/2 some have no answer ("", -1).
 
-    Of several answers of the valid set, the first. The test set is not public.
+    Of the valid set several people's answers are accepted: further ones stand behind the start. The test set is not public.
     """
     number = {"": "v1.1", "1": "v1.1", "1.1": "v1.1", "2": "v2.0", "2.0": "v2.0"}.get(version)
     part = {"train": "train", "valid": "dev"}.get(split)
@@ -203,9 +203,12 @@ def asked(context: str, qa: dict[str, Any]) -> Record:
     if not found:
         return question, context, "", "-1"
     answer, start = found[0]["text"], found[0]["answer_start"]
+    others = dict.fromkeys(one["text"] for one in found if one["text"] != answer)
+    if not all(isinstance(text, str) for text in others):
+        raise ValueError(f"an answer to {question!r} is no text")
     if context[start : start + len(answer)] != answer:
         raise ValueError(f"the answer {answer!r} is not at character {start}")
-    return question, context, answer, str(start)
+    return question, context, answer, str(start), *others
 
 
 # --- Tiny Shakespeare (Karpathy 2015): 1.1 million characters of his plays, one document

@@ -70,7 +70,7 @@ def tags(pair: Pair) -> Record:
 
 
 SENTENCES: dict[str, Callable[[Pair], Record]] = {
-    **dict.fromkeys(("language", "masked", "replaced", "span-corruption", "denoising"), text),
+    **dict.fromkeys(("language", "masked", "replaced", "span-corruption", "denoising", "vectors"), text),
     "classification": kind,
     "regression": length,
     "tagging": tags,

@@ -89,6 +89,14 @@ def rows_of(found: Iterator[Ids] | Sequence[Ids], size: int, pack: bool, r: rand
     return whole + (packed(short, size) if pack else [[w] for w in short])
 
 
+class Part(NamedTuple):
+    """A window of a stream."""
+
+    ids: Ids
+    fresh: bool
+    """What the row held before is another text, or nothing."""
+
+
 class Windows(Batches[Any]):
     """Batches of rows. The pool holds chunks of documents; where they are cut, and which share a row, is drawn per epoch.
 
@@ -106,6 +114,45 @@ class Windows(Batches[Any]):
     def cut(self, examples: list[Any], key: str) -> list[list[Any]]:
         whole = documents(examples, self.begin, self.end)
         return super().cut(rows_of(whole, self.size, self.pack, random.Random(f"{key}:windows")), key)
+
+
+class Streams(Windows):
+    """Batches whose rows go on: row i begins where row i of the batch before ended, so that a network may carry its state
+    over (truncated back-propagation through time; Mikolov et al. 2010).
+
+    All windows of a pool, document after document, are dealt in equal stretches to as many rows as a batch has; what is
+    over, less than a window a row, waits for another epoch, which begins elsewhere. A row is fresh where a document begins
+    and at the beginning of its stretch. Documents are in rows of their own, short ones with padding behind them.
+    """
+
+    together = 1
+    """Batches that one update learns from, over all workers: they have different rows, and the next so many go on."""
+
+    def cut(self, examples: list[Any], key: str) -> list[list[Any]]:
+        parts = self.in_order(examples, random.Random(f"{key}:streams"))
+        rows = max(1, min(self.tokens // self.size, len(parts) // self.together))
+        count = len(parts) // (rows * self.together)  # windows of each row
+        stretches = [parts[at : at + count] for at in range(0, count * rows * self.together, max(count, 1))]
+        steps = [[Part(part.ids, part.fresh or step == 0) for part in side] for step, side in
+                 enumerate(zip(*stretches, strict=True))]  # fmt: skip
+        return [side[at : at + rows] for side in steps for at in range(0, len(side), rows)]
+
+    def in_order(self, examples: list[Any], r: random.Random) -> list[Part]:
+        """The windows of all documents, which are shuffled, from a window on that is drawn; behind the last comes the first."""
+        whole = list(documents(examples, self.begin, self.end))
+        r.shuffle(whole)
+        cuts = [windows(document, self.size, r.randint(1, self.size)) for document in whole]
+        parts = [Part(window, number == 0) for cut in cuts for number, window in enumerate(cut)]
+        first = r.randrange(max(len(parts), 1))
+        return parts[first:] + parts[:first]
+
+
+def side_by_side(found: Sequence[Ids], size: int) -> Iterator[list[Ids]]:
+    """Some documents, the longest first, window after window: row i of each list goes on with row i of the one before.
+    Those that have ended are the last rows, and leave."""
+    cuts = [windows(document, size, size) for document in found]
+    for number in range(max(map(len, cuts), default=0)):
+        yield [cut[number] for cut in cuts if number < len(cut)]
 
 
 def collate(rows: Sequence[Row], pad_id: int) -> Batch:

@@ -1,8 +1,8 @@
-"""quicken(network): the same network, its attention and its GELU done by learn.cpp, to be trained or used.
+"""quicken(network): the same network, its attention, GELU and selective scans done in C++, to be trained or used.
 
-Nothing but two slots changes: `Softmax.attend` and `FeedForward.activation`. Weights, names and results (to rounding) are as
-before, so a quickened network is saved, loaded, packed and looked into like any other. What learn.cpp does not know, such
-as a mask that is a table, half precision or another device, goes the way it went.
+Nothing but three slots changes: `Softmax.attend`, `FeedForward.activation` and `Selective.scan` (scan.py). Weights, names and
+results (to rounding) are as before, so a quickened network is saved, loaded, packed and looked into like any other. What the C++
+does not know, such as a mask that is a table, half precision or another device, goes the way it went.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from qkv.engine import native
+from qkv.engine.scan import quick_scan
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
 from qkv.parts.masks import Mask
 from qkv.parts.softmax import Softmax, attend
+from qkv.parts.state_space import Selective
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,6 +32,8 @@ def quicken(network: M) -> M:
                 module.attend = quick_attend
             elif isinstance(module, FeedForward) and module.activation is slow_gelu:
                 module.activation = quick_gelu
+            elif isinstance(module, Selective):
+                module.scan = quick_scan
     return network
 
 

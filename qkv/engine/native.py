@@ -27,12 +27,8 @@ POINTER, WHOLE, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled functions; None where they cannot be had."""
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None or ctypes.sizeof(WHOLE) != 8:
-        return None
-    try:
-        found = ctypes.CDLL(str(compiled(compiler)))
-    except (OSError, subprocess.SubprocessError):
+    found = opened(SOURCES)
+    if found is None:
         return None
     found.linear.argtypes, found.linear.restype = [POINTER, POINTER, WHOLE, POINTER], None
     found.decode.argtypes, found.decode.restype = [POINTER, POINTER], None
@@ -44,18 +40,30 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
-def compiled(compiler: str) -> Path:
+def opened(sources: list[Path]) -> ctypes.CDLL | None:
+    """What these C++ files (and headers) are compiled to; None where there is no compiler for them."""
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler is None or ctypes.sizeof(WHOLE) != 8:
+        return None
+    try:
+        return ctypes.CDLL(str(compiled(compiler, sources)))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def compiled(compiler: str, sources: list[Path]) -> Path:
     """The shared library for these sources and this processor, from the cache or made now."""
-    texts = "".join(source.read_text() for source in SOURCES)
+    texts = "".join(source.read_text() for source in sources)
     key = texts + " ".join([compiler, *FLAGS, platform.platform(), torch.__version__, processor()])
     path = Path.home() / ".cache" / "qkv" / "native" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             run = lambda *words: subprocess.run([compiler, *words], check=True, capture_output=True, cwd=folder)  # noqa: E731
-            run(*FLAGS, "-c", *(str(source) for source in SOURCES if source.suffix == ".cpp"))
+            files = [source for source in sources if source.suffix == ".cpp"]
+            run(*FLAGS, "-c", *map(str, files))
             # linked without -fopenmp: its threads are then torch's, which has them loaded, and not a second pool
-            run("-shared", "native.o", "learn.o", "-o", "native.so")
+            run("-shared", *(f"{file.stem}.o" for file in files), "-o", "native.so")
             os.replace(Path(folder) / "native.so", path)
     return path
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from collections import OrderedDict
 from typing import Any, TypeVar
 
 import torch
@@ -51,7 +52,7 @@ def replacement(module: nn.Module, done: dict[int, Any]) -> nn.Module | None:
     """The fast part for this plain one, None if there is none."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module.weight, module.bias)
-    if isinstance(module, Attention):
+    if type(module) is Attention:
         return PackedAttention(module, twin(module.mixer, done))
     if isinstance(module, Vocabulary):
         return PackedWords(same(module, done))
@@ -64,6 +65,7 @@ def replacement(module: nn.Module, done: dict[int, Any]) -> nn.Module | None:
 def same(module: nn.Module, done: dict[int, Any]) -> nn.Module:
     """The module itself over twins of its children, its weights shared and frozen."""
     new = copy.copy(module)
+    new._forward_hooks, new._forward_pre_hooks = OrderedDict(), OrderedDict()  # as with taps: nobody listens here
     new._parameters = {n: None if p is None else twin_weight(p, done) for n, p in module._parameters.items()}
     new._modules = {n: None if m is None else twin(m, done) for n, m in module._modules.items()}
     return new

@@ -57,7 +57,6 @@ def possible(network: nn.Module, batch: Batch) -> bool:
     )
 
 
-def block_mixer(block: Any) -> nn.Module:
+def block_mixer(block: Any) -> nn.Module | None:
     attention = getattr(block.attention, "layer", block.attention)  # a sublayer within its residual, or side by side
-    mixer: nn.Module = attention.mixer
-    return mixer
+    return getattr(attention, "mixer", None)  # a state space has none

@@ -93,12 +93,14 @@ def suits(stack: Stack) -> bool:
 
 
 def block_suits(block: Any) -> bool:
+    if block.feedforward is None:
+        return False
     sublayers = [part for part in (block.attention, block.cross, block.feedforward) if part is not None]
     attentions = [part.layer for part in sublayers[:-1]]
     inner = block.feedforward.layer
     return (
         all(norm_suits(norm) for part in sublayers for norm in (part.before, part.after))
-        and all(type(a.mixer) is Softmax and type(a.mixer.score) is Dot for a in attentions)
+        and all(type(getattr(a, "mixer", None)) is Softmax and type(a.mixer.score) is Dot for a in attentions)
         and len({a.mixer.score.scale for a in attentions}) == 1
         and all(a.output.panels is not None for a in attentions)
         and type(inner) is FeedForward

@@ -1,4 +1,4 @@
-// Eight numbers at once: what native.cpp and learn.cpp share.
+// Eight numbers at once: what native.cpp, learn.cpp and scan.cpp share.
 
 #pragma once
 

@@ -41,6 +41,27 @@ class Written:
         lanes = rows[:, None].expand(-1, self.length) if self.lanes is None else self.lanes.index_select(0, rows)
         return Written(self.store, self.length, lanes)
 
+    def size(self, dim: int) -> int:
+        """R, of dimension 0."""
+        return self.store.vectors.size(1) if self.lanes is None else self.lanes.size(0)
+
+    def join(self, other: Written) -> Written:
+        """The rows of both in a new store; of the shorter ones the first places are zeros, which nobody looks at."""
+        both, length = (self, other), max(self.length, other.length)
+        old, rows = self.store.vectors, self.size(0) + other.size(0)
+        new = old.new_empty(old.size(0), rows, old.size(2), max(SHORTEST, 2 * length), *old.shape[4:])
+        for part, lanes in zip(both, new.split([part.size(0) for part in both], 1), strict=True):
+            lanes[:, :, :, : length - part.length] = 0
+            lanes[:, :, :, length - part.length : length] = part.dense(part.size(0))
+        return Written(Store(new, length), length)
+
+    def drop(self, tokens: int) -> Written:
+        """Without the first tokens of every row, in a store of its own."""
+        old, rows, length = self.store.vectors, self.size(0), self.length - tokens
+        new = old.new_empty(old.size(0), rows, old.size(2), max(SHORTEST, 2 * length), *old.shape[4:])
+        new[:, :, :, :length] = self.dense(rows)[:, :, :, tokens:]
+        return Written(Store(new, length), length)
+
     def extended(self, rows: int, tokens: int) -> Written:
         """With room for T more tokens of each of the R rows, which the caller fills: row r in lane r."""
         end = self.length + tokens

@@ -180,26 +180,35 @@ def bits_per_byte(nats: float, n_bytes: int) -> float:
 # --- a whole test set
 
 
-METRICS: dict[str, Callable[[list[str], list[str]], float]] = {
-    "accuracy": accuracy,
-    "f1": lambda predicted, right: f1(predicted, right, positive_of([*predicted, *right])),
-    "macro_f1": macro_f1,
-    "matthews": matthews,
-    "pearson": lambda predicted, right: pearson([float(p) for p in predicted], [float(r) for r in right]),
-    "spearman": lambda predicted, right: spearman([float(p) for p in predicted], [float(r) for r in right]),
+METRICS: dict[str, Callable[[list[str], list[str], str], float]] = {
+    "accuracy": lambda predicted, right, positive: accuracy(predicted, right),
+    "f1": f1,
+    "macro_f1": lambda predicted, right, positive: macro_f1(predicted, right),
+    "matthews": lambda predicted, right, positive: matthews(predicted, right),
+    "pearson": lambda predicted, right, positive: pearson([float(p) for p in predicted], [float(r) for r in right]),
+    "spearman": lambda predicted, right, positive: spearman([float(p) for p in predicted], [float(r) for r in right]),
 }
-"""What a whole test set is measured by; labels and numbers are given as text."""
+"""What a whole test set is measured by; labels and numbers are given as text. The positive class matters to F1 alone."""
+YES = ("1", "+1", "yes", "y", "true", "t", "positive", "pos")
+NO = re.compile(r"0|-1|no|n|false|f|negative|neg|none|(?:not|no|non)[ _-].+")
 
 
 def positive_of(labels: Iterable[str]) -> str:
-    """Of two classes, the one that is asked about: "1", or else the later one in their order."""
-    return max(labels)
+    """The class that is asked about: the one that says yes, else the one beside a no, else the last in their order."""
+    known = sorted(set(labels))
+    says = [label for label in known if label.lower() in YES]
+    says = says or [label for label in known if not NO.fullmatch(label.lower())]
+    return says[-1] if says else known[-1]
 
 
-def scored(metric: str, predicted: Sequence[str], right: Sequence[str]) -> Score:
-    """One metric of a test set, in per cent."""
-    value = METRICS[metric](list(predicted), list(right))
-    return Score(metric, 100 * value, f"metric:{metric}|examples:{len(right)}")
+def scored(metric: str, predicted: Sequence[str], right: Sequence[str], labels: Sequence[str] = ()) -> Score:
+    """One metric of a test set, in per cent. `labels` are all classes there are, where some may not occur in it; which of them
+    F1 is about, its signature says."""
+    paired(predicted, right)
+    positive = positive_of(labels or [*predicted, *right])
+    value = METRICS[metric](list(predicted), list(right), positive)
+    which = f"|positive:{positive}" if metric == "f1" else ""
+    return Score(metric, 100 * value, f"metric:{metric}{which}|examples:{len(right)}")
 
 
 # --- GLUE

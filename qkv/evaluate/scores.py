@@ -56,7 +56,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU of the sentences whose reference has `shortest` to `longest` words."""
+    """BLEU of the sentences whose reference (or source) has `shortest` to `longest` words."""
 
     shortest: int
     longest: int
@@ -108,10 +108,12 @@ def sentence_scores(hypotheses: Sequence[str], references: References, metrics: 
 
 
 def by_length(hypotheses: Sequence[str], references: References, edges: Sequence[int] = (5, 10, 15, 20, 30, 40),
-              tokenize: str = "13a", lowercase: bool = False) -> list[Bucket]:  # fmt: skip
-    """BLEU by the number of words of the (first) reference: 0 to 5, 6 to 10 ... Buckets without sentences are left out."""
+              tokenize: str = "13a", lowercase: bool = False, sources: Sequence[str] | None = None
+              ) -> list[Bucket]:  # fmt: skip
+    """BLEU by the number of words of the (first) reference, or of the source where `sources` are given: 0 to 5, 6 to 10 ...
+    Buckets without sentences are left out."""
     streams = checked(hypotheses, references)
-    lengths = [len(text.split()) for text in streams[0]]
+    lengths = [len(text.split()) for text in (streams[0] if sources is None else checked(hypotheses, list(sources))[0])]
     bounds = [0, *(edge + 1 for edge in edges), max(*lengths, *edges) + 1]
     buckets = []
     for low, high in pairwise(bounds):

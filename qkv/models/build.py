@@ -33,13 +33,15 @@ from qkv.parts.heads import (
     Tags,
     Vocabulary,
 )
-from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Window
+from qkv.parts.linear_attention import GatedLinear, Linear, LinearAttention, Performer, Taylor
+from qkv.parts.mixers import Compressed, Linformer, Window
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
 from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.scores import make_score
 from qkv.parts.softmax import Softmax
 from qkv.parts.stack import Stack
+from qkv.parts.state_space import Selective, StateSpace
 
 Network = Encoder | Decoder | EncoderDecoder
 
@@ -96,22 +98,45 @@ def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) ->
         c.recurrent or "", c.d_model, n_layers, dropout=c.dropout,
         bidirectional=reading and c.bidirectional, reverse=reading and c.reverse_source,
         score=c.decoder_attention if cross else None, score_rank=c.score_rank, input_feeding=cross and c.input_feeding,
-        starts_from_memory=cross, bridge=cross and (c.bidirectional or c.n_layers != c.decoder_layers),
+        fixed_context=cross and c.fixed_context, starts_from_memory=cross,
+        bridge=cross and (c.bidirectional or c.n_layers != c.decoder_layers),
     )  # fmt: skip
 
 
 def block(c: ModelConfig, index: int, causal: bool, cross: bool) -> nn.Module:
-    feedforward = FeedForward(c.d_model, c.d_ff, c.feedforward, c.ffn_bias, c.ffn_dropout)
-    own = attention(c, self_mixer(c, index))
+    own, feedforward = self_layer(c, index), feed_forward(c)
     if c.norm_order == "parallel":
+        assert feedforward is not None
         return ParallelBlock(norm(c), own, feedforward, c.dropout)
     other = attention(c, softmax(c), cross=True) if cross else None
-    return Block(residual(c, own), residual(c, feedforward), None if other is None else residual(c, other))
+    return Block(*(None if layer is None else residual(c, layer) for layer in (own, feedforward, other)))  # type: ignore[arg-type]
+
+
+def feed_forward(c: ModelConfig) -> FeedForward | None:
+    if c.feedforward == "none":
+        return None
+    return FeedForward(c.d_model, c.d_ff, c.feedforward, c.ffn_bias, c.ffn_dropout)
 
 
 def residual(c: ModelConfig, layer: nn.Module) -> Residual:
     pre = c.norm_order == "pre"
     return Residual(layer, norm(c) if pre else None, None if pre else norm(c), c.dropout)
+
+
+def self_layer(c: ModelConfig, index: int) -> nn.Module:
+    """How the tokens of layer `index` see each other: the configured kinds are dealt in turn."""
+    kind = c.mixer[index % len(c.mixer)]
+    heads = c.d_model, c.n_heads, c.kv_heads, c.head_width
+    if kind == "gated-linear":
+        return GatedLinear(*heads, c.attention_bias, c.d_key)
+    if kind == "s4d":
+        return StateSpace(c.d_model, c.d_state)
+    if kind == "selective":
+        return Selective(c.d_model, c.d_state, c.attention_bias == "all")
+    if kind in ("linear", "performer", "taylor"):
+        d_key = c.d_key if kind == "taylor" else None
+        return LinearAttention(*heads, self_mixer(c, kind), c.attention_bias, d_key=d_key)
+    return attention(c, self_mixer(c, kind))
 
 
 def attention(c: ModelConfig, mixer: nn.Module, cross: bool = False) -> Attention:
@@ -122,9 +147,8 @@ def softmax(c: ModelConfig) -> Softmax:
     return Softmax(make_score(c.score, c.n_heads, c.head_width, c.score_rank), c.attention_dropout)
 
 
-def self_mixer(c: ModelConfig, index: int) -> nn.Module:
-    """The mixer of layer `index`: the configured kinds are dealt in turn."""
-    kind = c.mixer[index % len(c.mixer)]
+def self_mixer(c: ModelConfig, kind: str) -> nn.Module:
+    """The mixer of self-attention."""
     scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
     if kind == "window":
         return Window(scale, c.window, c.n_global)
@@ -134,6 +158,8 @@ def self_mixer(c: ModelConfig, index: int) -> nn.Module:
         return Performer(scale, c.head_width, c.mixer_rank)
     if kind == "linear":
         return Linear()
+    if kind == "taylor":
+        return Taylor(1 / math.sqrt(c.d_key or c.head_width) if c.score == "scaled-dot" else 1.0)
     if kind == "compressed":
         return Compressed(scale, c.kv_heads, c.head_width, c.compression)
     return softmax(c)

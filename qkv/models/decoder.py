@@ -19,11 +19,13 @@ class Decoder(nn.Module):
         self.stack = stack
         self.head = head
 
-    def forward(self, batch: Batch) -> Output:
-        """Training: all positions at once."""
+    def forward(self, batch: Batch, state: State | None = None) -> Output:
+        """Training: all positions at once, after the text that `state` remembers; None = no text, and none is kept."""
         assert batch.inputs is not None
-        hidden, _ = self.read(batch.inputs, batch.mask, None, batch.documents)
-        return Output(hidden, self.head, batch.mask)
+        if state is not None and batch.fresh is not None:
+            state = state.forget(batch.fresh)
+        hidden, state = self.read(batch.inputs, batch.mask, state, batch.documents)
+        return Output(hidden, self.head, batch.mask, state)
 
     def start(self, batch: Batch) -> State:
         """The state before the first token."""

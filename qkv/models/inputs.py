@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
+from qkv.config.rules import CARRIED
 from qkv.errors import QkvError
 from qkv.models.build import n_patches
 
@@ -51,6 +52,14 @@ def bounded(c: ModelConfig) -> bool:
 def packs(c: ModelConfig) -> bool:
     """Whether several documents can share a row without seeing each other; other mixers and cells would mix them."""
     return c.family != "encoder-decoder" and c.recurrent is None and set(c.mixer) <= {"softmax", "window"}
+
+
+def carries(c: ModelConfig) -> bool:
+    """Whether what is remembered of a text is of fixed size, however long it was, and no place in it is counted: the state
+    after it can then be carried to the next text."""
+    if c.recurrent is not None:
+        return c.position not in ("sinusoidal", "learned")  # the others act in attention blocks alone
+    return c.position == "none" and CARRIED.issuperset(c.mixer)
 
 
 def words(ids: Ids, mask: Ids | None, vocab_size: int, c: ModelConfig) -> tuple[Tensor, Tensor | None]:

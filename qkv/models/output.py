@@ -7,6 +7,8 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from qkv.parts.state import State
+
 
 @dataclass(frozen=True)
 class Output:
@@ -17,6 +19,8 @@ class Output:
     head: nn.Module
     keys: Tensor | None = None
     """(B, T) real tokens; None = all."""
+    state: State | None = None
+    """What is remembered after the last token, where a state was given before the first."""
 
     @cached_property
     def logits(self) -> Tensor:

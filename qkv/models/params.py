@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qkv.config import ModelConfig
+from qkv.config.rules import CARRIED
 from qkv.models.build import skeleton
 
 
@@ -61,7 +62,7 @@ def count(config: ModelConfig) -> Count:
 def lecture_count(c: ModelConfig, rows: list[Row]) -> Lecture | None:
     """Decoders of attention blocks: embedding; keys, queries, values per head; output, up, down (and gate) per layer;
     unembedding, which is counted even when it is the embedding's own matrix."""
-    if c.family != "decoder" or c.recurrent is not None:
+    if c.family != "decoder" or c.recurrent is not None or CARRIED & {*c.mixer}:
         return None
     heads = {"query": c.n_heads, "key": c.kv_heads, "value": c.kv_heads}
     weights = matrices = 0

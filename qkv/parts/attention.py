@@ -19,11 +19,12 @@ class Attention(nn.Module):
     """
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, mixer: nn.Module, bias: str = "all",
-                 cross: bool = False):  # fmt: skip
+                 cross: bool = False, d_key: int | None = None):  # fmt: skip
         super().__init__()
         self.d_head, self.cross = d_head, cross
-        self.query = nn.Linear(d_model, n_heads * d_head, bias != "none")
-        self.key = nn.Linear(d_model, n_kv_heads * d_head, bias != "none")
+        self.d_key = d_key or d_head  # only in linear attention, where nothing says that values are as wide
+        self.query = nn.Linear(d_model, n_heads * self.d_key, bias != "none")
+        self.key = nn.Linear(d_model, n_kv_heads * self.d_key, bias != "none")
         self.value = nn.Linear(d_model, n_kv_heads * d_head, bias != "none")
         self.output = nn.Linear(n_heads * d_head, d_model, bias == "all")
         self.mixer = mixer
@@ -61,9 +62,9 @@ class Attention(nn.Module):
         value = self.tap_value(self.split(self.value(memory)))
         return key, value, {} if state is None else {"memory_key": key, "memory_value": value}
 
-    def split(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor, width: int | None = None) -> Tensor:
         """(B, T, H * D) -> (B, H, T, D)."""
-        return x.unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+        return x.unflatten(-1, (-1, width or self.d_head)).transpose(1, 2)
 
     def join(self, x: Tensor) -> Tensor:
         """(B, H, T, D) -> (B, T, H * D)."""

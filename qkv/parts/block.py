@@ -1,10 +1,12 @@
-"""Blocks: residual slots around attention, cross-attention and feed-forward."""
+"""Blocks: residual slots around attention, cross-attention and feed-forward.
+
+The attention slot takes any layer with the signature of Attention.forward: attention, linear attention, a state space.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.parts.attention import Attention
 from qkv.parts.dropout import Dropout
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.masks import Mask
@@ -23,16 +25,16 @@ class Residual(nn.Module):
         self.layer = layer
         self.dropout = Dropout(dropout)
         self.after = after or nn.Identity()
-        self.tap_out = Tap()  # what this sublayer adds to the stream
+        self.tap_out, self.tap_stream = Tap(), Tap()  # what this sublayer adds to the stream, and the stream after it
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.after(x + self.dropout(self.tap_out(y)))
+        return self.tap_stream(self.after(x + self.dropout(self.tap_out(y))))
 
 
 class Block(nn.Module):
-    """One layer of a stack, x -> attention -> (cross-attention) -> feed-forward; x is (B, T, C) all along."""
+    """One layer of a stack, x -> attention -> (cross-attention) -> (feed-forward); x is (B, T, C) all along."""
 
-    def __init__(self, attention: Residual, feedforward: Residual, cross: Residual | None = None):
+    def __init__(self, attention: Residual, feedforward: Residual | None = None, cross: Residual | None = None):
         super().__init__()
         self.attention = attention
         self.cross = cross
@@ -45,26 +47,27 @@ class Block(nn.Module):
         if self.cross is not None:
             y, source = self.cross.layer(self.cross.before(x), memory_mask, NOWHERE, memory, source_part(state))
             x, kept = self.cross.add(x, y), {**kept, **source}
-        y = self.feedforward.layer(self.feedforward.before(x))
-        return self.feedforward.add(x, y), kept
+        if self.feedforward is not None:
+            x = self.feedforward.add(x, self.feedforward.layer(self.feedforward.before(x)))
+        return x, kept
 
 
 class ParallelBlock(nn.Module):
     """x + attention(norm(x)) + feedforward(norm(x)): one norm, both sublayers side by side (PaLM, GPT-J)."""
 
-    def __init__(self, norm: nn.Module, attention: Attention, feedforward: FeedForward, dropout: float = 0.0):
+    def __init__(self, norm: nn.Module, attention: nn.Module, feedforward: FeedForward, dropout: float = 0.0):
         super().__init__()
         self.norm = norm
         self.attention = attention
         self.feedforward = feedforward
         self.dropout = Dropout(dropout)
-        self.tap_out = Tap()
+        self.tap_out, self.tap_stream = Tap(), Tap()
 
     def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         normed = self.norm(x)
         y, kept = self.attention(normed, mask, place, None, state)
-        return x + self.dropout(self.tap_out(y + self.feedforward(normed))), kept
+        return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed)))), kept
 
 
 def source_part(state: Layer | None) -> Layer | None:

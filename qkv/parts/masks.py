@@ -76,6 +76,12 @@ class Mask:
             return torch.arange(self.length, device=self.device)[None]
         return (self.keys.long().cumsum(-1) - 1).clamp(min=0)
 
+    @cached_property
+    def real(self) -> Tensor | None:
+        """(B, T): which of the queries are real; None = all."""
+        real = None if self.keys is None else self.keys[:, self.length - self.queries :]
+        return None if real is None or bool(real.all()) else real
+
     @property
     def positions(self) -> Tensor:
         """(1 or B, T): the places of the queries."""
@@ -147,3 +153,35 @@ class Mask:
         table = table if self.keys is None else table & self.keys[:, None, :]
         table = table & causal(self.queries, self.length, self.device) if self.causal else table
         return table | torch.eye(self.length, dtype=torch.bool, device=self.device)
+
+    def of(self, rows: Tensor) -> Mask:
+        """The same for some of the queries (r,) alone: who they may see is known without the (T, S) table."""
+        return SomeRows(self, rows)
+
+
+class SomeRows(Mask):
+    """The mask of a few queries, which may stand anywhere."""
+
+    def __init__(self, whole: Mask, rows: Tensor):
+        super().__init__(len(rows), whole.keys, whole.length, whole.causal, whole.device, whole.documents)
+        self.rows = rows + whole.length - whole.queries  # (r,): their places among the keys
+
+    @property
+    def positions(self) -> Tensor:
+        return self.key_positions[:, self.rows]  # (1 or B, r)
+
+    @property
+    def real(self) -> Tensor | None:  # type: ignore[override]
+        return None if self.keys is None else self.keys[:, self.rows]  # (B, r)
+
+    @cached_property
+    def dense(self) -> Tensor:
+        """(1 or B, 1, 1 or r, S), as in the whole table."""
+        if not self.causal and self.documents is None:
+            return super().dense
+        columns, rows = torch.arange(self.length, device=self.rows.device), self.rows[:, None]
+        table = (columns <= rows if self.causal else torch.ones_like(columns <= rows))[None]  # (1, r, S)
+        if self.documents is not None:
+            table = table & (self.documents[:, self.rows, None] == self.documents[:, None, :])
+        table = table if self.keys is None else table & self.keys[:, None, :]
+        return (table | (columns == rows))[:, None]

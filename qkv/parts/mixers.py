@@ -1,14 +1,13 @@
 """Mixers: how scores become an average of the values. Each takes and returns heads, (B, H, T, D).
 
 Softmax (softmax.py) compares all pairs, O(n^2). Those here cost less: Window looks at neighbours, Linformer and Compressed shorten
-the keys and values, Linear and Performer never form the scores at all. Positions among them are those of the real
+the keys and values; those of linear_attention.py never form the scores at all. Positions among them are those of the real
 tokens (`mask.key_positions`), so padding on either side changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,9 +28,15 @@ def masked_softmax(scores: Tensor, allowed: Tensor) -> Tensor:
 
 def packing(mask: Mask, device: torch.device) -> Tensor | None:
     """(B, S): which key stands at each place once real tokens come first, in order; None = they already do."""
-    if mask.keys is None or padded_right(mask.keys):
+    order = to_front(mask.keys)
+    return None if order is None else order.to(device)
+
+
+def to_front(real: Tensor | None) -> Tensor | None:
+    """(B, S): which of the tokens `real` (B, S) stands at each place once the real ones come first, in order."""
+    if real is None or padded_right(real):
         return None
-    return mask.keys.int().argsort(dim=-1, descending=True, stable=True).to(device)
+    return real.int().argsort(dim=-1, descending=True, stable=True)
 
 
 def arrange(x: Tensor, order: Tensor | None) -> Tensor:
@@ -166,123 +171,6 @@ class Linformer(nn.Module):
                 raise QkvError(f"a sequence of {longest} tokens, but linformer's projections end at {self.max_length}")
         x = pack(x, mask)[:, :, : self.max_length]
         return projection[:, : x.size(2)] @ x
-
-
-class Linear(nn.Module):
-    """out_t = sum_j (f(q_t) . f(k_j)) v_j / sum_j f(q_t) . f(k_j), f(x) = elu(x) + 1 (Katharopoulos et al. 2020).
-
-    The sum over j of f(k_j) v_j^T is formed once, (F, D), and read by every query: O(n). The causal form carries it
-    along in chunks: what came before a chunk is in the running sum, what is inside is compared pair by pair.
-    """
-
-    chunk = 128
-
-    def features(self, x: Tensor) -> Tensor:
-        """elu(x) + 1 > 0, also where elu(x) would round to -1: (B, H, S, D) -> (B, H, S, F)."""
-        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
-
-    def query_features(self, query: Tensor) -> Tensor:
-        """(B, H, T, D) -> (B, H, T, F), up to a factor per query, which the division removes."""
-        return self.features(query)
-
-    def key_features(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, H, S, D) -> (B, H, S, F) and the logarithm of a factor per key (B, H, S): f(k) = exp(size) features."""
-        return self.features(key), key.new_zeros(key.shape[:-1])
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
-        """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
-        mask.one_document("a linear mixer")
-        dtype, heads = query.dtype, query.size(1)
-        wide = torch.promote_types(dtype, torch.float32)  # long sums drown in half precision
-        reads = self.query_features(query.to(wide))  # (B, H, T, F)
-        features, sizes = self.key_features(repeat_heads(key, heads).to(wide))  # (B, H, S, F), (B, H, S)
-        if mask.keys is not None:
-            # beside any real key padding then weighs exp(-infinity) = 0; finite, so that alone it is no 0 / 0
-            sizes = sizes.masked_fill(~mask.keys.to(key.device)[:, None], torch.finfo(wide).min)
-        value = repeat_heads(value, heads).to(wide)
-        value = F.pad(value, (0, 1), value=1.0)  # (B, H, S, D + 1): the last column sums the weights themselves
-
-        past = key.size(2) - query.size(2) if mask.causal else key.size(2)  # keys that every query sees
-        memory = Sum.empty(features, value).add(features[:, :, :past], sizes[:, :, :past], value[:, :, :past])
-        if mask.causal:
-            mixed = self.prefixes(reads, features[:, :, past:], sizes[:, :, past:], value[:, :, past:], memory)
-        else:
-            mixed = reads @ memory.total  # (B, H, T, D + 1)
-        least = torch.finfo(wide).tiny ** 0.75  # extreme queries and keys may round to 0; gradients divide twice
-        return (mixed[..., :-1] / mixed[..., -1:].clamp(min=least)).to(dtype)
-
-    def prefixes(self, reads: Tensor, features: Tensor, sizes: Tensor, value: Tensor, memory: Sum) -> Tensor:
-        """Each query on what came before these T tokens and on the tokens up to its own: (B, H, T, D + 1)."""
-        mixed = []
-        for q, k, size, v in zip(*(x.split(self.chunk, 2) for x in (reads, features, sizes, value)), strict=True):
-            top = torch.cat([memory.size, size], -1).cummax(-1).values[..., 1:]  # (B, H, c): largest so far
-            future = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).triu(1)
-            factors = (size[..., None, :] - top[..., None]).masked_fill(future, float("-inf")).exp()  # (B, H, c, c)
-            inside = (q @ k.transpose(-1, -2) * factors) @ v
-            mixed.append(inside + q @ memory.total * (memory.size - top).exp()[..., None])
-            memory = memory.add(k, size, v)
-        return torch.cat(mixed, 2)
-
-
-class Sum(NamedTuple):
-    """sum_j f(k_j) v_j^T = exp(size) total over the keys so far, where `size` is the largest of theirs."""
-
-    total: Tensor  # (B, H, F, D + 1)
-    size: Tensor  # (B, H, 1)
-
-    @classmethod
-    def empty(cls, features: Tensor, value: Tensor) -> Sum:
-        batch, heads, _, width = features.shape
-        lowest = torch.finfo(features.dtype).min
-        return cls(
-            features.new_zeros(batch, heads, width, value.size(-1)), features.new_full((batch, heads, 1), lowest)
-        )
-
-    def add(self, features: Tensor, sizes: Tensor, value: Tensor) -> Sum:
-        top = torch.cat([self.size, sizes], -1).amax(-1, keepdim=True)  # (B, H, 1)
-        new = (features * (sizes - top).exp()[..., None]).transpose(-1, -2) @ value  # (B, H, F, D + 1)
-        return Sum(self.total * (self.size - top).exp()[..., None] + new, top)
-
-
-class Performer(Linear):
-    """Softmax attention by random features, FAVOR+ (Choromanski et al. 2021): O(n).
-
-    exp(q . k) = E[f(q) . f(k)] with f(x) = exp(w . x - |x|^2 / 2) over normal w; positive, so the average is one.
-    The w are drawn orthogonal, which lowers the variance, and stay fixed.
-    """
-
-    def __init__(self, scale: float, d_head: int, n_features: int):
-        super().__init__()
-        self.scale = scale
-        self.register_buffer("projection", orthogonal_normal(n_features, d_head))  # (F, D)
-
-    def project(self, x: Tensor) -> Tensor:
-        """w . x with the root of the scale on each side: (B, H, S, D) -> (B, H, S, F)."""
-        return x * math.sqrt(self.scale) @ self.projection.to(x.dtype).T  # type: ignore[operator, union-attr]
-
-    def query_features(self, query: Tensor) -> Tensor:
-        """The largest feature of each query is made 1; that factor, and exp(-|q|^2 / 2), cancel in the division."""
-        exponent = self.project(query)
-        return (exponent - exponent.amax(-1, keepdim=True)).exp()
-
-    def key_features(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest feature of each key is made 1 and its logarithm kept apart.
-
-        A factor per key does not cancel, and one shared by all keys (their maximum, as is common) would let a later key
-        or padding decide what rounds to zero now. So `Sum` scales by the largest of the keys a query may see.
-        """
-        exponent = self.project(key) - key.square().sum(-1, keepdim=True) * self.scale / 2  # (B, H, S, F)
-        sizes = exponent.detach().amax(-1)  # a constant: whatever it is, the product f(k) is the same
-        return (exponent - sizes[..., None]).exp(), sizes
-
-
-def orthogonal_normal(rows: int, width: int) -> Tensor:
-    """(rows, width): each row normal, orthogonal to the others of its group of `width` rows."""
-    groups = -(-rows // width)
-    q, r = torch.linalg.qr(torch.randn(groups, width, width))
-    # QR fixes the signs by its own rule; those of R's diagonal make every direction equally likely
-    directions = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).transpose(-1, -2).flatten(0, 1)[:rows]
-    return directions * torch.randn(rows, width).norm(dim=-1, keepdim=True)
 
 
 class Compressed(nn.Module):

@@ -38,6 +38,10 @@ class Place:
         """What is added to the mixed values (B, H, T, D), given the attention weights (B, H, T, S)."""
         raise NotImplementedError
 
+    def of(self, heads: Tensor, rows: Tensor) -> Place:
+        """What it does to the scores of some heads (h,) and queries (r,) alone."""
+        return self
+
 
 NOWHERE = Place()
 
@@ -173,6 +177,9 @@ class Added(Place):
     def bias(self, query: Tensor) -> Tensor:
         return self.scores.to(query.dtype)
 
+    def of(self, heads: Tensor, rows: Tensor) -> Place:
+        return Added(self.scores[:, heads[:, None], rows])  # (B or 1, h, r, S)
+
 
 def distances(mask: Mask) -> Tensor:
     """(B or 1, T, S): key position minus query position."""
@@ -254,6 +261,9 @@ class Related(Place):
     def of_values(self, weights: Tensor) -> Tensor:
         per_distance = weights.new_zeros(*weights.shape[:-1], self.values.size(0))  # (B, H, T, 2k+1)
         return per_distance.scatter_add(-1, self._index(weights), weights) @ self.values  # (B, H, T, D)
+
+    def of(self, heads: Tensor, rows: Tensor) -> Place:
+        return Related(self.clipped[:, rows], self.keys, self.values, self.scale)  # the vectors serve all heads
 
     def _index(self, like: Tensor) -> Tensor:
         return self.clipped[:, None].expand(like.size(0), like.size(1), -1, -1)

@@ -85,7 +85,7 @@ class StepAttention(nn.Module):
 
 
 class RecurrentStack(nn.Module):
-    """Recurrent layers one above the other, with Stack's signature: (B, T, C) -> (B, T, C), and always a State.
+    """Recurrent layers one above the other, with Stack's signature: (B, T, C) -> (B, T, C), and a State.
 
     A layer remembers {"hidden": (B, C)}, an LSTM's also {"cell": (B, C)}. A `bidirectional` layer has two directions of
     width C/2 side by side; `reverse` reads from the last token to the first (Sutskever et al. 2014), each output
@@ -94,6 +94,8 @@ class RecurrentStack(nn.Module):
     With a `score` each step attends to the memory. Bahdanau et al. 2015: the last top hidden vector asks, the context
     enters beside x. Luong et al. 2015 (`input_feeding`): the new one asks, fed = tanh(W [context; hidden]) is the
     output and enters the next step beside x. The top layer then also remembers "memory_key" (and "fed").
+    Without attention there is `fixed_context` (Cho et al. 2014): the encoder's last top hidden vector enters every step
+    beside x, and is remembered as "context".
 
     With `starts_from_memory` the top layer starts from the last state of the encoder's top layer, the one below from
     the one below (further ones from its lowest), as it is (Sutskever) or with `bridge` through tanh(W state + b), for
@@ -102,14 +104,16 @@ class RecurrentStack(nn.Module):
 
     def __init__(self, kind: str, d_model: int, n_layers: int, *, dropout: float, bidirectional: bool = False,
                  reverse: bool = False, score: str | None = None, score_rank: int | None = None,
-                 input_feeding: bool = False, starts_from_memory: bool = False, bridge: bool = False):  # fmt: skip
+                 input_feeding: bool = False, fixed_context: bool = False, starts_from_memory: bool = False,
+                 bridge: bool = False):  # fmt: skip
         super().__init__()
         directions = 2 if bidirectional else 1
         self.d_model, self.reverse, self.starts_from_memory = d_model, reverse, starts_from_memory
+        self.fixed_context = fixed_context
         self.equation = EQUATIONS[kind]
         self.names = ("hidden", "cell") if kind == "lstm" else ("hidden",)
         self.cells = FUSED[kind](
-            d_model if score is None else 2 * d_model, d_model // directions, n_layers, batch_first=True,
+            2 * d_model if score or fixed_context else d_model, d_model // directions, n_layers, batch_first=True,
             bidirectional=bidirectional, dropout=dropout if n_layers > 1 else 0.0,
         )  # fmt: skip
         self.attention = None if score is None else StepAttention(d_model, score, score_rank)
@@ -121,21 +125,25 @@ class RecurrentStack(nn.Module):
         """False: always the readable path."""
 
     def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
-                ) -> tuple[Tensor, State]:  # fmt: skip
-        """(B, T, C) -> (B, T, C) and the state after the last token; `state` is the one before the first."""
+                ) -> tuple[Tensor, State | None]:  # fmt: skip
+        """(B, T, C) -> (B, T, C) and the state after the last token; `state` is the one before the first.
+
+        Who reads (not causal) always keeps a state, for whoever writes of it; who writes keeps one if given one. Without,
+        the padding behind the tokens is read over, which is faster than to go around it.
+        """
         mask.one_document("a recurrent stack")
-        past = () if state is None else state.layers
+        past, kept = () if state is None else state.layers, state is not None or not mask.causal
         assert not (past and (self.reverse or self.cells.bidirectional)), "only the forward direction can go on"
-        keys = None if mask.keys is None else mask.keys[:, mask.length - mask.queries :]  # (B, T)
-        keys = None if keys is None or bool(keys.all()) else keys
-        layers = list(past) or self.first(x, memory)
+        keys = mask.real  # (B, T)
+        layers, around = list(past) or self.first(x, memory), keys if kept or not mask.harmless else None
         if self.attention is not None:
-            y, layers = self.write(x, keys, layers, memory)
+            y, layers = self.write(x, around, layers, memory)
         else:
-            y, layers = self.read(x, keys, layers)
+            y, layers = self.read(x, around, layers)
         y = y if keys is None else y.masked_fill(~keys[..., None], 0.0)
         # contiguous: random numbers are drawn in the order of memory, which must not depend on the path
-        return self.dropout(y.contiguous()), State(tuple(layers), mask.length, mask.keys, memory)
+        y = self.dropout(y.contiguous())
+        return y, State(tuple(layers), mask.length, mask.keys, memory) if kept else None
 
     def first(self, x: Tensor, memory: Memory | None) -> list[Layer]:
         """What each layer remembers before the first token: nothing (zeros), or what the encoder remembers last."""
@@ -148,6 +156,9 @@ class RecurrentStack(nn.Module):
                 layers = [self.cross(bridge, layer) for bridge, layer in zip(self.bridge, layers, strict=True)]
         if self.feed is not None:
             layers[-1]["fed"] = nothing
+        if self.fixed_context:
+            assert memory is not None and memory.state is not None, "a fixed context is that of an encoder"
+            layers[-1]["context"] = memory.state.layers[-1]["hidden"]
         return layers
 
     def cross(self, bridge: nn.Module, layer: Layer) -> Layer:
@@ -160,6 +171,9 @@ class RecurrentStack(nn.Module):
     def read(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
         """All layers over all tokens, by the kernel or step by step."""
         run = self.kernel if self.fast else self.readable
+        if (context := layers[-1].get("context")) is not None:
+            y, layers = run(torch.cat([x, context[:, None].expand_as(x)], -1), keys, layers)
+            return y, [*layers[:-1], layers[-1] | {"context": context}]
         if not self.reverse:
             return run(x, keys, layers)
         y, layers = run(x.flip(1), None if keys is None else keys.flip(1), layers)
@@ -174,12 +188,12 @@ class RecurrentStack(nn.Module):
             x = self.dropout(x.transpose(0, 1).contiguous()).transpose(0, 1) if index else x
             ways = [
                 self.scan(
-                    x, keys, f"l{index}{way}", {name: layer[name].chunk(len(directions), -1)[n] for name in layer}
+                    x, keys, f"l{index}{way}", {name: layer[name].chunk(len(directions), -1)[n] for name in self.names}
                 )
                 for n, way in enumerate(directions)
             ]
             x = torch.cat([y for y, _ in ways], -1)  # (B, T, C)
-            kept.append({name: torch.cat([last[name] for _, last in ways], -1) for name in layer})  # (B, C)
+            kept.append({name: torch.cat([last[name] for _, last in ways], -1) for name in self.names})  # (B, C)
         return x, kept
 
     def scan(self, x: Tensor, keys: Tensor | None, cell: str, last: Layer) -> tuple[Tensor, Layer]:
@@ -192,26 +206,30 @@ class RecurrentStack(nn.Module):
 
     def enter(self, cell: str, x: Tensor) -> Tensor:
         """i = W x + b of one cell, named as in torch ("l0", "l1_reverse"): (..., C) -> (..., gates * C). It needs no
-        past, so all tokens enter at once. With attention W also has columns for what stands beside x: see `climb`."""
+        past, so all tokens enter at once. With attention W also has columns for what stands beside x: see `write`."""
         weight = getattr(self.cells, f"weight_ih_{cell}")
-        return F.linear(x, weight[:, : x.size(-1)], getattr(self.cells, f"bias_ih_{cell}"))
+        own = weight if weight.size(1) == x.size(-1) else weight[:, : x.size(-1)]
+        return F.linear(x, own, getattr(self.cells, f"bias_ih_{cell}"))
 
     def step(self, cell: str, i: Tensor, last: Layer) -> Layer:
         """One token through one cell: i (B, gates * C) -> what it remembers now."""
         h = F.linear(last["hidden"], getattr(self.cells, f"weight_hh_{cell}"), getattr(self.cells, f"bias_hh_{cell}"))
         return self.equation(i, h, last)
 
+    @torch.autocast("cpu", enabled=False)  # not every processor has an LSTM in bfloat16
     def kernel(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
         """The same by torch's kernel, for which the real tokens of each row are moved to its front and back again."""
+        x = x.to(self.cells.weight_hh_l0.dtype) if x.device.type == "cpu" else x  # type: ignore[union-attr, arg-type]
         if keys is None:
             y, last = self.cells(x, self.to_torch(layers))
             return y, self.from_torch(last)
-        order = (~keys).byte().argsort(stable=True, dim=1)[..., None].expand_as(x)  # (B, T, C)
+        order = (~keys).byte().argsort(stable=True, dim=1)[..., None]  # (B, T, 1)
         lengths = keys.sum(1).clamp(min=1).cpu()  # a row of padding alone runs too, and is forgotten below
-        packed = pack_padded_sequence(x.gather(1, order), lengths, batch_first=True, enforce_sorted=False)
+        moved = x.gather(1, order.expand_as(x))  # (B, T, C)
+        packed = pack_padded_sequence(moved, lengths, batch_first=True, enforce_sorted=False)
         y, last = self.cells(packed, self.to_torch(layers))
         y, _ = pad_packed_sequence(y, batch_first=True, total_length=x.size(1))
-        y = torch.zeros_like(y).scatter(1, order, y)  # (B, T, C)
+        y = torch.zeros_like(y).scatter(1, order.expand_as(y), y)  # (B, T, C)
         return y, [keep(keys.any(1), new, old) for new, old in zip(self.from_torch(last), layers, strict=True)]
 
     def to_torch(self, layers: list[Layer]) -> Tensor | tuple[Tensor, ...]:
@@ -237,10 +255,12 @@ class RecurrentStack(nn.Module):
         key = layers[-1]["memory_key"] if "memory_key" in layers[-1] else self.attention.key(memory.vectors)[:, None]
         allowed = Mask.for_memory(1, memory).dense  # (B, 1, 1, S)
         look = partial(self.attention, key=key, value=memory.vectors, allowed=allowed)
-        entered = self.enter("l0", x)  # (B, T, gates * C)
+        # unbound and sliced once: in the loop, each step's gradient would be a table of zeros as large as the whole
+        entered = self.enter("l0", x).unbind(1)  # T of (B, gates * C)
+        beside = self.cells.weight_ih_l0[:, self.d_model :]  # type: ignore[index]
         outputs, weights = [], []
-        for t in range(x.size(1)):
-            y, new, looked = self.attend(entered[:, t], layers, look)
+        for t, i in enumerate(entered):
+            y, new, looked = self.attend(i, beside, layers, look)
             real = None if keys is None else keys[:, t]
             layers = [keep(real, *pair) for pair in zip(new, layers, strict=True)]
             outputs.append(y)
@@ -249,23 +269,23 @@ class RecurrentStack(nn.Module):
         layers[-1]["memory_key"] = key
         return torch.stack(outputs, 1), layers  # (B, T, C)
 
-    def attend(self, i: Tensor, layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
+    def attend(self, i: Tensor, beside: Tensor, layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
                ) -> tuple[Tensor, list[Layer], Tensor]:  # fmt: skip
-        """One step of all layers, from W x + b: output (B, C), what they remember, the weights (B, 1, 1, S)."""
+        """One step of all layers, from i = W x + b and the matrix W' of what stands beside x: output (B, C), what they
+        remember, the weights (B, 1, 1, S)."""
         if self.feed is None:  # Bahdanau: look, then move
             context, weights = look(layers[-1]["hidden"])
-            layers = self.climb(i, context, layers)
+            layers = self.climb(i + F.linear(context, beside), layers)
             return layers[-1]["hidden"], layers, weights
-        layers = self.climb(i, layers[-1]["fed"], layers)  # Luong: move, then look
+        layers = self.climb(i + F.linear(layers[-1]["fed"], beside), layers)  # Luong: move, then look
         hidden = layers[-1]["hidden"]
         context, weights = look(hidden)
         fed = torch.tanh(self.feed(torch.cat([context, hidden], -1)))
         layers[-1]["fed"] = fed
         return fed, layers, weights
 
-    def climb(self, i: Tensor, beside: Tensor, layers: list[Layer]) -> list[Layer]:
-        """One token up through all layers, from W [x; beside] + b = (W x + b) + W' beside; beside is (B, C)."""
-        i = i + F.linear(beside, self.cells.weight_ih_l0[:, self.d_model :])  # type: ignore[index]
+    def climb(self, i: Tensor, layers: list[Layer]) -> list[Layer]:
+        """One token up through all layers, from i = W [x; beside] + b of the lowest."""
         kept = [self.step("l0", i, layers[0])]
         for index, layer in enumerate(layers[1:], 1):
             kept.append(self.step(f"l{index}", self.enter(f"l{index}", self.dropout(kept[-1]["hidden"])), layer))

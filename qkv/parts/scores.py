@@ -6,6 +6,7 @@ kernel serves them all. The additive one is not, and takes the readable path.
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -63,7 +64,7 @@ class Additive(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
         inside = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, H, T, S, D)
-        return (inside * self.weight[:, None, None]).sum(-1)  # (B, H, T, S)
+        return torch.einsum("bhtsd,hd->bhts", inside, self.weight)
 
 
 def make_score(kind: str, n_heads: int, width: int, rank: int | None = None) -> Dot | Additive:
@@ -76,3 +77,10 @@ def make_score(kind: str, n_heads: int, width: int, rank: int | None = None) -> 
         assert rank is not None
         return LowRankBilinear(n_heads, width, rank)
     return Dot(1 / math.sqrt(width) if kind == "scaled-dot" else 1.0)
+
+
+def of_heads(score: Dot | Additive, heads: Tensor) -> Dot | Additive:
+    """The score of some heads (h,) alone: all its weights have one row per head."""
+    few = copy.copy(score)
+    few._parameters = {name: nn.Parameter(w.detach()[heads], False) for name, w in score.named_parameters()}
+    return few

@@ -42,7 +42,7 @@ MOST_QUESTION = 64
 MOST_ANSWER = 30
 """Tokens of the longest answer (BERT)."""
 ANSWERED = "test.answers.jsonl"
-"""The test set: each question, its answer, the model's."""
+"""The test set: each question, the answers that are accepted, the model's."""
 
 
 # --- what a reader does
@@ -193,6 +193,7 @@ class AnsweringTask(Task):
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
         cls.needs(recipe, "encoder", "span")
+        cls.fits(recipe)
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
@@ -206,19 +207,19 @@ class AnsweringTask(Task):
         super().__init__(recipe, config, words, rank, world)
         assert words.source is not None
         self.tokenizer = words.source
-        self.cut = Cutter(config, self.tokenizer, min(self.data.max_length, config.max_length))
+        self.cut = Cutter(config, self.tokenizer, self.data.max_length)
         self.batches = self.batched(training(self.data, self.name), lambda window: len(window.ids))
         valid = corpus(self.data.valid, self.data, "valid", self.name)
         self.valid = held_out(valid, "valid")
         self.left_out += valid.skipped
-        self.unanswered = any(not answer for _, _, answer, _ in self.valid)
+        self.unanswered = any(not record[2] for record in self.valid)
         """Whether there are questions without an answer."""
 
     # --- learning
 
     def examples(self, records: Sequence[Record]) -> list[Window | str]:
         """All windows of each record, or why it has none."""
-        places = [placed(*record[1:]) for record in records]
+        places = [placed(*record[1:4]) for record in records]
         cuts = self.cut([(question, context) for question, context, *_ in records])
         found: list[Window | str] = []
         for cut, place in zip(cuts, places, strict=True):
@@ -260,8 +261,8 @@ class AnsweringTask(Task):
             return None
         records, left_out = self.test_records(say)
         found = self.answers(network, records)
-        lines = [{"question": question, "answer": answer, "found": one.text, "score": one.score, "start": one.start}
-                 for (question, _, answer, _), one in zip(records, found, strict=True)]  # fmt: skip
+        lines = [{"question": record[0], "answers": accepted(record), "found": one.text, "score": one.score, "start": one.start}
+                 for record, one in zip(records, found, strict=True)]  # fmt: skip
         write_text(folder / ANSWERED, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         return {"examples": len(records), "left_out": dict(left_out), "how": f"answers of up to {MOST_ANSWER} tokens",
                 "scores": [score.to_json() for score in scores(found, records)]}  # fmt: skip
@@ -287,9 +288,14 @@ def placed(context: str, answer: str, start: str) -> tuple[int, int] | str | Non
     return told, told + len(answer)
 
 
+def accepted(record: Record) -> list[str]:
+    """All right answers: the one that is learned, and those that others gave; [""] where there is none."""
+    return [record[2], *record[4:]]
+
+
 def scores(found: Sequence[Answer], records: Sequence[Record]) -> list[Score]:
-    """In per cent, as SQuAD counts."""
-    pairs = [(one.text, [record[2]]) for one, record in zip(found, records, strict=True)]
+    """In per cent, as SQuAD counts: of several right answers, the one that the model's is most like."""
+    pairs = [(one.text, accepted(record)) for one, record in zip(found, records, strict=True)]
     how = f"articles and punctuation left out|questions:{len(pairs)}"
     means = {name: 100 * sum(metric(*pair) for pair in pairs) / len(pairs) for name, metric in METRICS.items()}
     return [Score(name, value, f"metric:{name}|{how}") for name, value in means.items()]

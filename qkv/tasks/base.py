@@ -57,6 +57,8 @@ class Task:
     unit: ClassVar[str] = "tokens"
     """What is predicted, and counted for the speed of training."""
     batches: Batches[Any]
+    carries: bool = False
+    """Whether a batch goes on where the one before it ended, from the state that it left."""
     valid: Sequence[Any]
     """The held-out examples."""
 
@@ -72,6 +74,16 @@ class Task:
             raise ConfigError(
                 f"{cls.name} needs [data] and a model of family {family!r} with head = {head!r}; this is of family "
                 f"{c.family!r} with head = {c.head!r}"
+            )
+
+    @staticmethod
+    def fits(recipe: Recipe) -> None:
+        """ConfigError unless the model can take texts as long as the data may have."""
+        data, c = recipe.data, recipe.model
+        if data is not None and data.max_length > c.max_length:
+            raise ConfigError(
+                f"data.max_length = {data.max_length} tokens do not fit model.max_length = {c.max_length}: lower the one or "
+                "raise the other"
             )
 
     @classmethod
@@ -211,6 +223,7 @@ def task_of(recipe: Recipe) -> type[Task]:
 
 ONLY = {
     "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions"),
+    "data.carry": ("language",),
     "tune.auxiliary": ("classification", "regression"),
     "corrupt": ("masked", "replaced", "span-corruption", "denoising"),
     "augment": ("images", "captions"),

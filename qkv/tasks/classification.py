@@ -25,6 +25,7 @@ from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.metrics import glue, scored, submission
+from qkv.evaluate.scores import Score
 from qkv.models.output import Output
 from qkv.objectives import classes_words, objective
 from qkv.tasks.base import Say, Task, Words
@@ -60,6 +61,7 @@ class Reader:
 
     def __init__(self, c: ModelConfig, tokenizer: Tokenizer, most: int):
         self.tokenizer, self.most, self.n_segments = tokenizer, most, c.n_segments
+        self.clip = starts if c.keep == "start" else ends
         self.around = {n: around(tokenizer, c, n) for n in (1, 2)}
         if sum(map(len, self.around[2])) + 2 > most:
             raise QkvError(f"{most} tokens leave no room for two texts: raise max_length")
@@ -76,11 +78,20 @@ class Reader:
         kept = shares([len(text) for text in texts], self.most - sum(map(len, gaps)))
         ids, segments = list(gaps[0]), [0] * len(gaps[0])
         for number, (text, keep, gap) in enumerate(zip(texts, kept, gaps[1:], strict=True)):
-            ids += [*text[:keep], *gap]
+            ids += [*self.clip(text, keep), *gap]
             segments += [min(number, max(self.n_segments - 1, 0))] * (keep + len(gap))
         if not ids:
             raise QkvError("an empty text, and this tokenizer puts nothing around it: there is nothing to read")
         return Row(array("i", ids), array("b", segments), sum(kept) < sum(map(len, texts)))
+
+
+def starts(text: list[int], keep: int) -> list[int]:
+    return text[:keep]
+
+
+def ends(text: list[int], keep: int) -> list[int]:
+    """As many tokens from the start as from the end, where reviews often say what they think."""
+    return text if len(text) <= keep else text[: keep // 2] + text[len(text) - (keep - keep // 2) :]
 
 
 def shares(lengths: Sequence[int], room: int) -> list[int]:
@@ -118,7 +129,7 @@ class Answer:
     score: float | None = None
     """The number that a regression gives."""
     cut: bool = False
-    """The text was too long, and only its beginning was read."""
+    """The text was too long, and only a part of it was read."""
 
     def to_json(self) -> dict[str, Any]:
         if self.score is not None:
@@ -183,6 +194,7 @@ class ClassificationTask(Task):
             )
         if c.family == "decoder" and c.pooling == "first":
             raise ConfigError('a decoder\'s first vector has seen one word: set model.pooling = "last" or "mean"')
+        cls.fits(recipe)
         if recipe.tune.auxiliary and c.head != "classes-words":
             raise ConfigError(
                 f'tune.auxiliary = {recipe.tune.auxiliary:g} needs head = "classes-words", this is {c.head!r}'
@@ -228,7 +240,7 @@ class ClassificationTask(Task):
         known = glue(self.data.valid.dataset)
         self.metrics = self.metrics if known is None else known.metrics
         self.metric = self.metrics[0]
-        self.most = min(self.data.max_length, config.max_length)
+        self.most = self.data.max_length
         self.reader = Reader(config, self.tokenizer, self.most)
         self.batches = self.batched(training(self.data, self.name), lambda row: len(row.ids))
         self.valid, self.left_out = self.held(self.data.valid, "valid")
@@ -287,8 +299,11 @@ class ClassificationTask(Task):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """The metrics, in per cent, and the mean loss."""
         logits = Classifier(self.config, network, self.tokenizer, self.most).logits(self.rows)
-        right = [record[-1] for record in self.valid]
-        return {s: scored(s, self.said(logits), right).value for s in self.metrics} | {"loss": self.loss(logits)}
+        found = self.scores(self.said(logits), [record[-1] for record in self.valid])
+        return {score.name: score.value for score in found} | {"loss": self.loss(logits)}
+
+    def scores(self, said: list[str], right: list[str]) -> list[Score]:
+        return [scored(metric, said, right, self.config.labels) for metric in self.metrics]
 
     def loss(self, logits: Tensor) -> float:
         return F.cross_entropy(logits, torch.tensor([int(row.target) for row in self.rows])).item()
@@ -311,7 +326,7 @@ class ClassificationTask(Task):
         task = glue(self.data.test.dataset)
         if task is not None:
             write_text(folder / task.file, submission(logits[:, 0].tolist() if self.config.n_classes == 1 else said))
-        scores = [scored(metric, said, right).to_json() for metric in self.metrics] if any(right) else []
+        scores = [score.to_json() for score in self.scores(said, right)] if any(right) else []
         how = f"texts of at most {self.most} tokens" if any(right) else "answers only: the test set has no labels"
         return {"examples": len(rows), "left_out": dict(self.untested), "cut": cut, "how": how, "scores": scores}
 

@@ -7,7 +7,6 @@ A word's vector depends on the words around it, so that a linear model on top of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.convert.files import write_array, write_tensors, write_text
 from qkv.engine.ragged import joined, possible
 from qkv.errors import FileError, QkvError
+from qkv.look.stream import halves, layers
 from qkv.models.inputs import batch_of, bounded
 from qkv.text.tokenizer import Tokenizer, in_words
 
@@ -56,7 +55,8 @@ class Embedder:
     def __init__(
         self, c: ModelConfig, network: Any, tokenizer: Tokenizer | None, layer: int = -1, batch_size: int = 32
     ):
-        n = len(getattr(halves(network)[1], "blocks", (None,)))
+        stack = network.get_submodule(halves(network, source=True)[1])
+        n = len(getattr(stack, "blocks", (None,)))
         if not -n - 1 <= layer <= n:
             raise QkvError(
                 f"there is no layer {layer}: this model has 0 (its embeddings) to {n}, or from above -1 to {-n - 1}"
@@ -141,41 +141,6 @@ def pieces_of(text: str, found: Any) -> list[str]:
     """Each piece as it stands in the text; what stands nowhere in it ([CLS]) by its name."""
     places = zip(found.offsets, found.tokens, found.special_tokens_mask, strict=True)
     return [token if special or begin == end else text[begin:end] for (begin, end), token, special in places]
-
-
-# --- vectors of a network
-
-
-def halves(network: Any) -> tuple[nn.Module, nn.Module]:
-    """The embeddings and the stack that read a text: of an encoder-decoder those of the source."""
-    source = hasattr(network, "encoder")
-    return (network.source, network.encoder) if source else (network.embed, network.stack)
-
-
-def layers(network: Any, batch: Batch, source_only: bool = False) -> list[Tensor]:
-    """n + 1 tensors (B, T, C): the embeddings, what each block gives, the last one after the final norm. Of an
-    encoder-decoder the decoder's, or with `source_only` the encoder's."""
-    written = hasattr(network, "decoder") and not source_only
-    embed, stack = (network.target, network.decoder) if written else halves(network)
-    with outputs(embed) as first, outputs(*getattr(stack, "blocks", ())) as blocks, outputs(stack) as last:
-        network.encode(batch) if source_only else network(batch)
-    return [*first, *blocks[:-1], *last]
-
-
-@contextmanager
-def outputs(*modules: nn.Module) -> Iterator[list[Tensor]]:
-    """Within the block, what these modules give, in the order of their calls: a shared layer gives several times."""
-    kept: list[Tensor] = []
-
-    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        kept.append(output[0] if isinstance(output, tuple) else output)
-
-    handles = [module.register_forward_hook(keep) for module in dict.fromkeys(modules)]
-    try:
-        yield kept
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 # --- files

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,25 @@ from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Corpus, Piece, Record
-from qkv.data.windows import Chunk, Ids, Row, Windows, chunks, collate, documents, length, rows_of
+from qkv.data.windows import (
+    Chunk,
+    Ids,
+    Part,
+    Row,
+    Streams,
+    Windows,
+    chunks,
+    collate,
+    documents,
+    length,
+    rows_of,
+    side_by_side,
+)
 from qkv.errors import ConfigError, QkvError
-from qkv.models.inputs import packs
+from qkv.models.inputs import carries, packs
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy, wanted
+from qkv.parts.state import State
 from qkv.tasks.base import Say, Task, Words
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.text.kinds import put_around
@@ -40,7 +54,10 @@ class Text:
 
 
 class LanguageTask(Task):
-    """Documents in windows of data.max_length tokens, cross-entropy of the next token, loss of the whole held-out text."""
+    """Documents in windows of data.max_length tokens, cross-entropy of the next token, loss of the whole held-out text.
+
+    With data.carry a window goes on with the state of the one before, in training and in the held-out text.
+    """
 
     name, noun, hub_tag = "language", "a language model", "text-generation"
     metric = "loss"
@@ -54,10 +71,11 @@ class LanguageTask(Task):
                 "a language model needs [data] and a model of family 'decoder' with head 'vocabulary'; this is of family "
                 f"{c.family!r} with head {c.head!r}"
             )
-        if data.max_length > c.max_length:
+        cls.fits(recipe)
+        if data.carry and not carries(c):
             raise ConfigError(
-                f"data.max_length = {data.max_length} tokens do not fit model.max_length = {c.max_length}: lower the one or "
-                "raise the other"
+                "data.carry = true hands each window what is remembered of the text before it: that takes a memory of fixed "
+                "size (recurrent cells, or mixers that have one in every layer) and no count of positions (position = 'none')"
             )
 
     @classmethod
@@ -80,10 +98,18 @@ class LanguageTask(Task):
         data, source = self.data, training(self.data, self.name)
         self.tokenizer, self.packs = words.source, packs(config)
         self.begin, self.end = config.bos_id, config.eos_ids[0] if config.eos_ids else None
-        windows = Windows(source, self.encode, length, data.batch_tokens, data.pool, recipe.train.seed, rank, world)
+        self.carries = data.carry
+        kind = Streams if data.carry else Windows
+        windows = kind(source, self.encode, length, data.batch_tokens, data.pool, recipe.train.seed, rank, world)
         windows.begin, windows.end, windows.size, windows.pack = self.begin, self.end, data.max_length, self.packs
+        if isinstance(windows, Streams):
+            windows.together = world * recipe.train.accumulate
         self.batches = windows
-        self.how = f"windows of {data.max_length} tokens that do not overlap, every token predicted once"
+        self.how = (
+            "every token predicted once, from all that stands before it in its document: the state is carried on"
+            if data.carry
+            else f"windows of {data.max_length} tokens that do not overlap, every token predicted once"
+        )
         self.text = self.held_out(data.valid, "valid")
         self.valid = self.text.documents
 
@@ -98,8 +124,11 @@ class LanguageTask(Task):
         rows = zip(records, self.tokenizer.plain([record[0] for record in records]), strict=True)
         return [chunk for record, ids in rows for chunk in chunks(ids, self.data.max_length, isinstance(record, Piece))]
 
-    def collate(self, examples: list[Row]) -> Batch:
-        return collate(examples, self.config.pad_id)
+    def collate(self, examples: list[Row] | list[Part]) -> Batch:
+        if not self.carries:
+            return collate(examples, self.config.pad_id)  # type: ignore[arg-type]
+        windows, fresh = zip(*examples, strict=True)
+        return replace(collate([[window] for window in windows], self.config.pad_id), fresh=torch.tensor(fresh))
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         return cross_entropy(output, wanted(batch), self.recipe.train.label_smoothing)
@@ -121,18 +150,37 @@ class LanguageTask(Task):
     @torch.no_grad()
     def measure(self, network: nn.Module, text: Text) -> dict[str, float]:
         """The whole text in windows of data.max_length that do not overlap: every token, the end token too, is predicted
-        once, from what stands before it in its window. Loss in nats per token; bits per byte of the text."""
-        rows = rows_of(text.documents, self.data.max_length, self.packs)
-        rows.sort(key=length)
-        count = max(1, EVALUATED // self.data.max_length)
-        total, targets, device = 0.0, 0, next(network.parameters()).device
-        for at in range(0, len(rows), count):
-            batch = self.collate(rows[at : at + count]).to(device)
-            found = cross_entropy(network(batch), wanted(batch))
+        once, from what stands before it in its window (with data.carry: in its document). Loss in nats per token; bits
+        per byte of the text."""
+        total, targets = 0.0, 0
+        for output, batch in (self.carried_on if self.carries else self.apart)(network, text):
+            found = cross_entropy(output, wanted(batch))
             total, targets = total + found.sum.item(), targets + found.count
         loss = total / targets
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)),
                 "bits_per_byte": total / math.log(2) / max(text.bytes, 1)}  # fmt: skip
+
+    def apart(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch]]:
+        """Each window for itself."""
+        rows = rows_of(text.documents, self.data.max_length, self.packs)
+        rows.sort(key=length)
+        count, device = max(1, EVALUATED // self.data.max_length), next(network.parameters()).device
+        for at in range(0, len(rows), count):
+            batch = collate(rows[at : at + count], self.config.pad_id).to(device)
+            yield network(batch), batch
+
+    def carried_on(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch]]:
+        """Each document from its beginning to its end, documents of like length side by side."""
+        longest_first = sorted(text.documents, key=len, reverse=True)
+        count, device = max(1, EVALUATED // self.data.max_length), next(network.parameters()).device
+        for at in range(0, len(longest_first), count):
+            state = State()
+            side = longest_first[at : at + count]
+            for rows in side_by_side(side, EVALUATED // len(side)):  # how it is cut changes nothing
+                batch = collate([[row] for row in rows], self.config.pad_id).to(device)
+                output = network(batch, state.select(torch.arange(len(rows), device=device)))
+                state = output.state.carried()
+                yield output, batch
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         if self.data.test is None:

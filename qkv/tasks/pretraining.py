@@ -104,11 +104,7 @@ class Pretraining(Task):
                 f"task {cls.name!r} needs [data] and a model of family {cls.family!r} with head {heads} that reads text; "
                 f"this is of family {c.family!r} with head {c.head!r}"
             )
-        if data.max_length > c.max_length:
-            raise ConfigError(
-                f"data.max_length = {data.max_length} tokens do not fit model.max_length = {c.max_length}: lower the one or "
-                "raise the other"
-            )
+        cls.fits(recipe)
 
     @classmethod
     def records(cls, recipe: Recipe) -> str:

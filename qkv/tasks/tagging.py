@@ -149,6 +149,7 @@ class TaggingTask(Task):
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
         cls.needs(recipe, "encoder", "tags")
+        cls.fits(recipe)
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
@@ -177,7 +178,7 @@ class TaggingTask(Task):
         self.number = {tag: number for number, tag in enumerate(config.labels)}
         self.entities = looks_like_entities(config.labels)
         self.metric = "f1" if self.entities else "accuracy"
-        self.cut = Cutter(config, self.tokenizer, min(self.data.max_length, config.max_length))
+        self.cut = Cutter(config, self.tokenizer, self.data.max_length)
         self.batches = self.batched(training(self.data, self.name), lambda example: len(example[0]))
         valid = corpus(self.data.valid, self.data, "valid", self.name)
         self.valid = sentences(held_out(valid, "valid"))

@@ -22,13 +22,16 @@ CHANGE = "# --set "
 
 def recipe_of(run: Path, changes: list[str] | None = None) -> Recipe:
     """The recipe of a run's folder, with the changes it was started with, and further ones."""
+    return load_recipe(run / "recipe.toml", [*changes_of(run), *(changes or [])], open_config)
+
+
+def changes_of(run: Path) -> list[str]:
+    """What was changed on the command line when the run was started."""
     path = run / "recipe.toml"
     if not path.is_file():
         raise FileError(f"{run} is not the folder of a run: it has no recipe.toml")
     lines = [line for line in read_text(path).splitlines() if line.startswith(CHANGE)]
-    return load_recipe(
-        path, [*(json.loads(line.removeprefix(CHANGE)) for line in lines), *(changes or [])], open_config
-    )
+    return [json.loads(line.removeprefix(CHANGE)) for line in lines]
 
 
 def ask(run: Path, changes: list[str], say: Callable[[str], None]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def front_matter(task: Task, results: dict[str, Any], name: str) -> str:
         "license": LICENCE.partition(":")[0],
         "library_name": "qkv",
         "pipeline_tag": task.hub_tag,
-        "tags": [task.name, "transformer"],
+        "tags": [task.name, "recurrent" if task.config.recurrent else "transformer"],
     }
     if results["test"] is not None and data.test is not None:
         facts["metrics"] = list(dict.fromkeys(metric_id(s["name"]) for s in results["test"]["scores"]))
@@ -114,6 +114,8 @@ def origin(c: CorpusConfig) -> str:
         return f"{c.dataset}{f' ({c.split})' if c.split else ''}"
     if c.stdlib:
         return "Python's standard library"
+    if c.text is not None:
+        return f"one text of {len(c.text):,} characters"
     if c.shapes is not None:
         return f"{c.shapes:,} drawings of shapes"
     return ", ".join(name.rpartition("/")[2] for name in (c.files or (c.table or c.images or "",)))
@@ -121,9 +123,10 @@ def origin(c: CorpusConfig) -> str:
 
 def model(task: Task, results: dict[str, Any]) -> list[str]:
     c, data = task.config, task.data
-    kind = f"recurrent ({c.recurrent})" if c.recurrent else "Transformer"
+    states = {*c.mixer} <= {"s4d", "selective"}
+    kind = f"recurrent ({c.recurrent})" if c.recurrent else "state-space" if states else "Transformer"
     each = " a side" if c.family == "encoder-decoder" else ""
-    sizes = f"{c.n_layers} layers{each}, width {c.d_model}" + ("" if c.recurrent else f", {c.n_heads} heads")
+    sizes = f"{c.n_layers} layers{each}, width {c.d_model}" + ("" if c.recurrent or states else f", {c.n_heads} heads")
     lines = [f"- {kind} {c.family} of {results['model']['parameters']:,} parameters: {sizes}"]
     if task.recipe.tune.start:
         lines.append(f"- it began as the model in {task.recipe.tune.start.rpartition('/')[2]}")

@@ -21,6 +21,7 @@ from qkv.convert.folder import put
 from qkv.data.batching import Position
 from qkv.errors import FileError
 from qkv.models.weights import weights
+from qkv.parts.state import State
 from qkv.train.workers import from_all, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
@@ -49,16 +50,18 @@ class Training:
     average: dict[str, Tensor] = field(default_factory=dict)
     """Moving average of the weights; empty = none is kept."""
     progress: Progress = field(default_factory=Progress)
+    carried: list[State] = field(default_factory=list)
+    """What the rows of each micro-batch remember of the text before it; empty = nothing is carried over."""
     half: bool = False
     """Products in bfloat16; not part of a checkpoint."""
 
 
 def save(folder: Path, t: Training) -> None:
-    """Write weights, optimiser, average, random numbers and progress into `folder`, which gets its name last.
+    """Write weights, optimiser, average, random numbers, carried states and progress into `folder`, which gets its name last.
 
-    All workers call it: each has random numbers of its own, everything else the first one has too, and writes.
+    All workers call it: each has random numbers and rows of its own, everything else the first one has too, and writes.
     """
-    random = random_states()
+    own = {**random_states(), **carried_states(t.carried)}
     if rank() > 0:
         return
     stored = t.optimizer.state_dict()
@@ -66,7 +69,7 @@ def save(folder: Path, t: Training) -> None:
     tensors |= {f"weights.{name}": x for name, x in weights(t.network).items()}
     tensors |= {f"average.{name}": x for name, x in t.average.items()}
     with new_folder(folder) as new:
-        write_tensors(new / TENSORS, {**tensors, **random})
+        write_tensors(new / TENSORS, {**tensors, **own})
         write_json(new / NUMBERS, {"progress": asdict(t.progress), "groups": stored["param_groups"]})
 
 
@@ -75,7 +78,7 @@ def load(folder: Path, t: Training) -> None:
     numbers, tensors = read_json(folder / NUMBERS), read_tensors(folder / TENSORS)
     try:
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
-        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}}
+        parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}, "carried": {}}
         for key, x in tensors.items():
             part, _, name = key.partition(".")
             parts[part][name] = x
@@ -84,6 +87,7 @@ def load(folder: Path, t: Training) -> None:
         t.average = {name: x.to(t.network.get_parameter(name).device) for name, x in parts["average"].items()}
         t.progress = Progress(**{**numbers["progress"], "position": Position(**numbers["progress"]["position"])})
         put_random_states(random, folder)
+        t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(
             f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
@@ -106,6 +110,25 @@ def put_random_states(states: dict[str, Tensor], folder: Path) -> None:
     torch.set_rng_state(states["random"][rank()].clone())
     if "random_cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["random_cuda"][rank()].clone())
+
+
+def carried_states(carried: list[State]) -> dict[str, Tensor]:
+    """What all workers carry over, (world, B, ...) for each micro-batch, layer and name."""
+    return {
+        f"carried.{number}.{layer}.{name}": from_all(x.contiguous())
+        for number, state in enumerate(carried)
+        for layer, kept in enumerate(state.layers)
+        for name, x in kept.items()
+    }
+
+
+def own_states(flat: dict[str, Tensor], device: torch.device) -> list[State]:
+    """{"0.1.hidden": x} -> for each micro-batch the State of this worker's rows."""
+    found: dict[int, dict[int, dict[str, Tensor]]] = {}
+    for key, x in flat.items():
+        number, layer, name = key.split(".")
+        found.setdefault(int(number), {}).setdefault(int(layer), {})[name] = x[rank()].to(device)
+    return [State(tuple(layers[i] for i in sorted(layers))) for _, layers in sorted(found.items())]
 
 
 def all_of(run: Path) -> list[Path]:

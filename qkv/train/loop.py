@@ -20,6 +20,7 @@ from qkv.device import aside, pick_device
 from qkv.engine.learn import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
+from qkv.parts.state import State
 from qkv.tasks.base import Task
 from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
@@ -74,6 +75,8 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     """
     keep_freed_memory()
     task.batches.position = t.progress.position
+    if task.carries and not t.carried:
+        t.carried = [State()] * c.accumulate
     stream = iter(task.batches)
     device = next(t.network.parameters()).device
     start = time.monotonic() - t.progress.seconds
@@ -106,7 +109,7 @@ def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) ->
     for group in t.optimizer.param_groups:
         group["lr"] = rate * group["scale"]
     try:
-        loss = step(t.network, t.optimizer, batches, task.objective, c.clip, t.half)
+        loss = step(t.network, t.optimizer, batches, task.objective, c.clip, t.half, t.carried)
     except QkvError as error:
         raise QkvError(f"update {t.progress.step}, batch {task.batches.position.batch} of pool "
                        f"{task.batches.position.pool}, epoch {task.batches.position.epoch}: {error}") from None  # fmt: skip

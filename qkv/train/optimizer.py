@@ -29,11 +29,13 @@ def optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig(
     own = {p for m in maps for p in m.parameters()} if c.optimizer == "muon" else set()
     matrices, vectors = [p for p in scales if p.dim() > 1], [p for p in scales if p.dim() <= 1]
     inner, outer = [p for p in matrices if p in own], [p for p in matrices if p not in own]
+    cells = [m for m in maps if isinstance(m, nn.RNNBase)]
+    gates = {p: p.size(0) // m.hidden_size for m in cells for p in m.parameters() if p.dim() > 1 and p in own}
     kinds = ((outer, c.weight_decay, False), (vectors, 0.0, False), (inner, c.weight_decay, True))
     groups: list[dict[str, Any]] = [
-        {"params": alike, "weight_decay": decay, "orthogonal": orthogonal, "scale": scale}
+        {"params": alike, "weight_decay": decay, "orthogonal": orthogonal, "scale": scale, "gates": stacked}
         for parameters, decay, orthogonal in kinds
-        for scale, alike in by(scales.__getitem__, parameters).items()
+        for (scale, stacked), alike in by(lambda p: (scales[p], gates.get(p, 1)), parameters).items()
     ]
     return Muon(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-9, fused=True)
 
@@ -123,13 +125,15 @@ class Muon(torch.optim.AdamW):
 
     A gradient matrix has a few large directions and many small ones; made orthogonal, it moves all alike (Jordan et al.
     2024). Scaled by 0.2 sqrt(max(rows, columns)) a step is as long as one of AdamW, so both share a learning rate (Liu
-    et al. 2025).
+    et al. 2025). The `gates` of a recurrent cell are maps of their own that stand one above the other in one matrix, and
+    each is made orthogonal for itself.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
-            group.setdefault("scale", 1.0)  # a checkpoint from before there were scales
+            group.setdefault("scale", 1.0)  # a checkpoint from before there were scales,
+            group.setdefault("gates", 1)  # and gates apart
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -146,8 +150,9 @@ class Muon(torch.optim.AdamW):
         momenta = [self.momentum(p) for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - 0.95)
         ahead = torch._foreach_lerp(gradients, momenta, 0.95)  # Nesterov: look one step ahead
-        updates = orthogonal(torch.stack(list(ahead)))  # (N, R, C)
-        size = 0.2 * max(matrices[0].shape) ** 0.5
+        maps = torch.stack(list(ahead)).unflatten(1, (group["gates"], -1)).flatten(0, 1)  # (N * gates, R / gates, C)
+        updates = orthogonal(maps).view(len(matrices), *matrices[0].shape)  # (N, R, C)
+        size = 0.2 * max(maps.shape[1:]) ** 0.5
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(matrices, list(updates.unbind()), alpha=-group["lr"] * size)
         for p in matrices:

@@ -25,7 +25,7 @@ from qkv.config import ModelConfig, Recipe
 from qkv.convert import folder as ours
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.errors import ConfigError, FileError
-from qkv.look.figures import curves
+from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
 from qkv.train import checkpoint, lora
 from qkv.train.card import card

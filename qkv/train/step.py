@@ -11,6 +11,7 @@ from torch import nn
 from qkv.batch import Batch, Loss
 from qkv.errors import QkvError
 from qkv.models.output import Output
+from qkv.parts.state import State
 from qkv.train.workers import everywhere, sum_gradients
 
 Objective = Callable[[Output, Batch], Loss]
@@ -18,13 +19,13 @@ UNCHANGED = "weights are as before this step. Lower the learning rate, or look a
 
 
 def step(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], objective: Objective,
-         max_norm: float = 0.0, half: bool = False) -> Loss:  # fmt: skip
+         max_norm: float = 0.0, half: bool = False, carried: list[State] | None = None) -> Loss:  # fmt: skip
     """Gradient of (sum of all losses) / (count of all targets), clipped to `max_norm` (0 = not), then one step.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
     word in a short batch more than one in a long batch. A loss or gradient that is not finite stops before the update.
     """
-    loss = gradients(network, batches, objective, half)
+    loss = gradients(network, batches, objective, half, carried)
     norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm or math.inf)
     if not norm.isfinite():
         raise QkvError(f"the norm of the gradient is {norm.item()}; {UNCHANGED}")
@@ -32,10 +33,12 @@ def step(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence
     return loss
 
 
-def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective, half: bool = False) -> Loss:
+def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective, half: bool = False,
+              carried: list[State] | None = None) -> Loss:  # fmt: skip
     """Fill `.grad` of every parameter; returns the loss over all micro-batches and workers.
 
-    With `half` the products are done in bfloat16, everything that is added up stays in float32.
+    With `half` the products are done in bfloat16, everything that is added up stays in float32. With `carried`, a state
+    for each micro-batch, that is where it begins; it is replaced by the one where it ends.
     """
     device = next(network.parameters()).device
     count = everywhere(torch.tensor(float(sum(batch.count for batch in batches)), device=device))
@@ -43,8 +46,11 @@ def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective
     total, where = torch.zeros((), device=device), "another worker"
     for number, batch in enumerate(batches):
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            loss = objective(network(batch), batch).sum
+            output = network(batch, carried[number]) if carried else network(batch)
+            loss = objective(output, batch).sum
         total = total + loss.detach()
+        if carried:
+            carried[number] = output.state.carried()
         if not loss.isfinite():
             where = f"micro-batch {number}"
             break  # all workers must hear of it: one that gave up here would leave the others waiting

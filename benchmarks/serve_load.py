@@ -1,0 +1,277 @@
+"""Load: how a server holds up. It is started in a process of its own; the clients are this process, on the loopback.
+
+    python benchmarks/serve_load.py runs/demo                    # 1 and 32 clients, overload, dropped clients: 4 minutes
+    python benchmarks/serve_load.py runs/demo --soak 30          # and 30 minutes of mixed load
+    python benchmarks/serve_load.py --base                       # a 6+6 base Transformer with random weights
+    python benchmarks/serve_load.py LM --generate                # a language model instead of a translator
+    python benchmarks/serve_load.py runs/demo --write docs/results.md   # the table between its markers
+
+What is asked for (issue: look inside, and serve it): throughput at 32 clients at least 4 x that of one; 60 s of 10 x overload
+give 200 and 503 only, memory stays flat, and it recovers within 2 s; dropped clients leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pages
+
+SECONDS, OVERLOAD = 20.0, 60.0
+
+
+@dataclass
+class Tally:
+    """What came back."""
+
+    seconds: float = 0.0
+    times: list[float] = field(default_factory=list)
+    """Of answers with 200."""
+    codes: Counter[Any] = field(default_factory=Counter)
+
+    def quantile(self, share: float) -> float:
+        own = sorted(self.times) or [float("nan")]
+        return own[min(len(own) - 1, int(share * len(own)))]
+
+    @property
+    def rate(self) -> float:
+        return len(self.times) / self.seconds
+
+    def row(self, name: str) -> str:
+        codes = ", ".join(f"{count:,} x {code}" for code, count in sorted(self.codes.items(), key=str))
+        return f"| {name} | {self.rate:.1f} | {1000 * self.quantile(0.5):.0f} | {1000 * self.quantile(0.99):.0f} | {codes} |"
+
+
+class Target:
+    """The server, and what is asked of it."""
+
+    def __init__(self, command: list[str], path: str, bodies: list[dict[str, Any]], streamed: dict[str, Any]):
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        line = next((line for line in self.process.stderr if "http://" in line), None)
+        if line is None:
+            sys.exit(f"the server did not start: {' '.join(command)}")
+        self.port = int(line.partition("http://")[2].partition(":")[2].partition("/")[0])
+        self.path, self.bodies = path, bodies
+        self.streamed = streamed
+        """What makes an answer a stream."""
+
+    def memory(self) -> float:
+        """Resident megabytes."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        return float("nan")
+
+    def files(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def end(self) -> int:
+        self.process.terminate()
+        return self.process.wait(120)
+
+    def request(self, body: dict[str, Any], close: bool = False) -> bytes:
+        data = json.dumps(body).encode()
+        head = (
+            f"POST {self.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+        )
+        return head.encode() + (b"Connection: close\r\n" if close else b"") + b"\r\n" + data
+
+
+async def ask(target: Target, streams: tuple[Any, Any], body: dict[str, Any]) -> int:
+    """One request on an open connection; the status."""
+    reader, writer = streams
+    writer.write(target.request(body))
+    await writer.drain()
+    status = int((await reader.readline()).split()[1])
+    length = 0
+    while (line := await reader.readline()) not in (b"\r\n", b""):
+        name, _, value = line.partition(b":")
+        length = int(value) if name.lower() == b"content-length" else length
+    await reader.readexactly(length)
+    return status
+
+
+async def client(target: Target, until: float, tally: Tally, seed: int, rest: float = 0.0) -> None:
+    """Ask, wait for the answer, ask again; after a refusal it rests."""
+    draw, streams = random.Random(seed), None
+    while time.monotonic() < until:
+        try:
+            streams = streams or await asyncio.open_connection("127.0.0.1", target.port)
+            start = time.monotonic()
+            status = await ask(target, streams, draw.choice(target.bodies))
+        except (OSError, asyncio.IncompleteReadError, IndexError, ValueError) as error:
+            tally.codes[type(error).__name__] += 1
+            streams = None
+            await asyncio.sleep(0.05)
+            continue
+        tally.codes[status] += 1
+        if status == 200:
+            tally.times.append(time.monotonic() - start)
+        else:
+            streams[1].close()
+            streams = None
+            await asyncio.sleep(rest)
+    if streams:
+        streams[1].close()
+
+
+async def crowd(target: Target, count: int, seconds: float, rest: float = 0.0) -> Tally:
+    tally, start = Tally(), time.monotonic()
+    await asyncio.gather(*(client(target, start + seconds, tally, seed, rest) for seed in range(count)))
+    tally.seconds = time.monotonic() - start
+    return tally
+
+
+async def droppers(target: Target, count: int) -> None:
+    """Clients that ask, read a little or nothing, and go."""
+    for number in range(count):
+        _, writer = await asyncio.open_connection("127.0.0.1", target.port)
+        writer.write(target.request(target.bodies[number % len(target.bodies)] | target.streamed))
+        await writer.drain()
+        if number % 2:
+            await asyncio.sleep(random.random() * 0.05)
+        writer.transport.abort()
+
+
+async def metric(target: Target, name: str) -> float:
+    """The sum of one of the server's own numbers."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+async def recovery(target: Target) -> float:
+    """Seconds until one request is answered in at most twice the time that it takes in peace."""
+    start = time.monotonic()
+    while True:
+        tally = Tally()
+        await client(target, time.monotonic() + 0.01, tally, 0)
+        if tally.codes[200]:
+            return time.monotonic() - start
+        await asyncio.sleep(0.05)
+
+
+async def measure(target: Target, seconds: float, overload: float, soak: float) -> list[str]:
+    await crowd(target, 4, 3)  # warm
+    lines = ["| clients | answers/s | p50 ms | p99 ms | statuses |", "|---|---:|---:|---:|---|"]
+    single, many = await crowd(target, 1, seconds), await crowd(target, 32, seconds)
+    lines += [single.row("1"), many.row("32")]
+    before = target.memory()
+    flood = await crowd(target, 320, overload, rest=0.02)
+    back = await recovery(target)
+    lines += [flood.row(f"320, {overload:g} s")]
+    after = target.memory()
+    await droppers(target, 300)
+    await asyncio.sleep(2)
+    left, files = await metric(target, "qkv_running_texts"), target.files()
+    notes = [
+        f"- 32 clients / 1 client: **{many.rate / single.rate:.1f} x** (asked: 4)",
+        f"- overload: statuses {sorted(map(str, flood.codes))}; memory {before:.0f} -> {after:.0f} MB; "
+        f"first answer {back:.2f} s after it",
+        f"- 300 clients that dropped: {left:g} texts still being written, {files} open files, {target.memory():.0f} MB",
+    ]
+    if soak:
+        notes += await soaked(target, soak)
+    return [*lines, "", *notes]
+
+
+async def soaked(target: Target, minutes: float) -> list[str]:
+    """Mixed load; memory is looked at ten times."""
+    samples, total = [], Counter[Any]()
+    for _ in range(10):
+        tally = await crowd(target, 24, 6 * minutes - 2, rest=0.05)
+        await droppers(target, 20)
+        total += tally.codes
+        samples.append(target.memory())
+    return [f"- soak, {minutes:g} min: {dict(total)}; memory {', '.join(f'{mb:.0f}' for mb in samples)} MB"]
+
+
+# --- what is served
+
+
+def base_model(folder: Path) -> Path:
+    """The 2017 base Transformer with random weights and a vocabulary of 8,000."""
+    import torch
+
+    from qkv.api import Model
+    from qkv.data.grammar import pairs
+    from qkv.models.build import build
+    from qkv.presets import preset
+    from qkv.text.train import train_tokenizer
+
+    torch.manual_seed(0)
+    texts = [text for pair in islice(pairs("train"), 2000) for text in (pair.source, pair.target)]
+    words = train_tokenizer(texts, "bpe", 8000)
+    c = preset("transformer-base").changed(
+        vocab_size=words.size, target_vocab_size=None, pad_id=0, bos_id=1, eos_id=2, start_id=None
+    )
+    Model(c, build(c), words, "cpu").save(folder / "base")
+    return folder / "base"
+
+
+SENTENCES = ["I ate an apple.", "The old woman sees a small dog.", "The children have read the book.", "He gives the man a house.",
+             "The girl who sleeps has a red car.", "We see the cat and the big horse in the garden."]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", help="the model")
+    parser.add_argument("--base", action="store_true", help="a 6+6 base Transformer with random weights")
+    parser.add_argument("--generate", action="store_true", help="ask a language model to write")
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--overload", type=float, default=OVERLOAD)
+    parser.add_argument("--soak", type=float, default=0.0, help="minutes")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--write", type=Path, help="put the tables between the markers of this file")
+    given = parser.parse_args()
+    if not given.folder and not given.base:
+        parser.error("give a model's folder, or --base")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = base_model(Path(temporary)) if given.base else Path(given.folder)
+        name = "model"
+        if given.generate:
+            path, bodies = "/api/generate", [{"prompt": text, "max_tokens": 32} for text in SENTENCES]
+        else:
+            path, bodies = "/api/translate", [{"texts": [text], "max_length": 24} for text in SENTENCES]
+        command = [
+            sys.executable,
+            "-m",
+            "qkv",
+            "serve",
+            f"{name}={folder}",
+            "--port",
+            "0",
+            "--workers",
+            str(given.workers),
+        ]
+        command += [] if given.generate else ["--languages", f"{name}=en-de"]
+        target = Target(command, path, bodies, {"stream": True, "max_tokens": 500} if given.generate else {})
+        try:
+            lines = asyncio.run(measure(target, given.seconds, given.overload, given.soak))
+        finally:
+            code = target.end()
+    title = "6+6 base, random weights" if given.base else Path(given.folder).name
+    text = "\n".join([f"**{title}**, `{path}`, server and clients on the same machine ({pages.machine()}):", "", *lines,
+                      f"- ended by SIGTERM with exit code {code}"])  # fmt: skip
+    print(text)
+    if given.write:
+        pages.write(given.write, f"serve {'base' if given.base else Path(given.folder).name}", text)
+
+
+if __name__ == "__main__":
+    main()

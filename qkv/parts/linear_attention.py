@@ -1,0 +1,283 @@
+"""Linear attention: the past is a sum of fixed size in place of all its keys and values, so a token costs the same anywhere.
+
+    S_t = S_(t-1) + f(k_t) v_t^T          out_t = f(q_t) S_t / sum_(j <= t) f(q_t) . f(k_j)
+
+Linear, Performer and Taylor are three maps f: elu(x) + 1, random features, the first terms of exp. The gated one (GLA) has no f and no
+division; it lets each channel of S fade at a rate that the token decides. All of a text is done in chunks at once; the same
+sum goes from pass to pass as the state, which is what generation steps along.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.parts.attention import Attention
+from qkv.parts.masks import Mask
+from qkv.parts.norm import RMSNorm
+from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.softmax import repeat_heads
+from qkv.parts.state import Layer
+
+
+def wide(x: Tensor) -> torch.dtype:
+    """Float32 at least: long sums drown in half precision."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+class LinearAttention(Attention):
+    """Attention whose mixer, a Linear, carries its sum along."""
+
+    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+                state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
+        """As Attention.forward: (B, T, C) -> (B, T, C) and the sum over all tokens so far."""
+        place = place if self.mixer.turns else NOWHERE
+        query = self.tap_query(place.turn(self.split(self.query(x), self.d_key)))  # (B, H, T, D_k)
+        key = self.tap_key(place.turn(self.split(self.key(x), self.d_key)))  # (B, H_kv, T, D_k)
+        value = self.tap_value(self.split(self.value(x)))  # (B, H_kv, T, D)
+        past = Sum(state["total"], state["size"]) if state else None
+        mixed, total = self.mixer(query, key, value, mask, past)
+        y = self.output(self.join(self.tap_mixed(mixed)))
+        return y, {} if state is None else total._asdict()
+
+
+class Sum(NamedTuple):
+    """sum_j f(k_j) v_j^T = exp(size) total over the keys so far, where `size` is the largest of theirs."""
+
+    total: Tensor  # (B, H, F, D + 1)
+    size: Tensor  # (B, H, 1)
+
+    @classmethod
+    def empty(cls, features: Tensor, value: Tensor) -> Sum:
+        batch, heads, _, width = features.shape
+        lowest = torch.finfo(features.dtype).min
+        return cls(
+            features.new_zeros(batch, heads, width, value.size(-1)), features.new_full((batch, heads, 1), lowest)
+        )
+
+    def add(self, features: Tensor, sizes: Tensor, value: Tensor) -> Sum:
+        top = torch.cat([self.size, sizes], -1).amax(-1, keepdim=True)  # (B, H, 1)
+        new = (features * (sizes - top).exp()[..., None]).transpose(-1, -2) @ value  # (B, H, F, D + 1)
+        return Sum(self.total * (self.size - top).exp()[..., None] + new, top)
+
+
+class Linear(nn.Module):
+    """out_t = sum_j (f(q_t) . f(k_j)) v_j / sum_j f(q_t) . f(k_j), f(x) = elu(x) + 1 (Katharopoulos et al. 2020).
+
+    The sum over j of f(k_j) v_j^T is formed once, (F, D), and read by every query: O(n). The causal form carries it
+    along in chunks: what came before a chunk is in the running sum, what is inside is compared pair by pair.
+    """
+
+    chunk = 128
+    turns = True
+    """Whether rotary positions turn its queries and keys."""
+
+    def features(self, x: Tensor) -> Tensor:
+        """elu(x) + 1 > 0, also where elu(x) would round to -1: (B, H, S, D) -> (B, H, S, F)."""
+        return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+
+    def query_features(self, query: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, H, T, F), up to a factor per query, which the division removes."""
+        return self.features(query)
+
+    def key_features(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, H, S, D) -> (B, H, S, F) and the logarithm of a factor per key (B, H, S): f(k) = exp(size) features."""
+        return self.features(key), key.new_zeros(key.shape[:-1])
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, past: Sum | None = None
+                ) -> tuple[Tensor, Sum]:  # fmt: skip
+        """(B, H, T, D_k), (B, H_kv, T, D_k), (B, H_kv, T, D) and the sum before them -> (B, H, T, D) and the sum after."""
+        mask.one_document("a linear mixer")
+        dtype, heads, number = query.dtype, query.size(1), wide(query)
+        reads = self.query_features(query.to(number))  # (B, H, T, F)
+        features, sizes = self.key_features(repeat_heads(key, heads).to(number))  # (B, H, T, F), (B, H, T)
+        if mask.real is not None:
+            # beside any real key padding then weighs exp(-infinity) = 0; finite, so that alone it is no 0 / 0
+            sizes = sizes.masked_fill(~mask.real.to(key.device)[:, None], torch.finfo(number).min)
+        value = repeat_heads(value, heads).to(number)
+        value = F.pad(value, (0, 1), value=1.0)  # (B, H, T, D + 1): the last column sums the weights themselves
+
+        total = Sum.empty(features, value) if past is None else past
+        if mask.causal:
+            mixed, total = self.prefixes(reads, features, sizes, value, total)
+        else:
+            total = total.add(features, sizes, value)
+            mixed = reads @ total.total  # (B, H, T, D + 1)
+        least = torch.finfo(number).tiny ** 0.75  # extreme queries and keys may round to 0; gradients divide twice
+        return (mixed[..., :-1] / mixed[..., -1:].clamp(min=least)).to(dtype), total
+
+    def prefixes(self, reads: Tensor, features: Tensor, sizes: Tensor, value: Tensor, total: Sum) -> tuple[Tensor, Sum]:
+        """Each query on what came before these T tokens and on the tokens up to its own: (B, H, T, D + 1)."""
+        mixed = []
+        for q, k, size, v in zip(*(x.split(self.chunk, 2) for x in (reads, features, sizes, value)), strict=True):
+            top = torch.cat([total.size, size], -1).cummax(-1).values[..., 1:]  # (B, H, c): largest so far
+            factors = (size[..., None, :] - top[..., None]).masked_fill(future(q), float("-inf")).exp()  # (B, H, c, c)
+            inside = (q @ k.transpose(-1, -2) * factors) @ v
+            mixed.append(inside + q @ total.total * (total.size - top).exp()[..., None])
+            total = total.add(k, size, v)
+        return torch.cat(mixed, 2), total
+
+
+def future(query: Tensor) -> Tensor:
+    """(c, c): True where key j comes after query i, for queries (..., c, D)."""
+    return torch.ones(query.size(-2), query.size(-2), dtype=torch.bool, device=query.device).triu(1)
+
+
+class Performer(Linear):
+    """Softmax attention by random features, FAVOR+ (Choromanski et al. 2021): O(n).
+
+    exp(q . k) = E[f(q) . f(k)] with f(x) = exp(w . x - |x|^2 / 2) over normal w; positive, so the average is one.
+    The w are drawn orthogonal, which lowers the variance, and stay fixed.
+    """
+
+    def __init__(self, scale: float, d_head: int, n_features: int):
+        super().__init__()
+        self.scale = scale
+        self.register_buffer("projection", orthogonal_normal(n_features, d_head))  # (F, D)
+
+    def project(self, x: Tensor) -> Tensor:
+        """w . x with the root of the scale on each side: (B, H, S, D) -> (B, H, S, F)."""
+        return x * math.sqrt(self.scale) @ self.projection.to(x.dtype).T  # type: ignore[operator, union-attr]
+
+    def query_features(self, query: Tensor) -> Tensor:
+        """The largest feature of each query is made 1; that factor, and exp(-|q|^2 / 2), cancel in the division."""
+        exponent = self.project(query)
+        return (exponent - exponent.amax(-1, keepdim=True)).exp()
+
+    def key_features(self, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest feature of each key is made 1 and its logarithm kept apart.
+
+        A factor per key does not cancel, and one shared by all keys (their maximum, as is common) would let a later key
+        or padding decide what rounds to zero now. So `Sum` scales by the largest of the keys a query may see.
+        """
+        exponent = self.project(key) - key.square().sum(-1, keepdim=True) * self.scale / 2  # (B, H, S, F)
+        sizes = exponent.detach().amax(-1)  # a constant: whatever it is, the product f(k) is the same
+        return (exponent - sizes[..., None]).exp(), sizes
+
+
+def orthogonal_normal(rows: int, width: int) -> Tensor:
+    """(rows, width): each row normal, orthogonal to the others of its group of `width` rows."""
+    groups = -(-rows // width)
+    q, r = torch.linalg.qr(torch.randn(groups, width, width))
+    # QR fixes the signs by its own rule; those of R's diagonal make every direction equally likely
+    directions = (q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]).transpose(-1, -2).flatten(0, 1)[:rows]
+    return directions * torch.randn(rows, width).norm(dim=-1, keepdim=True)
+
+
+class Taylor(Linear):
+    """f(q) . f(k) = 1 + s + s^2 / 2 >= 1/2 with s = q . k scale: exp(s) as far as the square (Based, Arora et al. 2024).
+
+    f(x) = [1, x, x x^T / sqrt(2)] has 1 + D + D^2 numbers, so queries and keys are narrow (D_k = 16). It sees far but not
+    sharply: Based has window layers in between, and rotary positions act in those alone.
+    """
+
+    turns = False
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.scale = scale
+
+    def features(self, x: Tensor) -> Tensor:
+        x = x * math.sqrt(self.scale)
+        squares = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)  # (B, H, S, D^2)
+        return torch.cat([torch.ones_like(x[..., :1]), x, squares], -1)
+
+
+# --- gated
+
+TEMPERATURE = 16
+"""A fresh gate is sigmoid(0)^(1/16) = 0.96: half of what was seen is left after 16 tokens."""
+GATE_RANK = 16
+FASTEST = -2.0
+"""No channel fades faster than by e^-2 a token (the gate's sigmoid would have to fall below e^-32), so that exp of a chunk of
+decays, at most e^64, which `GatedSum.in_chunks` divides by, stays far from the end of float32."""
+
+HEAD_EPS = 1e-3
+"""The first token gets (q . k) v, which may be anything near 0: with a small eps the norm would blow its rounding up."""
+
+
+class GatedLinear(Attention):
+    """S_t = diag(a_t) S_(t-1) + k_t v_t^T, out_t = q_t S_t / sqrt(D_k) (GLA, Yang et al. 2023).
+
+    a_t = sigmoid(U W x_t + b)^(1/16), of low rank, tells how much each channel keeps; y = W_o (norm(out) * silu(W_r x)). It
+    has no positions and needs none: what is older has faded more.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, bias: str = "all",
+                 d_key: int | None = None):  # fmt: skip
+        super().__init__(d_model, n_heads, n_kv_heads, d_head, GatedSum(), bias, d_key=d_key)
+        self.decay_down = nn.Linear(d_model, GATE_RANK, bias=False)  # W
+        self.decay_up = nn.Linear(GATE_RANK, n_kv_heads * self.d_key)  # U, b
+        self.gate = nn.Linear(d_model, n_heads * d_head, bias != "none")  # W_r
+        self.norm = RMSNorm(d_head, HEAD_EPS)
+
+    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+                state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
+        """As Attention.forward: (B, T, C) -> (B, T, C) and the sum over all tokens so far."""
+        mask.one_document("mixer 'gated-linear'")
+        query = self.tap_query(self.split(self.query(x), self.d_key))  # (B, H, T, D_k)
+        key = self.tap_key(self.split(self.key(x), self.d_key))  # (B, H_kv, T, D_k)
+        value = self.tap_value(self.split(self.value(x)))  # (B, H_kv, T, D)
+        decay = self.split(self.decay_up(self.decay_down(x)), self.d_key)  # (B, H_kv, T, D_k)
+        decay = (F.logsigmoid(decay.to(wide(x))) / TEMPERATURE).clamp(min=FASTEST)  # log a_t
+        if mask.real is not None:  # padding adds nothing and nothing fades
+            padding = ~mask.real.to(x.device)[:, None, :, None]
+            key, decay = key.masked_fill(padding, 0.0), decay.masked_fill(padding, 0.0)
+        key, value, decay = (repeat_heads(part, query.size(1)) for part in (key, value, decay))
+        mixed, total = self.mixer(query * self.d_key**-0.5, key, value, decay, state["total"] if state else None)
+        y = self.join(self.norm(self.tap_mixed(mixed))) * F.silu(self.gate(x))
+        return self.output(y), {} if state is None else {"total": total}
+
+
+class GatedSum(nn.Module):
+    """S_t = diag(a_t) S_(t-1) + k_t v_t^T, out_t = q_t S_t: readable token by token, and the same in chunks."""
+
+    chunk = 32
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast = True
+        """False: always token by token."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, past: Tensor | None = None
+                ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(B, H, T, D_k) twice, (B, H, T, D), log a (B, H, T, D_k) and S before -> (B, H, T, D) and S after."""
+        dtype = query.dtype
+        query, key, value = (x.to(decay.dtype) for x in (query, key, value))
+        if past is None:
+            past = decay.new_zeros(*query.shape[:2], query.size(-1), value.size(-1))  # (B, H, D_k, D)
+        way = self.in_chunks if self.fast and query.size(2) > 1 else self.step_by_step
+        mixed, total = way(query, key, value, decay, past)
+        return mixed.to(dtype), total
+
+    def step_by_step(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, total: Tensor
+                     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """The equation, which is also one step of generation."""
+        mixed = []
+        for q, k, v, a in zip(*(x.unbind(2) for x in (query, key, value, decay.exp())), strict=True):  # (B, H, ·)
+            total = a[..., None] * total + k[..., None] * v[..., None, :]  # (B, H, D_k, D)
+            mixed.append((q[..., None, :] @ total)[..., 0, :])
+        return torch.stack(mixed, 2), total
+
+    def in_chunks(self, query: Tensor, key: Tensor, value: Tensor, decay: Tensor, total: Tensor
+                  ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """All chunks of c tokens at once but for their sums. With b the decay since the chunk began, token j reaches i by
+        exp(b_i - b_j) = exp(b_i) exp(-b_j): two factors, as a product of matrices needs."""
+        length = query.size(2)
+        q, k, v, a = (
+            F.pad(x, (0, 0, 0, -length % self.chunk)).unflatten(2, (-1, self.chunk)) for x in (query, key, value, decay)
+        )  # (B, H, N, c, ·); what fills the last chunk adds nothing and fades nothing
+        b = a.cumsum(-2)  # (B, H, N, c, D_k)
+        q, end = q * b.exp(), b[..., -1:, :]
+        new = (k * (end - b).exp()).transpose(-1, -2) @ v  # (B, H, N, D_k, D)
+        before = []  # S at the beginning of each chunk
+        for fade, sum_of_chunk in zip(end.exp().transpose(-1, -2).unbind(2), new.unbind(2), strict=True):
+            before.append(total)
+            total = fade * total + sum_of_chunk  # (B, H, D_k, D)
+        pairs = q @ (k * (-b).exp()).transpose(-1, -2)  # (B, H, N, c, c)
+        mixed = pairs.masked_fill(future(q), 0.0) @ v + q @ torch.stack(before, 2)
+        return mixed.flatten(2, 3)[:, :, :length], total
