@@ -31,21 +31,33 @@ from qkv.generate.hypotheses import Beam
 from qkv.generate.pieces import pieces, until
 from qkv.generate.search import steps
 from qkv.generate.translate import Request, Translation, Translator
+from qkv.look.stream import layers
 from qkv.models.build import Network
 from qkv.models.decoder import Decoder
-from qkv.models.inputs import Ids, batch_of, bounded
-from qkv.tasks.embed import Embedder, Tokens, layers
+from qkv.models.inputs import Ids, batch_of, bounded, carries
+from qkv.parts.tap import looked_into
+from qkv.tasks.embed import Embedder, Tokens
 from qkv.tasks.summary import Summarizer
 from qkv.text.tokenizer import Tokenizer
+from qkv.vectors.store import holds_vectors, open_vectors
 
 if TYPE_CHECKING:
+    from qkv.look.probe import Contexts
+    from qkv.look.space import Neighbours
+    from qkv.look.view import Look
     from qkv.tasks.classification import Answer
     from qkv.tasks.fill import Filled
+    from qkv.tasks.looking import Looker
     from qkv.tasks.tagging import Tagged
 
 
 def load(path: str | Path, device: str = "auto") -> Model:
-    """Open a model: our folder, a Hugging Face folder, a .gguf file or a llama2.c .bin file."""
+    """Open a model: our folder, a Hugging Face folder, a .gguf file or a llama2.c .bin file.
+
+    A folder of word vectors gives no Model but a qkv.vectors.space.Vectors: vector, similarity, nearest, analogy.
+    """
+    if holds_vectors(Path(path)):
+        return open_vectors(path)  # type: ignore[return-value]
     config, network, tokenizer = detect.open_model(path)
     model = Model(config, network, tokenizer, device, detect.open_target(path))
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
@@ -146,7 +158,7 @@ class Model:
     def last_ids(self, ids: list[int], max_new_tokens: int) -> list[int]:
         """The end of a prompt that is too long: half of the context, or more where the answer needs less."""
         most = self.config.max_length
-        return ids if len(ids) <= most else ids[-max(most - max_new_tokens, (most + 1) // 2) :]
+        return ids if len(ids) <= most or carries(self.config) else ids[-max(most - max_new_tokens, (most + 1) // 2) :]
 
     def texts(self, tokens: Iterator[int], prompt: Sequence[int], stop: Sequence[str]) -> Iterator[str]:
         """Pieces of text that follow the prompt, or in an encoder-decoder stand alone."""
@@ -180,18 +192,23 @@ class Model:
             raise QkvError(
                 f"generate takes one prompt, given {batch.inputs.size(0)}; for many, see qkv.generate.search"
             )
-        if c.family == "decoder" and c.recurrent is None and batch.inputs.size(1) > c.max_length:
+        if self.context is not None and batch.inputs.size(1) > self.context:
             raise QkvError(
-                f"{batch.inputs.size(1)} tokens, but this model was made for {c.max_length}: shorten the prompt, or keep its "
+                f"{batch.inputs.size(1)} tokens, but this model was made for {self.context}: shorten the prompt, or keep its "
                 "end (--truncate)"
             )
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
-        if slide and isinstance(self.network, Decoder) and c.recurrent is None:
-            rows = slide_on(self.network, batch.inputs[0].tolist(), max_new_tokens, c.max_length, c.eos_ids, how, seed)
+        if slide and isinstance(self.network, Decoder) and self.context is not None:
+            rows = slide_on(self.network, batch.inputs[0].tolist(), max_new_tokens, self.context, c.eos_ids, how, seed)
             return (token for token in rows if token not in c.eos_ids)
         max_new_tokens = int(min(max_new_tokens, self.room(batch.inputs[0].tolist())))
         written = steps(self.network, batch, max_new_tokens, c.eos_ids, how, seed)  # type: ignore[arg-type]
         return (token for (token,) in written if token is not None and token not in c.eos_ids)
+
+    @property
+    def context(self) -> int | None:
+        """Tokens that a decoder was made for; None where none are too many: what it remembers is of fixed size."""
+        return self.config.max_length if self.config.family == "decoder" and not carries(self.config) else None
 
     def room(self, ids: Sequence[int]) -> float:
         """How many tokens can follow these: all that the positions of a bounded model have room for."""
@@ -272,7 +289,10 @@ class Model:
         return writer.translate(texts, how)
 
     def packed(self) -> Network:
-        """The network with its weights laid out for the processor; made once, and again when they have changed."""
+        """The network with its weights laid out for the processor; made once, and again when they have changed. While
+        somebody looks into the network, or has switched heads off, it is the network itself."""
+        if looked_into(self.network):
+            return self.network
         versions = tuple(weight._version for weight in self.network.parameters())
         if self.twin[1] is None or self.twin[0] != versions:
             self.twin = versions, pack(self.network)
@@ -341,6 +361,26 @@ class Model:
         network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
         captioner = Captioner(self.config, network, self.target_words())
         return captioner.describe(pictures, Beam(beam, length_penalty, n_best), max_length)
+
+    # --- looking inside
+
+    def look(self, given: Any, target: str | None = None) -> Look:
+        """One input, ready to be looked into: a text, ids, or a picture. Of an encoder-decoder also what it writes: `target`,
+        or without one its own greedy answer. What can be asked is in look/view.py: attention, lens, attribution ..."""
+        return self.looker().look(given, target)
+
+    def neighbours(self, word: str, k: int = 10) -> Neighbours:
+        """The words whose (static) vectors are nearest to that of a word."""
+        return self.looker().neighbours(word, k)
+
+    def contexts(self, word: str, texts: Sequence[str], layer: int = -1) -> Contexts:
+        """How alike the vectors of one word are in several texts, at some layer, and to the one before any context."""
+        return self.looker().contexts(word, texts, layer)
+
+    def looker(self) -> Looker:
+        from qkv.tasks.looking import Looker
+
+        return Looker(self.config, self.network, self.tokenizer, self.target_tokenizer)
 
     # --- keeping
 

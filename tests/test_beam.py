@@ -39,6 +39,7 @@ KINDS = {
     },
     "luong": {"family": "encoder-decoder", "recurrent": "lstm", "decoder_attention": "dot", "input_feeding": True},
     "seq2seq": {"family": "encoder-decoder", "recurrent": "lstm"},
+    "rnnenc": {"family": "encoder-decoder", "recurrent": "gru", "fixed_context": True},
     "decoder": {"family": "decoder", "position": "rotary", "norm_order": "pre"},
 }
 

@@ -26,6 +26,7 @@ from qkv.tasks.classification import (
     Reader,
     RegressionTask,
     collate,
+    ends,
     shares,
 )
 from qkv.text.tokenizer import Tokenizer
@@ -113,6 +114,22 @@ def test_the_longer_text_is_cut_first(first: int, second: int, room: int) -> Non
     kept = shares([first, second], room)
     assert sum(kept) == min(first + second, room)
     assert all(k == n or k >= room // 2 for k, n in zip(kept, (first, second), strict=True))
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(0, 40))
+def test_of_a_long_text_both_ends_are_kept_or_the_start(text: list[int], keep: int) -> None:
+    kept = ends(text, keep)
+    assert len(kept) == min(len(text), keep)
+    half = len(kept) // 2
+    assert kept[:half] == text[:half] and kept[half:] == text[len(text) - (len(kept) - half) :]
+
+
+def test_a_model_says_which_part_of_a_long_text_it_reads() -> None:
+    words = "the quick brown fox jumps over the lazy dog again and again"
+    start, both = (Reader(config(keep=keep), TOKENIZERS[KINDS[0]], 8)([words])[0] for keep in ("start", "ends"))
+    assert start.cut and both.cut and len(start.ids) == len(both.ids) == 8
+    whole = TOKENIZERS[KINDS[0]].plain([words])[0]
+    assert list(start.ids[1:-1]) == whole[:6] and list(both.ids[1:-1]) == whole[:3] + whole[-3:]
 
 
 @pytest.mark.parametrize("kind", KINDS)

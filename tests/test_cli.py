@@ -74,12 +74,15 @@ def test_presets_lists_each_with_its_source(run: Run) -> None:
 
 def test_config_explains_every_field(run: Run) -> None:
     from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, TrainConfig
+    from qkv.config.vectors import TextConfig, VectorsConfig
 
     out, tables = run("config")[1], json.loads(run("config", "--json")[1])
     assert [f["field"] for f in tables.pop("above all tables")] == ["preset"]
     assert "Width of the residual stream" in out
     for kind, (title, fields) in zip(
-        (ModelConfig, DataConfig, CorpusConfig, TrainConfig, DecodeConfig), tables.items(), strict=True
+        (ModelConfig, DataConfig, CorpusConfig, TrainConfig, DecodeConfig, VectorsConfig, TextConfig),
+        tables.items(),
+        strict=True,
     ):
         assert title in out and [f["field"] for f in fields] == list(kind.model_fields)
         assert all(f["meaning"] and f["type"] and f["field"] in out for f in fields)

@@ -18,7 +18,7 @@ from qkv.config import ModelConfig
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.objectives import objective
-from qkv.parts import mixers
+from qkv.parts import linear_attention, mixers
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask
 from qkv.parts.softmax import Softmax
@@ -211,7 +211,7 @@ def moves_the_window_wrongly(patch: Patch) -> None:
 
 
 def forgets_what_came_before_a_chunk(patch: Patch) -> None:
-    patch.setattr(mixers.Sum, "add", lambda self, features, sizes, value: self)
+    patch.setattr(linear_attention.Sum, "add", lambda self, features, sizes, value: self)
 
 
 def divides_each_micro_batch_by_its_own_count(patch: Patch) -> None:

@@ -138,6 +138,15 @@ def test_tables(tmp_path: Path) -> None:
     assert records(table) == [('a "b', "B"), ("c", "C")] and table.skipped == {"too few columns": 1}
     (tmp_path / "x.csv").write_text('id,en,de\n1,"a, b",A\n')
     assert records(Table(tmp_path / "x.csv", ["de", "en"])) == [("A", "a, b")]
+    (tmp_path / "open.csv").write_text('id,en,de\n1,"a\nb",A\n2,"c,C\n3,d,D\n')
+    with pytest.raises(
+        FileError, match=r"the row that begins in line 4: a quotation that does not end; is a quotation mark"
+    ):
+        records(Table(tmp_path / "open.csv", ["de", "en"]))
+    (tmp_path / "marks.csv").write_text(
+        '1,5" pipe,"a ""b"""\n2,x,"y\n"'
+    )  # marks within a cell, and an end without a line end
+    assert records(Table(tmp_path / "marks.csv", [1, 2])) == [('5" pipe', 'a "b"'), ("x", "y\n")]
     (tmp_path / "x.jsonl").write_text('{"en": "a", "de": "A"}\nno\n{"en": 1}\n')
     table = Table(tmp_path / "x.jsonl", ["en", "de"])
     assert records(table) == [("a", "A")] and sum(table.skipped.values()) == 2

@@ -158,6 +158,8 @@ def test_by_length_shares_out_every_sentence() -> None:
     chosen = next(b for b in buckets if b.shortest == 5)
     assert (chosen.longest, chosen.sentences) == (8, len(inside))
     assert chosen.bleu == bleu([BAD[i] for i in inside], [REFERENCES[i] for i in inside])
+    by_source = by_length(BAD, REFERENCES, edges=(4, 8), sources=["one"] * (len(BAD) - 1) + ["nine words " * 5])
+    assert [(b.shortest, b.longest, b.sentences) for b in by_source] == [(0, 4, len(BAD) - 1), (9, 10, 1)]
     whole = by_length(BAD, REFERENCES, edges=(1000,))
     assert len(whole) == 1 and whole[0].bleu == bleu(BAD, REFERENCES)
 

@@ -170,8 +170,28 @@ def test_a_uniform_model_hesitates_among_all_words() -> None:
 def test_scores_are_per_cent_and_say_what_they_are() -> None:
     score = m.scored("f1", ["1", "1", "0"], ["1", "0", "0"])
     assert (score.name, score.value) == ("f1", pytest.approx(100 * 2 / 3))  # the positive class is "1"
-    assert score.signature == "metric:f1|examples:3"
+    assert score.signature == "metric:f1|positive:1|examples:3"
+    assert m.scored("accuracy", ["1"], ["1"]).signature == "metric:accuracy|examples:1"
     assert m.scored("spearman", ["1", "2", "10"], ["0.1", "0.2", "0.3"]).value == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive"),
+    [("0 1", "1"), ("yes no", "yes"), ("False True", "True"), ("positive negative", "positive"), ("-1 1", "1"),
+     ("equivalent not_equivalent", "equivalent"), ("entailment not_entailment", "entailment"), ("ham spam", "spam"),
+     ("sarcastic none", "sarcastic"), ("no maybe yes", "yes"), ("0", "0")],
+)  # fmt: skip
+def test_f1_is_about_the_class_that_says_yes(labels: str, positive: str) -> None:
+    """Not about the one that happens to be the last in the alphabet; the score says which it is."""
+    assert m.positive_of(labels.split()) == m.positive_of(reversed(labels.split())) == positive
+
+
+def test_f1_knows_classes_that_do_not_occur() -> None:
+    """No yes at all, neither said nor right, is no perfect score."""
+    score = m.scored("f1", ["0", "0"], ["0", "0"], labels=("0", "1"))
+    assert (score.value, score.signature) == (0, "metric:f1|positive:1|examples:2")
+    with pytest.raises(QkvError, match="0 predictions for 0 answers"):
+        m.scored("f1", [], [])
 
 
 def test_glue_tasks_have_their_own_metric_and_file() -> None:

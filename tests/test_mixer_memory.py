@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from qkv.parts.linear_attention import Linear, Performer
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Linear, Performer, Window
+from qkv.parts.mixers import Window
 from qkv.parts.positions import NOWHERE
 from qkv.parts.scores import Dot
 from qkv.parts.softmax import Softmax
@@ -33,7 +34,9 @@ def largest(mixer: nn.Module, length: int, causal: bool, keys: Tensor | None = N
     q, k, v = (torch.randn(1, 1, length, 8).requires_grad_() for _ in range(3))
     with Largest() as watch:
         q = q[:, :, length - (queries or length) :]
-        mixer(q, k, v, Mask(q.size(2), keys, length, causal), NOWHERE).sum().backward()
+        mask = Mask(q.size(2), keys, length, causal)
+        mixed = mixer(q, k, v, mask)[0] if isinstance(mixer, Linear) else mixer(q, k, v, mask, NOWHERE)
+        mixed.sum().backward()
     return watch.elements
 
 

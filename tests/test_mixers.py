@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
+from qkv.parts.linear_attention import Linear, Performer, Taylor, orthogonal_normal
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Compressed, Linear, Linformer, Performer, Window, orthogonal_normal
+from qkv.parts.mixers import Compressed, Linformer, Window
 from qkv.parts.positions import NOWHERE
 from qkv.parts.scores import Dot
 from qkv.parts.softmax import Softmax, repeat_heads
@@ -32,17 +33,29 @@ def compressed(stride: int = 3, kv_heads: int = KV_HEADS) -> Compressed:
     return mixer
 
 
-def in_chunks(mixer: Linear) -> Linear:
-    mixer.chunk = 4  # so that short tests cross several
-    return mixer
+class Carried(nn.Module):
+    """A linear mixer called as the others are, with all keys: those of the past enter its sum first."""
+
+    def __init__(self, mixer: Linear, chunk: int = 4):  # so that short tests cross several
+        super().__init__()
+        mixer.chunk = chunk
+        self.mixer = mixer
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, place: object) -> Tensor:
+        past, total = mask.length - mask.queries, None
+        if past:
+            before = Mask(past, None if mask.keys is None else mask.keys[:, :past], causal=True)
+            _, total = self.mixer(q.new_ones(*q.shape[:2], past, WIDTH), k[:, :, :past], v[:, :, :past], before)
+        return self.mixer(q, k[:, :, past:], v[:, :, past:], mask, total)[0]
 
 
 CAUSAL: dict[str, Callable[[], nn.Module]] = {
     "softmax": softmax,
     "window": lambda: Window(SCALE, 2),
     "window-global": lambda: Window(SCALE, 2, 3),
-    "performer": lambda: in_chunks(Performer(SCALE, WIDTH, 10)),
-    "linear": lambda: in_chunks(Linear()),
+    "performer": lambda: Carried(Performer(SCALE, WIDTH, 10)),
+    "linear": lambda: Carried(Linear()),
+    "taylor": lambda: Carried(Taylor(SCALE)),
     "compressed": compressed,
 }
 ALL = CAUSAL | {"linformer": lambda: Linformer(SCALE, 24, 5)}
@@ -272,7 +285,7 @@ def test_linformer_refuses_the_causal_rule_and_longer_sequences_but_not_longer_p
         assert close(mixer(q, k, v, Mask(8, keys), NOWHERE)[:, :, real], alone)
 
 
-# --- linear and performer
+# --- linear, performer and taylor
 
 
 def kernel_average(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -283,17 +296,21 @@ def kernel_average(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
 
 @few
 @given(seed=seeds, length=st.integers(1, 20), chunk=st.integers(1, 20), causal=st.booleans())
-def test_linear_and_performer_are_their_formulas(seed: int, length: int, chunk: int, causal: bool) -> None:
+def test_linear_mixers_are_their_formulas(seed: int, length: int, chunk: int, causal: bool) -> None:
     torch.manual_seed(seed)
     q, k, v = heads(2, length)
     mask = Mask(length, causal=causal)
-    linear, performer = Linear(), Performer(SCALE, WIDTH, 9).double()
-    linear.chunk = performer.chunk = chunk
+    linear, taylor = Carried(Linear(), chunk), Carried(Taylor(SCALE), chunk)
+    performer = Carried(Performer(SCALE, WIDTH, 9).double(), chunk)
     elu = [nn.functional.elu(x) + 1 for x in (q, k)]
     assert close(linear(q, k, v, mask, NOWHERE), kernel_average(*elu, v, mask))
     rooted = [x * SCALE**0.5 for x in (q, k)]
-    favor = [(x @ performer.projection.T - x.square().sum(-1, keepdim=True) / 2).exp() for x in rooted]
+    favor = [(x @ performer.mixer.projection.T - x.square().sum(-1, keepdim=True) / 2).exp() for x in rooted]
     assert close(performer(q, k, v, mask, NOWHERE), kernel_average(*favor, v, mask))
+    scores = q @ repeat_heads(k, HEADS).transpose(-1, -2) * SCALE  # (B, H, T, S)
+    weights = (1 + scores + scores.square() / 2) * mask.dense
+    mixed = weights @ repeat_heads(v, HEADS) / weights.sum(-1, keepdim=True)
+    assert close(taylor(q, k, v, mask, NOWHERE), mixed)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -305,7 +322,7 @@ def test_performer_comes_closer_to_softmax_with_more_features(causal: bool) -> N
     exact = softmax()(q, k, v, mask, NOWHERE)
 
     def error(n_features: int) -> float:
-        draws = [Performer(SCALE, WIDTH, n_features).double()(q, k, v, mask, NOWHERE) for _ in range(8)]
+        draws = [Performer(SCALE, WIDTH, n_features).double()(q, k, v, mask)[0] for _ in range(8)]
         return float(torch.stack([(draw - exact).square().mean() for draw in draws]).mean().sqrt())
 
     errors = [error(n) for n in (32, 32 * 16, 32 * 256)]  # the error goes with 1 / sqrt(features): a quarter each time
@@ -337,7 +354,7 @@ def test_performer_survives_keys_of_very_different_sizes(causal: bool) -> None:
     torch.manual_seed(6)
     q, k, v = heads(1, 12)
     k[:, :, :8] *= 40 / k[:, :, :8].norm(dim=-1, keepdim=True)
-    performer = in_chunks(Performer(SCALE, WIDTH, 64))
+    performer = Carried(Performer(SCALE, WIDTH, 64))
     seen = slice(0, 8)  # none of the small keys
     alone = performer(*(x[:, :, seen].float() for x in (q, k, v)), Mask(8, causal=causal), NOWHERE)
     keys = None if causal else torch.arange(12)[None] < 8
@@ -351,7 +368,7 @@ def test_linear_attention_keeps_its_precision_over_long_half_precision_sequences
     torch.manual_seed(7)
     q, k, v = (torch.randn(1, 1, 1500, 4).bfloat16() for _ in range(3))
     mask = Mask(1500, causal=True)
-    half, single = Linear()(q, k, v, mask, NOWHERE), Linear()(q.float(), k.float(), v.float(), mask, NOWHERE)
+    half, single = Linear()(q, k, v, mask)[0], Linear()(q.float(), k.float(), v.float(), mask)[0]
     assert half.dtype == torch.bfloat16
     assert torch.allclose(half.float(), single, rtol=2**-7, atol=1e-4)
 

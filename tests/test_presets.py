@@ -44,6 +44,9 @@ PUBLISHED = {  # parameters of the released models, to the last one
     "llama3-70b": 70_553_706_496,
     "llama3.1-8b": 8_030_261_248,
     "llama3.2-1b": 1_235_814_400,
+    "mamba-130m": 129_135_360,
+    "mamba-1.4b": 1_372_178_432,
+    "mamba-2.8b": 2_768_345_600,
     "bloom-560m": 559_214_592,
     "bloom-176b": 176_247_271_424,
 }
@@ -53,6 +56,8 @@ ROUNDED = {  # millions, as the papers print them
     "lstm-seq2seq": (384, 0.001),
     "lstm-lm": (20, 0.02),  # Zaremba's medium model: 13 million in words, 6.8 in cells
     "palm-8b": (8630, 0.001),
+    "gla-340m": (340, 0.01),
+    "gla-1.3b": (1300, 0.01),
     "gpt3-small": (125, 0.01),
     "gpt3-medium": (350, 0.02),
     "gpt3-large": (760, 0.01),
@@ -99,6 +104,7 @@ def test_the_lectures_count_by_its_formula(name: str) -> None:
 def test_only_decoders_of_attention_are_counted_like_the_lecture() -> None:
     assert count(tiny("bert-base")).lecture is None
     assert count(tiny("lstm-lm")).lecture is None
+    assert count(tiny("gla-340m")).lecture is None
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -122,8 +128,8 @@ def test_tiny_keeps_the_architecture(name: str) -> None:
     """Everything but sizes, ids and the spread of fresh weights is as it was, and it is really small."""
     large, small = preset(name), tiny(name)
     sizes = set(
-        "d_model n_layers d_ff vocab_size target_vocab_size n_heads n_kv_heads d_head d_embed max_length image_size patch_size "
-        "n_classes window mixer_rank relative_distance relative_buckets rotary_scaling init_std "
+        "d_model n_layers d_ff vocab_size target_vocab_size n_heads n_kv_heads d_head d_key d_state d_embed max_length "
+        "image_size patch_size n_classes window mixer_rank relative_distance relative_buckets rotary_scaling init_std "
         "pad_id bos_id eos_id start_id".split()
     )
     for field in ModelConfig.model_fields:

@@ -54,7 +54,7 @@ def source(rows: int, kind: str, mask: Tensor | None = None) -> Memory:
 def run(
     stack: RecurrentStack, x: Tensor, keys: Tensor | None = None, memory: Memory | None = None
 ) -> tuple[Tensor, State]:
-    return stack(x, Mask(x.size(1), keys, causal=True), memory)
+    return stack(x, Mask(x.size(1), keys, causal=True), memory, State())
 
 
 def same(a: Tensor, b: Tensor) -> None:
@@ -280,6 +280,20 @@ def test_dropout_acts_between_layers_and_on_the_output_in_training_only(kind, op
 
 
 # --- where a decoder starts
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fixed_context_enters_every_step_beside_x(kind, fast):
+    stack, memory, x = make(kind, {"fixed_context": True}), source(3, kind), vectors(3, T, C)
+    stack.fast = fast
+    other = {"elman": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[kind](2 * C, C, LAYERS, batch_first=True).double()
+    other.load_state_dict(stack.cells.state_dict())
+    beside = memory.state.layers[-1]["hidden"][:, None].expand(-1, T, -1)
+    keys = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
+    y, _ = run(stack, x, keys, memory)
+    for row, real in enumerate(keys):
+        same(y[row, real], other(torch.cat([x, beside], -1)[row, real][None])[0][0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

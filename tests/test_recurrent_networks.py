@@ -33,6 +33,8 @@ DECODERS = {
     "seq2seq": TWO | {"reverse_source": True},
     "fewer-layers": TWO | {"n_decoder_layers": 1},
     "more-layers": TWO | {"n_decoder_layers": 3, "bidirectional": True},
+    "rnnenc": TWO | {"fixed_context": True},
+    "rnnenc-both-ways": TWO | {"fixed_context": True, "bidirectional": True, "n_decoder_layers": 1},
     "rnnsearch": TWO | {"bidirectional": True, "decoder_attention": "additive", "d_embed": 5},
     "luong": TWO | {"decoder_attention": "bilinear", "input_feeding": True},
     "low-rank": TWO | {"decoder_attention": "low-rank", "score_rank": 2},

@@ -314,6 +314,19 @@ def test_sentences_in_words_and_tags_out(trained: SimpleNamespace, run: Run, tmp
     assert code == 0 and out == "You\tPRON\ncry\tVERB\n\n"
 
 
+def test_standard_input_is_what_it_looks_like(trained: SimpleNamespace, run: Run) -> None:
+    """CoNLL-U by its ten columns, whether comments and ranges of words come first or not; any other by its first column."""
+    word = "{}\t{}" + "\t_" * 8 + "\n"
+    rows = word.format(1, "You") + word.format(2, "cry")
+    wanted = "You\tPRON\ncry\tVERB\n\n"
+    for text in (rows, "# text = You cry\n\n" + rows, "# c\n" + word.format("1-2", "Youcry") + rows, "You X\ncry\n"):
+        assert run("tag", trained.folder, "--format", "conll", given=text)[:2] == (0, wanted), text
+    code, _, err = run("tag", trained.folder, "--format", "conll", given=rows + "3\n")
+    assert code == 2 and "standard input, line 3: 1 of 2 columns" in err
+    code, out, _ = run("tag", trained.folder, "--format", "conll", given="1 X\n2 X\n")
+    assert code == 0 and [line.split("\t")[0] for line in out.splitlines()] == ["1", "2", ""], "numbers may be words"
+
+
 def test_bad_input_is_one_line_and_exit_code_2(trained: SimpleNamespace, run: Run, tmp_path: Path) -> None:
     (tmp_path / "bad.conllu").write_text("1\tYou\tPRON\n\n1\tWe\tPRON\n2\n")
     code, _, err = run("tag", trained.folder, tmp_path / "bad.conllu", "--format", "conll")

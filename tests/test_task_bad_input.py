@@ -224,6 +224,12 @@ def test_a_task_and_a_model_that_do_not_fit(recipe: str, task: str, saying: str,
     assert code == 2 and err.startswith("error: ") and err.count("\n") == 1 and saying in err, err
 
 
+@pytest.mark.parametrize("recipe", ["sentences", "tags", "answers", "grammar-lm", "masked"])
+def test_texts_that_are_longer_than_the_model_can_take_are_refused(recipe: str, run: Run) -> None:
+    code, _, err = train(run, recipe, "data.max_length=100", "model.max_length=99")
+    assert code == 2 and "data.max_length = 100 tokens do not fit model.max_length = 99" in err, err
+
+
 @pytest.mark.parametrize(
     ("recipe", "train_on", "valid", "saying"),
     [

@@ -253,6 +253,18 @@ def test_tables_of_every_task(tmp_path: Path) -> None:
             assert read("answering", *columns) == ([answer] * 2, {"the answer is not in the context": 1})
 
 
+def test_pairs_in_the_other_order(tmp_path: Path) -> None:
+    (tmp_path / "pairs.tsv").write_text("a\tb\tyes\nc\td\tno\n")
+    (tmp_path / "single.tsv").write_text("a\tyes\n")
+    pairs = {"root": tmp_path, "table": "pairs.tsv", "columns": (0, 1, 2)}
+    swapped = made("classification", swap=True, **pairs)
+    assert records(swapped) == [("b", "a", "yes"), ("d", "c", "no")]
+    with pytest.raises(ConfigError, match="single ones"):
+        records(made("classification", root=tmp_path, table="single.tsv", swap=True))
+    with pytest.raises(ConfigError, match="not for translation"):
+        made("translation", root=tmp_path, table="single.tsv", swap=True)
+
+
 def test_the_first_columns_are_the_default_and_their_number_is_the_tasks(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("a b c\tb\tc\td\n")
     first = {"language": ("a b c",), "classification": ("a b c", "b"), "summary": ("a b c", "b")}
@@ -476,7 +488,7 @@ def squad_file(impossible: bool) -> str:
     asked = [
         {
             "question": " What sleeps? ",
-            "answers": [{"text": "cat", "answer_start": 11}, {"text": "x", "answer_start": 0}],
+            "answers": [{"text": text, "answer_start": at} for text, at in (("cat", 11), ("a cat", 9), ("cat", 4))],
         }
     ]
     if impossible:
@@ -487,12 +499,17 @@ def squad_file(impossible: bool) -> str:
 def test_squad(server: Server, tmp_path: Path) -> None:
     (tmp_path / "dev-v2.0.json").write_text(squad_file(True))
     server.files["/squad/train-v1.1.json"] = squad_file(False).encode()
-    first = ("What sleeps?", "The cat, a cat, sleeps.", "cat", "11")
+    first = ("What sleeps?", "The cat, a cat, sleeps.", "cat", "11", "a cat")  # the last one is accepted too
     assert records(made("answering", "train", dataset="squad")) == [first]
     source = made("answering", "valid", dataset="squad/2", path=str(tmp_path))
     assert records(source) == [first, ("Why?", first[1], "", "-1")]
     goes_on(source)
-    for wrong in ("no json", '{"data": [{"paragraphs": 3}]}', squad_file(False).replace("11", "12")):
+    for wrong in (
+        "no json",
+        '{"data": [{"paragraphs": 3}]}',
+        squad_file(False).replace("11", "12"),
+        squad_file(False).replace('"a cat"', "3"),
+    ):
         (tmp_path / "dev-v2.0.json").write_text(wrong)
         with pytest.raises(FileError, match="is no file of SQuAD"):
             made("answering", "valid", dataset="squad/2", path=str(tmp_path))

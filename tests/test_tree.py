@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qkv.config import load_recipe
+from qkv.config.vectors import learns_vectors, load_vectors_recipe
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -61,7 +62,7 @@ RANKS = [
     {"parts", "text", "data"},
     {"models"},
     {"objectives", "generate", "look"},
-    {"train", "tasks", "evaluate", "convert", "engine"},
+    {"train", "tasks", "evaluate", "convert", "engine", "vectors"},
     {"api", "check"},
     {"serve", "lab"},
     {"commands"},
@@ -136,7 +137,10 @@ def test_the_starting_files_do_not_import_torch_at_the_top() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.name)
 def test_every_recipe_loads(path: Path) -> None:
-    assert load_recipe(path).model.d_model > 0
+    if learns_vectors(path):
+        assert load_vectors_recipe(path).vectors.width > 0
+    else:
+        assert load_recipe(path).model.d_model > 0
 
 
 def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

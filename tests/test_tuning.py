@@ -121,7 +121,12 @@ def test_without_settings_all_weights_learn_alike(c: ModelConfig, kind: str) -> 
     n = network(c)
     found = scales(n, TuneConfig(), kind)
     assert found.keys() == dict(n.named_parameters()).keys() and set(found.values()) == {1}
-    assert len(optimizer(n, TrainConfig(optimizer=kind)).param_groups) == (3 if kind == "muon" else 2)
+    groups = optimizer(n, TrainConfig(optimizer=kind, weight_decay=0.1)).param_groups
+    kinds = {(g["orthogonal"], g["weight_decay"] > 0, g["gates"]) for g in groups}
+    assert len(kinds) == len(groups)  # no kind of weight is split
+    assert {(orthogonal, decayed) for orthogonal, decayed, _ in kinds} == (
+        {(False, True), (False, False), (True, True)} if kind == "muon" else {(False, True), (False, False)}
+    )
 
 
 @pytest.mark.parametrize(("freeze", "still"), [(1, {0}), (2, {0, 1}), (3, {0, 1, 2}), (-1, {0, 1, 2})])

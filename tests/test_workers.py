@@ -28,6 +28,7 @@ from qkv.train.average import average_run
 from qkv.train.checkpoint import Training
 from qkv.train.optimizer import optimizer, orthogonal
 from qkv.train.report import Report
+from tests.test_recurrent_lm import shakes
 from tests.test_train import Killed, contents, recipe, run, same
 
 # --- several workers
@@ -101,6 +102,18 @@ def test_two_workers_stopped_by_a_signal_to_one_resume_exactly(workers: Callable
     assert checkpoint.newest(tmp_path / "parts") == tmp_path / "parts" / "checkpoint-0000003"
     workers(tmp_path / "parts", r)
     same(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
+
+
+def test_two_workers_carry_the_states_of_their_own_rows(workers: Callable, tmp_path: Path) -> None:
+    """As one with two micro-batches does; and stopped and resumed, each has its own again."""
+    r = shakes(6)
+    workers(tmp_path / "two", r)
+    training.run(shakes(6, accumulate=2), "recipe", tmp_path / "one", Report(quiet=True))
+    two, one = log(tmp_path / "two"), log(tmp_path / "one")
+    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-4)
+    workers(tmp_path / "parts", r, "signal")
+    workers(tmp_path / "parts", r)
+    same(contents(tmp_path / "two"), contents(tmp_path / "parts"))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def run(as_json: Json = False) -> None:
     from rich.table import Table
 
     from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, Strict, TrainConfig
+    from qkv.config.vectors import TextConfig, VectorsConfig
 
     first = {"above all tables": [described("preset", Recipe.model_fields["preset"])]}
     tables: dict[str, type[Strict]] = {
@@ -27,6 +28,8 @@ def run(as_json: Json = False) -> None:
         "a corpus of [data]: train, valid, test": CorpusConfig,
         "[train]": TrainConfig,
         "[decode]": DecodeConfig,
+        'with task = "vectors": [vectors]': VectorsConfig,
+        'with task = "vectors": [data]': TextConfig,
     }
     found = first | {
         title: [described(name, f) for name, f in kind.model_fields.items()] for title, kind in tables.items()

@@ -21,6 +21,7 @@ WHAT = (
     "weights that do best on held-out sentences, score them on others that nobody has looked at. It all goes to {out}.\n"
 )
 NEXT = (
+    ("{qkv} serve {out}", "open http://127.0.0.1:8000/ : translate on a page, and look inside (pip install 'qkv[serve]')"),
     ('echo "The old woman sees a small dog." | {qkv} translate {out} --alignments', "a sentence of your own"),
     ("{qkv} evaluate {out}", "BLEU with intervals, and by length of sentence"),
     ("tensorboard --logdir {out}", "the curves, where TensorBoard is installed"),
@@ -35,6 +36,7 @@ def run(
     time_budget: Annotated[str, BUDGET] = "3m",
     threads: Threads = None,
     settings: Settings = None,
+    serve: Annotated[bool, typer.Option("--serve", help="At the end, serve it: a page to play with.")] = False,
 ) -> None:
     """Train a translator from raw text, score it, and show what it does; at most 5 minutes on two cores.
 
@@ -66,6 +68,11 @@ def run(
     qkv = "qkv" if which("qkv") else started
     for command, what in NEXT:
         console.print(f"  {command.format(out=out, qkv=qkv)}\n      {what}", markup=False, soft_wrap=True)
+    if serve:
+        from qkv.commands import serve as server
+
+        console.print()
+        server.run([str(out)])
 
 
 def show(console: Console, out: Path) -> None:

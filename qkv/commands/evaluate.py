@@ -31,6 +31,12 @@ BEAM = typer.Option(
 PENALTY = typer.Option(
     "--length-penalty", help="With a model: 0 favours short ones. Default: the run's own, else 1.", show_default=False
 )
+SIMILARITY = typer.Option(
+    "--similarity", help="Word vectors: a file of word pairs with judgements; may be repeated.", show_default=False
+)
+ANALOGIES = typer.Option(
+    "--analogies", help="Word vectors: a file of analogies, four words a line.", show_default=False
+)
 OUTPUT = typer.Option("--output", help="Also write the model's translations to this file.", show_default=False)
 
 References = Annotated[list[Path] | None, REFERENCES]
@@ -51,6 +57,8 @@ def run(
     tokenize: Tokenize = "13a",
     lower: Lower = False,
     sentences: Annotated[bool, SENTENCES] = False,
+    similarity: Annotated[list[Path] | None, SIMILARITY] = None,
+    analogies: Annotated[Path | None, ANALOGIES] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -61,9 +69,15 @@ def run(
     [dim]qkv evaluate runs/demo          # the run's own test set, translated anew[/]
     [dim]qkv evaluate runs/tags          # any other task: its own test set[/]
     [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
+    [dim]qkv evaluate runs/word2vec --similarity wordsim353.tsv[/]
+    [dim]qkv evaluate vectors.bin --analogies questions-words.txt   # word2vec's[/]
     """
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
+    from qkv.vectors.store import holds_vectors
 
+    if similarity or analogies or holds_vectors(what):
+        word_vectors(what, list(similarity or []), analogies, as_json)
+        return
     if not references and (what / "recipe.toml").is_file() and (task := task_name(what)) != "translation":
         told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty}
         if unused := [name for name, value in told.items() if value is not None]:
@@ -105,6 +119,26 @@ def task_name(folder: Path) -> str:
     from qkv.train.again import recipe_of
 
     return recipe_of(folder).task
+
+
+def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_json: bool) -> None:
+    """Word vectors asked what is given, or else what their run was asked."""
+    from qkv.commands.train import score_lines
+    from qkv.config.vectors import load_vectors_recipe
+    from qkv.train.again import changes_of
+    from qkv.vectors.judge import scored
+    from qkv.vectors.store import open_vectors
+
+    if not similarity and not analogies and (what / "recipe.toml").is_file():
+        asked = load_vectors_recipe(what / "recipe.toml", changes_of(what)).vectors
+        similarity = [Path(name) for name in asked.similarity]
+        analogies = Path(asked.analogies) if asked.analogies else None
+    found = scored(open_vectors(what), similarity, analogies)
+    if found is None:
+        raise ConfigError(
+            f"{what} holds word vectors: say what to ask them with --similarity FILE and --analogies FILE"
+        )
+    print(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(score_lines({"test": found})))
 
 
 def other_task(folder: Path, as_json: bool) -> None:

@@ -14,17 +14,22 @@ from qkv.commands.common import Folder
 class Format(StrEnum):
     hf = "hf"
     qkv = "qkv"
+    text = "word2vec-text"
+    binary = "word2vec-binary"
 
 
 def run(
     folder: Folder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.", show_default=False)],
-    to: Annotated[Format, typer.Option("--to", help="hf: for transformers; qkv: our own.")] = Format.hf,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder (or file) to write.", show_default=False)],
+    to: Annotated[
+        Format, typer.Option("--to", help="hf: for transformers; qkv: our own; word2vec-*: word vectors.")
+    ] = Format.hf,
 ) -> None:
     """Write a model in another format: Hugging Face's, or (from any format we read) our own.
 
     [dim]qkv export my-model my-model-hf --to hf[/]
     [dim]qkv export model.gguf my-model --to qkv[/]
+    [dim]qkv export runs/word2vec vectors.txt --to word2vec-text[/]
     """
     from qkv.api import load
 

@@ -65,9 +65,7 @@ def run(
     ids = model.prompt_ids(text, chat, system)
     if truncate:
         ids = model.last_ids(ids, max_new_tokens)
-    elif (
-        len(ids) > (most := model.config.max_length) and model.config.family == "decoder" and not model.config.recurrent
-    ):
+    elif model.context is not None and len(ids) > (most := model.context):
         raise QkvError(
             f"{len(ids)} tokens, but this model was made for {most}: shorten the prompt, or keep its end (--truncate)"
         )
@@ -117,10 +115,9 @@ class One:
         return {"prompt_tokens": len(self.ids), "tokens": self.written, "ended": self.ended()}
 
     def note(self) -> str:
-        most = self.model.config.max_length
+        most = self.model.context
         if self.ended() == "context":
-            return f"the context of {most} tokens is full: --slide goes on from its last half"
-        longer = self.model.config.family == "decoder" and self.model.config.recurrent is None and not self.slide
-        if longer and len(self.ids) + self.written > most:
+            return f"the context of {self.model.config.max_length} tokens is full: --slide goes on from its last half"
+        if most is not None and not self.slide and len(self.ids) + self.written > most:
             return f"the text is longer than the {most} tokens that this model was made for: --slide keeps to them"
         return ""

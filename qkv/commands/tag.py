@@ -30,7 +30,7 @@ class Format(StrEnum):
 
 FORMAT = typer.Option(
     "--format",
-    help="text: a sentence per line. conll: a word per line, in the first column (.conllu: the second), a blank line after each sentence.",
+    help="text: a sentence per line. conll: a word per line, in the first column (of CoNLL-U: the second), blank line after each sentence.",
 )
 
 
@@ -79,12 +79,9 @@ def texts(file: Path | None) -> Iterator[tuple[Sequence[str], list[str]]]:
 
 def words(file: Path | None) -> Iterator[tuple[Sequence[list[str]], list[str]]]:
     """Sentences of a column of words."""
-    from qkv.data.sources import ending
     from qkv.data.tagged import Tagged
 
-    path = file or Path("-")
-    column = 1 if ending(path) == ".conllu" else 0
-    source = Tagged(path, (column, column)).sentences()
+    source = Tagged(file or "-", tags=False).sentences()
     while some := list(islice(source, CHUNK)):
         yield [[word for word, _ in rows] for rows in some], [""] * len(some)
 

@@ -41,8 +41,13 @@ def run(
     [dim]qkv train my.toml --time-budget 1h[/]
     [dim]tensorboard --logdir runs           # watch it[/]
     """
+    from qkv.config.vectors import learns_vectors
+    from qkv.recipes import find
     from qkv.train.report import digits, in_words
 
+    if learns_vectors(find(recipe), settings):
+        word_vectors(recipe, list(settings or []), out, time_budget, threads)
+        return
     finished = trained(recipe, list(settings or []), out, time_budget, threads)
     folder, progress = finished.folder, finished.training.progress
     valid = finished.results["valid"]
@@ -53,15 +58,47 @@ def run(
     print(f"use it: {finished.task.use(str(folder))[0]}")
 
 
-def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None) -> Run:
-    """Train to the end. Whoever is stopped on the way leaves here, with the exit code that shells expect."""
+def word_vectors(
+    recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None
+) -> None:
+    """word2vec: no network, so a loop of its own."""
+    from qkv.config.vectors import load_vectors_recipe
+    from qkv.recipes import find
+    from qkv.train.report import Report
+    from qkv.vectors import run as training
+
+    if time_budget is not None:
+        raise ConfigError(
+            "--time-budget is for networks: word vectors take passes over the text, --set vectors.epochs=3"
+        )
+    path = find(recipe)
+    changes += [] if threads is None else [f"vectors.workers={threads}"]
+    folder = out or Path("runs") / path.stem
+    finished = training.run(load_vectors_recipe(path, changes), kept_text(path, changes), folder, Report())
+    if not finished.ended:
+        raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
+    print(f"loss in the last pass {finished.results['loss']:.4f} per prediction")
+    for line in score_lines(finished.results):
+        print(line)
+    print(f"{folder / 'best'} has the vectors, {folder / 'README.md'} is their card, {folder / 'curves.svg'} a picture")
+    print(f"use them: qkv nearest {folder} {finished.vocabulary.words[len(finished.vocabulary.words) // 10]}")
+
+
+def kept_text(path: Path, changes: list[str]) -> str:
+    """The recipe as the run's folder keeps it, with what was changed on the command line."""
     import json
 
+    from qkv.convert.files import read_text
+
+    return read_text(path).rstrip("\n") + "\n" + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
+
+
+def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None) -> Run:
+    """Train to the end. Whoever is stopped on the way leaves here, with the exit code that shells expect."""
     import torch
 
     from qkv.config import load_recipe
     from qkv.convert.detect import open_config
-    from qkv.convert.files import read_text
     from qkv.recipes import find
     from qkv.train import run as training
     from qkv.train.report import Report
@@ -74,8 +111,7 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
         raise ConfigError(f"{recipe} has no [data] table: it says what a model is, not what it learns from")
     if threads is not None:
         torch.set_num_threads(threads)
-    text = read_text(path).rstrip("\n") + "\n" + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
-    finished = training.run(loaded, text, out or Path("runs") / path.stem, Report())
+    finished = training.run(loaded, kept_text(path, changes), out or Path("runs") / path.stem, Report())
     if finished.why.startswith("stopped"):
         raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
     if not finished.results:  # one of several workers: the first one tells

@@ -1,22 +1,22 @@
 """Beam search on `network.start` and `network.step`: batched, cached, the same for attention and recurrent networks.
 
-The network computes for all live hypotheses of all sentences at once, sentence by sentence and K to each; which of them
-live on is decided in hypotheses.py. Nothing of one sentence depends on the others in its batch.
+The network computes for all live hypotheses of all sentences at once (continuous.py), sentence by sentence and K to each;
+which of them live on is decided in hypotheses.py. Nothing of one sentence depends on the others in its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.generate.choose import best
 from qkv.generate.constraints import Phrase
-from qkv.generate.hypotheses import Beam, Continuations, Hypothesis, Sentence
+from qkv.generate.continuous import Continuous, Text
+from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
 from qkv.generate.rules import Rules
-from qkv.generate.search import FREE, Writer, last_real, write
+from qkv.generate.search import FREE, Writer, write
 
 
 def search(network: Writer, batch: Batch, longest: int | Sequence[int], ends: Sequence[int], beam: Beam,
@@ -32,58 +32,15 @@ def search(network: Writer, batch: Batch, longest: int | Sequence[int], ends: Se
     return beam_search(network, batch, limits, ends, beam, rules, phrases)
 
 
-@torch.no_grad()
 def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequence[int], beam: Beam,
                 rules: Rules = FREE, phrases: Sequence[Sequence[Phrase]] = ()) -> list[list[Hypothesis]]:  # fmt: skip
+    """All sentences join at once; finished ones leave the batch."""
     sentences = [Sentence(beam, limit, ends, phrases[i] if phrases else ()) for i, limit in enumerate(limits)]
-    assert batch.inputs is not None
-    hidden, state = network.step(batch.inputs, network.start(batch), batch.mask)  # (B, T, C)
-    going = list(range(len(sentences)))  # which sentences are in the batch
-    width = beam.groups  # K: how many rows each of them has there
-    first = torch.arange(len(sentences), device=hidden.device).repeat_interleave(width)
-    last, state = last_real(hidden, batch.mask)[first], state.move(first)  # (B * K, C)
-    while True:
-        # only the last vector goes through the head: the vocabulary is the widest matrix of all
-        scores = network.head.log_probs(last)  # type: ignore[operator]  # (B * K, V)
-        rows = continuations(scores, [sentences[i] for i in going], going, width, beam.size + len(ends), rules)
-        moves = [sentences[i].advance(own) for i, own in zip(going, rows, strict=True)]
-        kept = [at for at, i in enumerate(going) if sentences[i].live]  # finished sentences leave the batch
-        if not kept:
-            return [sentence.results() for sentence in sentences]
-        old_width, width = width, max(len(moves[at]) for at in kept)
-        origins = [at * old_width + origin for at in kept for origin in filled(moves[at], width)]
-        stay = None if len(kept) == len(going) else torch.tensor(kept, device=scores.device)
-        going = [going[at] for at in kept]
-        written = [token for i in going for token in filled([h.ids[-1] for h in sentences[i].live], width)]
-        state = state.move(torch.tensor(origins, device=scores.device), stay)
-        hidden, state = network.step(torch.tensor(written, device=scores.device)[:, None], state)  # (B * K, 1, C)
-        last = hidden[:, -1]
-
-
-def filled(own: list[int], width: int) -> list[int]:
-    """`width` entries; a sentence with fewer hypotheses repeats its first, and nobody looks at the copies."""
-    return own + own[:1] * (width - len(own))
-
-
-def continuations(scores: Tensor, sentences: Sequence[Sentence], numbers: Sequence[int], width: int, count: int,
-                  rules: Rules) -> list[list[Continuations]]:  # fmt: skip
-    """For each live hypothesis of each sentence the `count` best tokens, and those that its constraints ask for."""
-    log_probs = scores
-    if not rules.idle:
-        log_probs = scores.clone() if rules.reweigh else scores
-        texts = [[h.ids for h in sentence.live] for sentence in sentences]
-        written = [ids for own in texts for ids in own + own[:1] * (width - len(own))]
-        rules.apply(scores, written, [number for number in numbers for _ in range(width)])
-    gains, tokens = best(scores, count)  # (B * K, count)
-    own = log_probs.gather(-1, tokens) if rules.reweigh else gains
-    rows = [Continuations(*row) for row in zip(tokens.tolist(), gains.tolist(), own.tolist(), strict=True)]
-    for at, sentence in enumerate(sentences):
-        for index, token in sentence.wishes():
-            row = rows[at * width + index]
-            row.tokens.append(token)
-            row.gains.append(scores[at * width + index, token].item())
-            row.log_probs.append(log_probs[at * width + index, token].item())
-    return [rows[at * width : at * width + len(sentence.live)] for at, sentence in enumerate(sentences)]
+    running = Continuous(network)
+    running.join(batch, [Text(sentence, rules, number) for number, sentence in enumerate(sentences)])
+    while running.going:
+        running.step()
+    return [sentence.results() for sentence in sentences]
 
 
 def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequence[int], beam: Beam,

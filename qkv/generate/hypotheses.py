@@ -145,6 +145,8 @@ class Sentence:
 
     def __init__(self, beam: Beam, longest: int, ends: Sequence[int], phrases: Sequence[Phrase] = ()):
         self.beam, self.phrases = beam, phrases
+        self.count = beam.size + len(ends)
+        """Tokens that are considered after each hypothesis: if all end tokens are among the best, enough are left."""
         self.groups = [Group(beam, longest, ends, phrases) for _ in range(beam.groups)]
 
     @property

@@ -12,41 +12,71 @@ class Decodes(Protocol):
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-def pieces(tokens: Iterable[int], tokenizer: Decodes, prompt: Sequence[int] = ()) -> Iterator[str]:
-    """The text of a growing list of tokens, piece by piece; the pieces joined are the text of the whole list, as it
-    stands after the prompt (whose last token decides whether a space comes first).
+class Pieces:
+    """The text of a growing list of tokens: what each of them adds, as it stands after the prompt (whose last token decides
+    whether a space comes first). The pieces joined are the text of the whole list.
 
     A character may take several tokens: while the text ends in the mark of a broken one, nothing is given out. Only the
     last given tokens are decoded again, as context: how a token reads can depend on the one before it.
     """
-    context = list(prompt[-1:])
-    fresh: list[int] = []
+
+    def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()):
+        self.tokenizer, self.context = tokenizer, list(prompt[-1:])
+        self.fresh: list[int] = []
+
+    def add(self, token: int) -> str:
+        """What can be given out now."""
+        self.fresh.append(token)
+        piece = self.after(self.fresh)
+        if not piece or piece.endswith("\ufffd"):
+            return ""
+        self.context, self.fresh = self.fresh, []
+        return piece
+
+    def rest(self) -> str:
+        """What is left when no token follows."""
+        return self.after(self.fresh) if self.fresh else ""
+
+    def after(self, tokens: list[int]) -> str:
+        """How tokens read behind those that were given out."""
+        decode = self.tokenizer.decode
+        return decode(self.context + tokens)[len(decode(self.context)) :]
+
+
+def pieces(tokens: Iterable[int], tokenizer: Decodes, prompt: Sequence[int] = ()) -> Iterator[str]:
+    """What each token adds to the text that follows the prompt."""
+    text = Pieces(tokenizer, prompt)
     for token in tokens:
-        fresh.append(token)
-        piece = _after(context, fresh, tokenizer)
-        if piece and not piece.endswith("\ufffd"):
+        if piece := text.add(token):
             yield piece
-            context, fresh = fresh, []
-    if fresh and (rest := _after(context, fresh, tokenizer)):
+    if rest := text.rest():
         yield rest
 
 
-def _after(context: list[int], fresh: list[int], tokenizer: Decodes) -> str:
-    return tokenizer.decode(context + fresh)[len(tokenizer.decode(context)) :]
+class Until:
+    """A text up to the first stop string, which may span pieces; what could be its beginning is held back."""
+
+    def __init__(self, stop: Sequence[str]):
+        self.stop, self.held, self.found = stop, "", False
+
+    def add(self, text: str) -> str:
+        """What can be given out now; `found` says that the text ends with it."""
+        self.held += text
+        places = [at for end in self.stop if (at := self.held.find(end)) >= 0]
+        self.found = bool(places)
+        keep = max((n for end in self.stop for n in range(1, len(end)) if self.held.endswith(end[:n])), default=0)
+        cut = min(places) if places else len(self.held) - keep
+        given, self.held = self.held[:cut], "" if places else self.held[cut:]
+        return given
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The pieces up to the first stop string, which may span pieces; what could be its beginning is held back."""
-    held = ""
-    for text in texts:
-        held += text
-        found = [at for end in stop if (at := held.find(end)) >= 0]
-        if found:
-            yield held[: min(found)]
+    """The pieces up to the first stop string."""
+    text = Until(stop)
+    for piece in texts:
+        if given := text.add(piece):
+            yield given
+        if text.found:
             return
-        keep = max((n for end in stop for n in range(1, len(end)) if held.endswith(end[:n])), default=0)
-        if len(held) > keep:
-            yield held[: len(held) - keep]
-            held = held[len(held) - keep :]
-    if held:
-        yield held
+    if text.held:
+        yield text.held

@@ -174,17 +174,21 @@ class Translator:
 
     def batch(self, jobs: Sequence[Job], how: Request) -> list[Translation]:
         """Texts of similar length together."""
-        c = self.config
         batch = self.begin(jobs).to(next(self.network.parameters()).device)
-        never = tuple(token for token in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if token < c.target_size)
-        prefixes, phrases = [job.prefix for job in jobs], [job.phrases for job in jobs]
-        rules = Rules(c.eos_ids, never, how.min_length, how.no_repeat_ngram, how.repetition_penalty, prefixes)
-        limits = [self.longest(job.source, how) for job in jobs]
-        found = search(self.network, batch, limits, c.eos_ids, how.beam, rules, phrases)
+        limits, phrases = [self.longest(job.source, how) for job in jobs], [job.phrases for job in jobs]
+        rules = self.rules(how, [job.prefix for job in jobs])
+        found = search(self.network, batch, limits, self.config.eos_ids, how.beam, rules, phrases)
         aligned: list[list[Alignment]] = [[None] * len(own) for own in found]
         if how.alignments:
             aligned = self.aligned(jobs, found, batch, how)
         return [gathered(list(map(self.written, *pair))) for pair in zip(found, aligned, strict=True)]
+
+    def rules(self, how: Request, prefixes: Sequence[list[int]]) -> Rules:
+        """Padding and the token that opens a target are never written."""
+        c = self.config
+        never = tuple(token for token in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if token < c.target_size)
+        own = prefixes if any(prefixes) else ()
+        return Rules(c.eos_ids, never, how.min_length, how.no_repeat_ngram, how.repetition_penalty, own)
 
     def begin(self, jobs: Sequence[Job]) -> Batch:
         """What the search starts from: the sources, and the token that opens a target."""

@@ -1,0 +1,67 @@
+"""`qkv serve`: models behind a page and standard APIs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.commands.common import Device, DeviceOption, search_of
+
+FOLDERS = typer.Argument(
+    metavar="[NAME=]FOLDER…", help="Models: of a run, ours, Hugging Face's, GGUF.", show_default=False
+)
+KEYS = typer.Option("--api-key", help="Who asks must have one of these keys. Also: the variable QKV_API_KEYS.")
+LANGUAGES = typer.Option(
+    "--languages", help="NAME=en-de: the languages of a translator whose folder does not say them."
+)
+LIMIT = typer.Option(
+    "--limit", help="NAME=VALUE: change a limit of requests, such as tokens=256 (docs/serve.md has all)."
+)
+WORKERS = typer.Option(min=0, help="Batches that run side by side, each with its share of the cores; 0 = one per core.")
+NEEDED = ("fastapi", "starlette", "uvicorn", "prometheus_client")
+
+
+def run(
+    folders: Annotated[list[str] | None, FOLDERS] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 = everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 = any that is free.")] = 8000,
+    api_key: Annotated[list[str] | None, KEYS] = None,
+    api_keys: Annotated[Path | None, typer.Option("--api-keys", help="A file with a key in each line.")] = None,
+    workers: Annotated[int, WORKERS] = 0,
+    languages: Annotated[list[str] | None, LANGUAGES] = None,
+    limit: Annotated[list[str] | None, LIMIT] = None,
+    watch: Annotated[Path | None, typer.Option("--run", help="A run in training: its curves are shown live.")] = None,
+    cors: Annotated[
+        list[str] | None, typer.Option("--cors", help="Web pages from there may ask: an origin, or *.")
+    ] = None,
+    device: DeviceOption = Device.auto,
+) -> None:
+    """Serve models: a page to play with them, LibreTranslate's API, OpenAI's, and our own.
+
+    Requests are batched as they come. Every knob of a request has a limit; who
+    comes when too many wait is told to come again later (503).
+
+    [dim]qkv serve runs/demo[/]
+    [dim]qkv serve runs/demo back=runs/de-en chat=SmolLM2 --port 8080 --api-key SECRET[/]
+    [dim]qkv serve --run runs/demo[/]
+    """
+    from qkv.errors import QkvError
+
+    try:
+        from qkv.serve.keys import keys_of
+        from qkv.serve.limits import limits_of
+        from qkv.serve.server import models_of, serve
+        from qkv.serve.service import Service
+        from qkv.serve.watch import Watch
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in NEEDED:
+            raise
+        raise QkvError(f"serving needs {error.name}: pip install 'qkv[serve]'") from None
+    if not folders and watch is None:
+        raise QkvError("nothing to serve: give the folder of a model, or of a run in training with --run")
+    limits, keys = limits_of(limit or []), keys_of(api_key or [], api_keys)
+    models = models_of(folders or [], languages or [], workers, device.value, lambda path: search_of(path, None, None))
+    seen = None if watch is None else Watch(watch)
+    serve(Service(models, limits, keys, watch=seen, origins=cors or ()), host, port)

@@ -1,0 +1,127 @@
+"""Ablation: switch heads or layers off, and see what the network does without them.
+
+A head is cut where it is still apart from the others, at `tap_mixed`, a layer at `tap_out`, what it adds to the stream. Off is
+0, or the mean over the tokens of some other text, which leaves what the part always says and takes what it says here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qkv.batch import Batch
+from qkv.errors import QkvError
+from qkv.look.attention import Site, chosen, whole_numbers
+from qkv.look.question import Question
+from qkv.look.result import Result
+from qkv.look.stream import halves
+from qkv.parts.recurrent import StepAttention
+from qkv.parts.tap import Change, edit, record
+
+Head = tuple[int, int]
+"""Layer and head, both counted from 0."""
+
+
+@contextmanager
+def without(network: nn.Module, heads: Collection[Head] = (), layers: Collection[int] = (), kind: str | None = None,
+            mean_of: Batch | None = None) -> Iterator[None]:  # fmt: skip
+    """Within the block these heads and layers are off, in every pass (also of generation) and with every kernel.
+
+    In an encoder-decoder `kind` says whose: "encoder", "decoder" or (the default for heads) "cross"; layers are the decoder's
+    unless it is "encoder". With `mean_of` they say their mean over the real tokens of that batch in place of 0.
+    """
+    cut = {**head_taps(network, heads, kind), **dict.fromkeys(layer_taps(network, layers, kind))}
+    means = dict.fromkeys(cut) if mean_of is None else averages(network, mean_of, list(cut), kind)
+    with edit(network, {name: silenced(own, means[name]) for name, own in cut.items()}):
+        yield
+
+
+def silenced(heads: Tensor | None, mean: Tensor | None) -> Change:
+    """What flows, with some heads (or everything) replaced by 0 or by the mean."""
+
+    def change(x: Tensor) -> Tensor:
+        new = torch.zeros_like(x) if mean is None else mean.to(x.dtype).expand_as(x)
+        if heads is None:
+            return new
+        off = torch.zeros(x.size(1), dtype=torch.bool, device=x.device)
+        off[heads.to(x.device)] = True
+        return torch.where(off[:, None, None], new, x)  # (B, H, T, D)
+
+    return change
+
+
+def head_taps(network: nn.Module, heads: Collection[Head], kind: str | None) -> dict[str, Tensor | None]:
+    """Where to cut, and which heads there."""
+    if not heads:
+        return {}
+    found: dict[str, Tensor | None] = {}
+    for layer in sorted({layer for layer, _ in heads}):
+        (site,) = chosen(network, layer, kind)
+        own = whole_numbers([head for at, head in heads if at == layer], site.heads, "head")
+        found[tap_of(network, site)] = own
+    return found
+
+
+def tap_of(network: nn.Module, site: Site) -> str:
+    """Where the heads of a layer are apart; the one of a recurrent decoder is cut at the weights of its steps."""
+    stepwise = isinstance(network.get_submodule(site.name), StepAttention)
+    return f"{site.name}.{'tap_step' if stepwise else 'tap_mixed'}"
+
+
+def layer_taps(network: nn.Module, layers: Collection[int], kind: str | None) -> list[str]:
+    """What each sublayer of these layers adds to the stream."""
+    _, stack = halves(network, source=kind == "encoder")
+    blocks = getattr(network.get_submodule(stack), "blocks", None)
+    if layers and blocks is None:
+        raise QkvError("a recurrent layer cannot be left out: all above it reads from it alone")
+    wanted = whole_numbers(sorted(layers), len(blocks or ()), "layer").tolist() if layers else []
+    names = [name for name, _ in network.named_modules(remove_duplicate=False) if name.endswith(".tap_out")]
+    return [name for index in wanted for name in names if name.startswith(f"{stack}.blocks.{index}.")]
+
+
+@torch.no_grad()
+def averages(network: Any, batch: Batch, names: list[str], kind: str | None) -> dict[str, Tensor]:
+    """The mean of what flows through each tap over the real tokens: (1, H, 1, D) of heads, (1, 1, C) of sublayers."""
+    if any(name.endswith("tap_step") for name in names):
+        raise QkvError(
+            "the attention of a recurrent decoder has no mean over texts of different length: leave mean_of out"
+        )
+    real = batch.source_mask if kind == "encoder" else batch.mask  # (B, T)
+    with record(network, names) as kept:
+        network(batch)
+    found = {}
+    for name, x in kept.items():
+        rows = x.transpose(1, 2) if x.dim() == 4 else x  # (B, T, H, D) or (B, T, C)
+        rows = rows.flatten(0, 1) if real is None else rows[real]
+        found[name] = rows.mean(0)[None, :, None] if x.dim() == 4 else rows.mean(0)[None, None]
+    return found
+
+
+@dataclass(frozen=True)
+class Effect(Result):
+    """What happens to one number of the output when each head is switched off alone."""
+
+    kind: str
+    layers: list[int]
+    whole: float
+    """With all heads."""
+    alone: Tensor
+    """(layers, heads): without this one."""
+
+
+@torch.no_grad()
+def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None = None, mean_of: Batch | None = None
+                    ) -> Effect:  # fmt: skip
+    """Each head off in turn."""
+    own = chosen(network, None, kind)
+    table = torch.zeros(len(own), max(site.heads for site in own))
+    for row, site in enumerate(own):
+        for head in range(site.heads):
+            with without(network, [(site.layer, head)], kind=site.kind, mean_of=mean_of):
+                table[row, head] = ask(network(batch))[0]
+    return Effect(own[0].kind, [site.layer for site in own], float(ask(network(batch))[0]), table)

@@ -1,0 +1,106 @@
+"""What heads do, in numbers: where each one looks on average, and how sharply (Clark et al. 2019; Voita et al. 2019).
+
+An induction head (Olsson et al. 2022) looks at what followed the last time: A B ... A -> B. It shows on random tokens said twice,
+where nothing else can tell what comes next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.batch import Batch
+from qkv.errors import QkvError
+from qkv.look.attention import Site, chosen, visit
+from qkv.look.result import Result
+
+STATISTICS = {
+    "previous": "weight on the token before",
+    "next": "weight on the token after",
+    "itself": "weight on the token itself",
+    "first": "weight on the first token",
+    "last": "weight on the last token",
+    "same": "weight on other tokens that are the same word",
+    "induction": "weight on tokens that followed the same word earlier",
+    "entropy": "how spread the weights are, in nats",
+    "distance": "how many tokens away, on average",
+}
+
+
+OF_PLACES = tuple(name for name in STATISTICS if name not in ("same", "induction"))
+"""Those that need no words: an image has none."""
+
+
+@dataclass(frozen=True)
+class HeadStatistics(Result):
+    """Means over the tokens of a text of which each can be asked, for every layer and head; absent where of none."""
+
+    kind: str
+    layers: list[int]
+    statistics: dict[str, Tensor]
+    """name -> (layers, heads)."""
+
+    def best(self, name: str) -> tuple[int, int]:
+        """The layer and head where a statistic is largest."""
+        table = self.statistics[name]
+        row, head = divmod(int(table.argmax()), table.size(1))
+        return self.layers[row], head
+
+
+def head_statistics(network: Any, batch: Batch, kind: str | None = None) -> HeadStatistics:
+    """Of self-attention, on texts without padding. The maps are read a few rows at a time and not kept."""
+    own = chosen(network, None, kind or ("decoder" if hasattr(network, "encoder") else "self"))
+    if own[0].kind == "cross":
+        raise QkvError("head statistics are about self-attention: 'encoder' or 'decoder'")
+    ids = batch.source if own[0].kind == "encoder" else batch.inputs  # None of an image
+    if batch.mask is not None or batch.source_mask is not None:
+        raise QkvError("head statistics are about texts of equal length, without padding: give one text, or cut them")
+    sums: dict[tuple[str, int], Tensor] = {}
+    counts: dict[str, float] = dict.fromkeys(STATISTICS if ids is not None else OF_PLACES, 0.0)
+
+    def add(site: Site, rows: Tensor, weights: Tensor) -> None:
+        for name, (there, target) in targets(rows, weights, ids).items():
+            value = (
+                (weights * target).sum(-1) if name != "entropy" else torch.special.entr(weights).sum(-1)
+            )  # (B, H, r)
+            key = name, site.layer
+            sums[key] = sums.get(key, 0) + (value * there[:, None]).sum((0, 2)).double().cpu()  # (H,)
+            counts[name] += float(there.expand(len(weights), -1).sum()) if site is own[0] else 0.0
+
+    visit(network, batch, own, add)
+    table = {n: torch.stack([sums[n, site.layer] for site in own]).float() / counts[n] for n in counts if counts[n]}
+    return HeadStatistics(own[0].kind, [site.layer for site in own], table)
+
+
+def targets(rows: Tensor, weights: Tensor, ids: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """name -> which rows it can be asked of (1 or B, r), and what each weight (B, H, r, S = T) counts for."""
+    columns = torch.arange(weights.size(-1), device=weights.device)
+    steps = columns - rows[:, None]  # (r, S)
+    everywhere = torch.ones_like(rows, dtype=torch.bool)[None]  # (1, r)
+    found = {
+        "previous": ((rows > 0)[None], steps == -1),
+        "next": ((rows < len(columns) - 1)[None], steps == 1),
+        "itself": (everywhere, steps == 0),
+        "first": ((rows > 0)[None], (columns == 0).expand_as(steps)),
+        "last": ((rows < len(columns) - 1)[None], (columns == len(columns) - 1).expand_as(steps)),
+        "entropy": (everywhere, steps),
+        "distance": (everywhere, steps.abs()),
+    }
+    if ids is not None:
+        alike = ids[:, rows, None] == ids[:, None, :]  # (B, r, S)
+        same = alike & (steps != 0)
+        followed = torch.cat([torch.zeros_like(alike[..., :1]), alike[..., :-1]], -1) & (steps <= 0)
+        found["same"] = same.any(-1), same[:, None]
+        found["induction"] = followed.any(-1), followed[:, None]
+    return found
+
+
+def said_twice(vocab_size: int, length: int = 32, rows: int = 4, seed: int = 0, first: int | None = None) -> Batch:
+    """Random tokens and the same again, (rows, [1 +] 2 length): what shows induction; `first` opens each row."""
+    draw = torch.Generator().manual_seed(seed)
+    once = torch.randint(vocab_size, (rows, length), generator=draw)
+    start = [] if first is None else [torch.full((rows, 1), first)]
+    return Batch(torch.cat([*start, once, once], 1))

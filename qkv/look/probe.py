@@ -1,0 +1,69 @@
+"""Probes: what can be read off the vectors of words in context (claim C19: apple the fruit, Apple the company).
+
+A linear map, fitted by ridge regression in closed form, asks whether senses lie apart: what such a weak reader finds was put
+there by the network. Its accuracy is that on examples it has not seen, each left out in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.errors import QkvError
+from qkv.look.result import Result
+from qkv.look.space import cosines
+
+
+@dataclass(frozen=True)
+class Probe(Result):
+    """How well a linear map tells the labels apart."""
+
+    labels: list[str]
+    accuracy: float
+    """On examples that were left out of the fit, each in turn."""
+    chance: float
+    """What always naming the commonest label would reach."""
+    answers: list[str]
+    """For each example, by the map that has not seen it."""
+
+
+@dataclass(frozen=True)
+class Contexts(Result):
+    """One word in several texts: how alike its vectors are."""
+
+    word: str
+    texts: list[str]
+    cosines: Tensor
+    """(texts, texts): between its vectors in context."""
+    static: Tensor
+    """(texts,): of each with the vector that the word has before any context, which is the same in all of them."""
+
+
+def probe(vectors: Tensor, labels: Sequence[str], strength: float = 1.0) -> Probe:
+    """Ridge regression from vectors (N, C) to one column per label; `strength` is the penalty on the weights, in units of
+    the vectors' mean square.
+
+    With all examples, scores = K (K + s)^-1 Y for K = X X^T; with one left out, they are
+    y_i - a_i / g_ii where a = G Y and G = (K + s)^-1, so no example is ever in its own fit and nothing is fitted twice.
+    """
+    names = sorted(set(labels))
+    if len(names) < 2 or len(vectors) != len(labels) or min(labels.count(name) for name in names) < 2:
+        raise QkvError("a probe needs two labels or more, at least two examples of each, and a vector for each example")
+    x = vectors.double()
+    y = torch.tensor([[float(label == name) for name in names] for label in labels], dtype=torch.double)  # (N, labels)
+    x = torch.cat([x / x.square().mean().sqrt(), torch.ones(len(x), 1, dtype=torch.double)], 1)  # a bias beside them
+    inverse = torch.linalg.inv(x @ x.T + strength * x.size(1) / len(x) * torch.eye(len(x), dtype=torch.double))  # G
+    left_out = y - (inverse @ y) / inverse.diagonal()[:, None]
+    answers = [names[i] for i in left_out.argmax(1).tolist()]
+    right = sum(a == b for a, b in zip(answers, labels, strict=True))
+    return Probe(names, right / len(labels), max(labels.count(name) for name in names) / len(labels), answers)
+
+
+def contexts(word: str, texts: Sequence[str], vectors: Tensor, static: Tensor) -> Contexts:
+    """vectors (N, C): of the word in each text; static (C,) or (N, C): of the word alone."""
+    table = cosines(torch.cat([vectors, static.expand_as(vectors)]))  # (2N, 2N)
+    n = len(vectors)
+    return Contexts(word, list(texts), table[:n, :n], table[:n, n:].diagonal())

@@ -1,0 +1,59 @@
+"""Attention rollout: how much of each input token is in each output vector, all layers together (Abnar and Zuidema 2020).
+
+Each layer passes on half of what was there (the residual) and half of what its heads gather, on average:
+R_l = (I + mean_h A_l) / 2 . R_(l-1). Of a Vision Transformer the row of the [class] vector is the picture of what it looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.batch import Batch
+from qkv.errors import QkvError
+from qkv.look.attention import Site, chosen, visit
+from qkv.look.result import Result
+
+LONGEST = 4096
+"""The table of all pairs is formed: 64 MB at this length."""
+
+
+@dataclass(frozen=True)
+class Rollout(Result):
+    """Rows are output vectors, columns the tokens (or patches) they come from; each row adds up to 1."""
+
+    tokens: list[str]
+    weights: Tensor
+    """(T, T)."""
+    grid: Tensor | None = None
+    """(side, side) of an image: what the [class] vector looked at, its own share left out."""
+
+
+def rollout(network: Any, batch: Batch, kind: str | None = None) -> Tensor:
+    """(B, T, T) of self-attention: of an encoder-decoder the encoder's, or with kind = "decoder" that one's."""
+    own = chosen(network, None, kind or ("encoder" if hasattr(network, "encoder") else "self"))
+    if own[0].kind == "cross":
+        raise QkvError("rollout goes through the layers of one stack: 'encoder' or 'decoder'")
+    means: dict[int, list[Tensor]] = {}
+
+    def keep(site: Site, rows: Tensor, weights: Tensor) -> None:
+        if weights.size(-1) > LONGEST:
+            raise QkvError(f"rollout forms the table of all pairs: {weights.size(-1)} tokens are more than {LONGEST}")
+        means.setdefault(site.layer, []).append(weights.mean(1))  # (B, r, T)
+
+    visit(network, batch, own, keep)
+    steps = [torch.cat(parts, 1) for parts in means.values()]  # (B, T, T) of each layer
+    total = torch.eye(steps[0].size(-1), device=steps[0].device).expand_as(steps[0])
+    for step in steps:
+        total = (total + step @ total) / 2
+    return total
+
+
+def on_the_grid(weights: Tensor) -> Tensor:
+    """(1 + patches, 1 + patches) -> (side, side): the first row, that of the [class] vector, where its patches stand."""
+    patches = weights[0, 1:]
+    side = round(len(patches) ** 0.5)
+    return patches.view(side, side) / patches.sum()

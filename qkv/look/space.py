@@ -1,0 +1,94 @@
+"""The spaces that words and positions live in: neighbours among word vectors, and how alike positions are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qkv.errors import QkvError
+from qkv.look.result import Result
+from qkv.look.stream import halves
+from qkv.parts.embed import TokenEmbed
+from qkv.parts.masks import Mask
+from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
+
+CHUNK = 65_536
+"""Words that are compared at a time."""
+
+
+@dataclass(frozen=True)
+class Neighbours(Result):
+    """The words nearest to one, by the cosine of their vectors."""
+
+    word: str
+    words: list[str]
+    cosines: Tensor
+    """(k,)."""
+
+
+@dataclass(frozen=True)
+class Positions(Result):
+    """How a network tells order."""
+
+    scheme: str
+    """sinusoidal, learned, rotary, relative, t5 or alibi."""
+    table: Tensor
+    """(T, C) the vectors of positions; (T, D/2) angles of rotary; (H, T, T) what t5 and alibi add to the scores;
+    (distances, D) the key vectors of relative positions."""
+    similarity: Tensor
+    """(T, T): cosine of two positions' vectors; of rotary, of a vector turned by both; of t5 and alibi the mean over heads.
+    Of relative positions, of two distances."""
+
+
+def word_vectors(network: Any, source: bool = True) -> Tensor:
+    """(V, C): the static vectors of words, before any context."""
+    embed = network.get_submodule(halves(network, source)[0])
+    if not isinstance(embed, TokenEmbed):
+        raise QkvError("this model reads pictures: it has no word vectors")
+    return embed.tokens.weight.detach()
+
+
+def nearest(table: Tensor, vector: Tensor, k: int = 10) -> tuple[Tensor, Tensor]:
+    """The k rows of a table (V, C) nearest to a vector (C,): their numbers and cosines, best first."""
+    unit = F.normalize(vector.float(), dim=0)
+    cosines = torch.cat([F.normalize(part.float(), dim=1) @ unit for part in table.split(CHUNK)])  # (V,)
+    found = cosines.topk(min(k, len(cosines)))
+    return found.indices, found.values
+
+
+def positions(network: Any, length: int = 64, source: bool = False) -> Positions:
+    """The table of the first `length` positions (fewer where learned ones end) and how alike they are."""
+    embed, stack = (network.get_submodule(name) for name in halves(network, source))
+    inside = list(getattr(stack, "positions", ()))
+    scheme = getattr(embed, "position", None) or (inside[0] if inside else None)
+    if scheme is None:
+        raise QkvError("this model has no positions: order is in its recurrence or its causal mask")
+    length = min(length, scheme.table.size(0) - scheme.offset) if isinstance(scheme, Learned) else length
+    mask = Mask(length, device=next(network.parameters()).device)
+    with torch.no_grad():
+        return table_of(scheme, mask)
+
+
+def table_of(scheme: Any, mask: Mask) -> Positions:
+    if isinstance(scheme, Sinusoidal | Learned):
+        vectors = scheme.vectors(mask)[0]  # (T, C)
+        return Positions(type(scheme).__name__.lower(), vectors, cosines(vectors))
+    if isinstance(scheme, Rotary):
+        angles = mask.positions[0, :, None] * scheme.rates  # type: ignore[operator]  # (T, D/2)
+        # x turned by both: the mean over pairs of cos(angle_m - angle_n), for an x of equal parts
+        return Positions("rotary", angles, (angles[:, None] - angles[None]).cos().mean(-1))
+    if isinstance(scheme, T5Bias | Alibi):
+        bias = scheme(mask).bias(torch.zeros(()))[0]  # (H, T, T)
+        return Positions("t5" if isinstance(scheme, T5Bias) else "alibi", bias, bias.mean(0))
+    assert isinstance(scheme, Relative)
+    return Positions("relative", scheme.keys, cosines(scheme.keys))
+
+
+def cosines(vectors: Tensor) -> Tensor:
+    """(N, C) -> (N, N)."""
+    unit = F.normalize(vectors.float(), dim=-1)
+    return unit @ unit.T

@@ -1,0 +1,180 @@
+"""Look: one input inside one network, with the names of its tokens; each method is one of the files beside this one.
+
+look = model.look("I ate an apple.")
+look.attention(layer=1, head=2)        look.lens()        look.attribution("integrated")        look.taps()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.batch import Batch
+from qkv.config import ModelConfig
+from qkv.errors import QkvError
+from qkv.look import ablate, attribution, patch, rollout, taps
+from qkv.look.attention import Map, chosen, looks_at, maps, whole_numbers
+from qkv.look.heads import HeadStatistics, head_statistics
+from qkv.look.lens import Lens, lens
+from qkv.look.question import Question, answers, of_the_whole, question
+from qkv.look.result import Result
+from qkv.look.space import Positions, positions
+from qkv.look.stream import layers
+
+
+@dataclass(frozen=True)
+class Answers(Result):
+    """What the network answers at one token, or to all of the input: the likeliest first."""
+
+    at: str
+    words: list[str]
+    probabilities: Tensor
+    """(k,)."""
+
+
+@dataclass(frozen=True)
+class Pull(Result):
+    """How much one token looks at some others, in every layer and head."""
+
+    token: str
+    others: list[str]
+    weights: Tensor
+    """(layers, heads, others)."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One input of a network, ready to be looked into. Tokens, layers and heads count from 0, from the end with a minus."""
+
+    config: ModelConfig
+    network: Any
+    batch: Batch
+    """One row."""
+    tokens: list[str]
+    """What the network reads, piece by piece; of an encoder-decoder what it writes, as it reads it again: <s> first."""
+    source: list[str]
+    """The source of an encoder-decoder; else empty."""
+    name: Callable[[int], str]
+    """An answer's name: the word of an id, the label of a class."""
+
+    # --- what it says
+
+    def answers(self, position: int | None = None, k: int = 10) -> Answers:
+        """The likeliest next words (classes, tags)."""
+        ask = self.question(position)
+        with torch.no_grad():
+            logits = answers(self.network(self.batch), ask.position)[0].float()  # (V,)
+        best = logits.softmax(-1).topk(min(k, len(logits)))
+        return Answers(self.at(ask), [self.name(i) for i in best.indices.tolist()], best.values.cpu())
+
+    def question(self, position: int | None = None, answer: int | None = None, instead: int | None = None) -> Question:
+        """What is asked of the network: about its own answer at the last token, unless said otherwise."""
+        return question(self.network, self.batch, position, answer, instead)
+
+    def at(self, ask: Question) -> str:
+        return "(all)" if ask.position is None else self.tokens[ask.position]
+
+    # --- attention
+
+    def attention(self, layer: int = -1, head: int | Sequence[int] | None = None, kind: str | None = None,
+                  rows: Sequence[int] | None = None) -> Map:  # fmt: skip
+        """Exact weights of one layer: all heads or some, all rows or some. `kind`: "encoder", "decoder" or "cross"."""
+        (site,) = chosen(self.network, layer, kind)
+        own = whole_numbers([head] if isinstance(head, int) else head, site.heads, "head").tolist()
+        from_, to = self.sides(site.kind)
+        weights = maps(self.network, self.batch, site.layer, site.kind, own, rows)[0].cpu()  # (h, r, S)
+        some = whole_numbers(rows, len(from_), "row").tolist()
+        return Map(site.kind, site.layer, own, [from_[i] for i in some], to, weights)
+
+    def sides(self, kind: str) -> tuple[list[str], list[str]]:
+        """Names of rows and columns; in cross-attention the rows are told by the word that is being written."""
+        if kind == "encoder":
+            return self.source, self.source
+        if kind == "cross":
+            return [*self.tokens[1:], "(next)"], self.source
+        return self.tokens, self.tokens
+
+    def looks_at(self, row: int, columns: Sequence[int], kind: str | None = None) -> Pull:
+        """What one token looks at among some others: "it" at "chicken" and "road", in every layer and head."""
+        from_, to = self.sides(chosen(self.network, None, kind)[0].kind)
+        own = whole_numbers(columns, len(to), "token").tolist()
+        weights = looks_at(self.network, self.batch, row, own, kind).cpu()
+        return Pull(from_[row], [to[i] for i in own], weights)
+
+    def heads(self, kind: str | None = None) -> HeadStatistics:
+        """Where each head looks on average, on this text."""
+        return head_statistics(self.network, self.batch, kind)
+
+    def rollout(self, kind: str | None = None) -> rollout.Rollout:
+        """How much of each token is in each vector at the end, all layers together."""
+        weights = rollout.rollout(self.network, self.batch, kind)[0].cpu()
+        of_image = self.config.image_size is not None and kind != "decoder"
+        names = self.tokens if kind == "decoder" or not self.source else self.source
+        return rollout.Rollout(names, weights, rollout.on_the_grid(weights) if of_image else None)
+
+    # --- the stream
+
+    def lens(self, k: int = 5) -> Lens:
+        """What would be answered after every sublayer."""
+        return lens(self.network, self.batch, self.tokens, self.name, k)
+
+    def hidden(self, source: bool = False) -> list[Tensor]:
+        """n + 1 tensors (T, C): the embeddings, what each block gives, the last one after the final norm."""
+        with torch.no_grad():
+            return [x[0] for x in layers(self.network, self.batch, source)]
+
+    def positions(self, length: int = 64) -> Positions:
+        """How order is told: the table of positions and how alike they are."""
+        return positions(self.network, length)
+
+    def taps(self) -> dict[str, tuple[int, ...]]:
+        """Every tap, with the shape of what flows through it."""
+        return taps.taps(self.network, self.batch)
+
+    # --- what if
+
+    @contextmanager
+    def without(self, heads: Collection[ablate.Head] = (), layers: Collection[int] = (), kind: str | None = None,
+                mean_of: Look | None = None) -> Iterator[Look]:  # fmt: skip
+        """Within the block these heads and layers are switched off: 0, or their mean over another text."""
+        with ablate.without(self.network, heads, layers, kind, None if mean_of is None else mean_of.batch):
+            yield self
+
+    def effect_of_heads(self, ask: Question | None = None, kind: str | None = None) -> ablate.Effect:
+        """What each head does for an answer: the answer's logit with that head switched off."""
+        return ablate.effect_of_heads(self.network, self.batch, ask or self.question(), kind)
+
+    def patch(
+        self, other: Look, ask: Question | None = None, what: str = "stream", source: bool = False
+    ) -> patch.Sweep:
+        """Put what the network thinks of `other` into this run, one place at a time: what moves the answer over?
+        Without a question: the logit of the other's answer minus that of this one's (alone, where both answer the same)."""
+        if ask is None:
+            own, others = self.question().answer, other.question().answer
+            ask = self.question(answer=others, instead=None if own == others else own)
+        columns = self.source if source else self.tokens
+        return patch.sweep(self.network, self.batch, other.batch, ask, what, source, columns)
+
+    def attribution(self, method: str = "integrated", positions: Sequence[int] | None = None,
+                    asked: Sequence[Question] | None = None, blank: int | None = None) -> attribution.Attribution:  # fmt: skip
+        """How much each token did for the answers at some positions (None = the last; of classes, the class). `blank` is the
+        token that says nothing; None = padding."""
+        if asked is None:
+            whole = of_the_whole(self.network.head)
+            asked = [self.question(at) for at in (positions if positions is not None and not whole else [None])]
+        if not asked:
+            raise QkvError("attribution explains an answer: ask for at least one position")
+        token = self.config.pad_id if blank is None else blank
+        smallest = min(x for x in (self.config.vocab_size or token + 1, self.config.target_size or token + 1))
+        if not 0 <= token < smallest:
+            raise QkvError(f"the blank token {token} is not in the vocabulary of {smallest} words: give another one")
+        scores, differences = attribution.attribute(self.network, self.batch, asked, method, token)
+        tokens = [*self.source, *self.tokens]
+        return attribution.Attribution(
+            method, [self.name(ask.answer) for ask in asked], tokens, len(self.source), scores, differences
+        )

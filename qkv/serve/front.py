@@ -1,0 +1,155 @@
+"""The front of the server, before any route: bodies are read whole and bounded, forms become JSON, answers get the headers
+that keep a browser safe, and everything is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+
+from qkv.serve.limits import Limits
+from qkv.serve.metrics import Metrics
+from qkv.serve.refusal import GONE, Refusal, busy
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
+          "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")  # fmt: skip
+SAFE = [(b"content-security-policy", POLICY.encode()), (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin")]  # fmt: skip
+DRAINED = 32_000_000
+"""Bytes of a body that is too large which are still read and thrown away, so that its sender hears why."""
+OPENING = re.compile(rb'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.S)
+FIELDS = 1000
+"""Fields of a form."""
+
+
+class Front:
+    """The outermost layer (ASGI)."""
+
+    def __init__(self, app: Any, limits: Limits, metrics: Metrics):
+        self.app, self.limits, self.metrics = app, limits, metrics
+        self.closing = False
+        """The server ends: who is here is served, nobody else."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1000})
+            else:
+                await self.app(scope, receive, send)
+            return
+        status, start = GONE, time.monotonic()
+
+        async def told(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *SAFE]
+            await send(message)
+
+        self.metrics.open.inc()
+        try:
+            await self.bounded(scope, receive, told)
+        finally:
+            self.metrics.open.dec()
+            route = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(route, status).inc()
+            self.metrics.seconds.labels(route).observe(time.monotonic() - start)
+
+    async def bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self.closing and scope["path"] != "/health":
+                raise busy("this server is shutting down", retry=5)
+            headers = Headers(scope=scope)
+            async with asyncio.timeout(self.limits.seconds):
+                body = await self.body(headers, receive)
+            body = as_json(body, headers, scope)
+            not_too_deep(body, self.limits.nesting)
+        except TimeoutError:
+            refusal = Refusal(408, "the request did not arrive in time")
+            await self.refuse(refusal, scope, receive, send)
+        except Refusal as refused:
+            await self.refuse(refused, scope, receive, send)
+        except ConnectionAbortedError:
+            return
+        else:
+            await self.app(scope, given(body, receive), send)
+
+    async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
+        content = refusal.content(scope["path"])
+        await JSONResponse(content, refusal.status, {**refusal.headers(), "Connection": "close"})(scope, receive, send)
+
+    async def body(self, headers: Headers, receive: Receive) -> bytes:
+        """All of it; one that is too large is not kept."""
+        parts, size = list[bytes](), 0
+        more = True
+        while more and size <= DRAINED:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionAbortedError
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size <= self.limits.body:
+                parts.append(part)
+        if size > self.limits.body:
+            raise Refusal(413, f"the request has more than {self.limits.body:,} bytes: send less at a time")
+        return b"".join(parts)
+
+
+def given(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that first gives the body, then what comes after it: that the client has gone."""
+    waiting = [body]
+
+    async def again() -> Message:
+        if waiting:
+            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
+        return await receive()
+
+    return again
+
+
+def as_json(body: bytes, headers: Headers, scope: Scope) -> bytes:
+    """A form as the JSON that says the same: a field that occurs several times is a list. A body without a type, or JSON
+    that is said to be a form, as `curl -d` and urllib do, is taken for JSON."""
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
+        try:
+            pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS)
+        except (UnicodeDecodeError, ValueError):
+            raise Refusal(400, "this form cannot be read: it is not UTF-8, or has too many fields") from None
+        fields: dict[str, Any] = {}
+        for name, value in pairs:
+            fields[name] = value if name not in fields else [*listed(fields[name]), value]
+        body = json.dumps(fields).encode()
+    elif kind not in ("", "application/x-www-form-urlencoded") or not body:
+        return body
+    own = [(name, value) for name, value in scope["headers"] if name not in (b"content-type", b"content-length")]
+    length = str(len(body)).encode()
+    scope["headers"] = [*own, (b"content-type", b"application/json"), (b"content-length", length)]
+    return body
+
+
+def listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def not_too_deep(body: bytes, most: int) -> None:
+    """Count brackets outside of strings before anything unfolds them."""
+    if body.count(b"[") + body.count(b"{") <= most:
+        return
+    depth = 0
+    for found in OPENING.finditer(body):
+        depth += (found.lastindex == 1) - (found.lastindex == 2)
+        if depth > most:
+            raise Refusal(400, f"the request's JSON has more than {most} levels: it should be flat")

@@ -1,0 +1,157 @@
+"""LibreTranslate's API: /translate, /languages, /detect, /frontend/settings; its clients and plug-ins work at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from qkv.serve import sentences
+from qkv.serve.languages import guess, name_of
+from qkv.serve.markup import Markup
+from qkv.serve.refusal import Refusal
+from qkv.serve.served import Served
+from qkv.serve.service import Service
+
+Code = Annotated[str, Field(max_length=40)]
+
+
+class Translate(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    q: str | list[str]
+    """One text or several."""
+    source: Code = "auto"
+    """Language code, or "auto"."""
+    target: Code
+    """Language code."""
+    format: str = Field(default="text", pattern="^(text|html)$", max_length=10)
+    """Of html only the texts between the tags are translated."""
+    alternatives: int = Field(default=0, ge=0, le=2**31)
+    """So many further translations of each text."""
+    api_key: str | None = Field(default=None, max_length=1000)
+
+
+class Detect(BaseModel):
+    q: str | list[str]
+    api_key: str | None = Field(default=None, max_length=1000)
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(tags=["LibreTranslate"])
+
+    @routes.post("/translate")
+    async def translate(asked: Translate, request: Request) -> dict[str, Any]:
+        """Translate a text, or several."""
+        service.keys.check(request, asked.api_key)
+        texts = listed(asked.q)
+        service.limits.texts_of(texts)
+        service.limits.at_most("alternatives", asked.alternatives, "alternatives")
+        guesses = [guess(text, sources(service)) for text in texts] if asked.source == "auto" else []
+        codes = [own[0][0] if own else "" for own in guesses] if guesses else [asked.source] * len(texts)
+        work = translated(service, texts, codes, asked)
+        found = await service.attended(request, work)  # of each text its translation and the alternatives
+        one = isinstance(asked.q, str)
+        reply: dict[str, Any] = {"translatedText": found[0][0] if one else [best for best, *_ in found]}
+        if asked.alternatives:
+            reply["alternatives"] = found[0][1:] if one else [others for _, *others in found]
+        if guesses:
+            detected = [{"language": own[0][0], "confidence": round(own[0][1])} for own in guesses]
+            reply["detectedLanguage"] = detected[0] if one else detected
+        return reply
+
+    @routes.get("/languages")
+    async def languages() -> list[dict[str, Any]]:
+        """What can be translated into what."""
+        pairs = [one.pair for one in service.translators() if one.pair is not None]
+        codes = dict.fromkeys(code for pair in pairs for code in pair)
+        targets = {code: [target for source, target in pairs if source == code] for code in codes}
+        return [{"code": code, "name": name_of(code), "targets": list(dict.fromkeys(targets[code]))} for code in codes]
+
+    @routes.post("/detect")
+    async def detect(asked: Detect, request: Request) -> list[dict[str, Any]]:
+        """Which of the languages here a text is in."""
+        service.keys.check(request, asked.api_key)
+        texts = listed(asked.q)
+        service.limits.texts_of(texts)
+        known = dict.fromkeys(code for one in service.translators() for code in one.pair or ())
+        found = guess(" ".join(texts), list(known))
+        return [{"language": code, "confidence": round(share)} for code, share in found if share or len(found) == 1]
+
+    @routes.get("/frontend/settings")
+    async def settings() -> dict[str, Any]:
+        """What a page of LibreTranslate asks first."""
+        pairs = [one.pair for one in service.translators() if one.pair is not None]
+        first = pairs[0] if pairs else ("", "")
+        side = lambda code: {"code": code, "name": name_of(code)}  # noqa: E731
+        return {
+            "apiKeys": bool(service.keys.digests), "keyRequired": bool(service.keys.digests),
+            "charLimit": service.limits.characters, "batchLimit": service.limits.texts, "frontendTimeout": 500,
+            "filesTranslation": False, "supportedFilesFormat": [], "suggestions": False,
+            "language": {"source": side(first[0]), "target": side(first[1])},
+        }  # fmt: skip
+
+    return routes
+
+
+def listed(q: str | list[str]) -> list[str]:
+    if not q:
+        raise Refusal(400, "Invalid request: missing q parameter")
+    return [q] if isinstance(q, str) else q
+
+
+def sources(service: Service) -> list[str]:
+    """Languages that can be translated from."""
+    found = list(dict.fromkeys(one.pair[0] for one in service.translators() if one.pair is not None))
+    if not found:
+        raise Refusal(404, "no model here translates: serve one that was trained for it")
+    return found
+
+
+def translator(service: Service, source: str, target: str) -> Served:
+    """The model for a pair of languages."""
+    pairs = {one.pair: one for one in reversed(service.translators())}
+    if (source, target) in pairs:
+        return pairs[source, target]
+    known = ", ".join(f"{a}-{b}" for a, b in pairs if a and b) or "none"  # type: ignore[misc]
+    raise Refusal(400, f"{source} to {target} is not supported; there is {known}")
+
+
+async def translated(service: Service, texts: Sequence[str], codes: Sequence[str], asked: Translate) -> list[list[str]]:
+    """Of each text its translations, the best one first; texts of one language are translated together."""
+    found: dict[int, list[str]] = {}
+    for code in dict.fromkeys(codes):
+        served = translator(service, code, asked.target)
+        numbers = [number for number, own in enumerate(codes) if own == code]
+        some = [texts[number] for number in numbers]
+        way = of_html if asked.format == "html" else of_texts
+        found.update(zip(numbers, await way(served, some, 1 + asked.alternatives), strict=True))
+    return [found[number] for number in range(len(texts))]
+
+
+async def of_texts(served: Served, texts: Sequence[str], count: int) -> list[list[str]]:
+    """`count` translations of each text or fewer, sentence by sentence: the second one is made of second-best sentences."""
+    split = [sentences.split(text) for text in texts]
+    parts = [part for own in split for part in own[::2]]
+    served.limits.at_most("sentences", len(parts), "sentences")
+    found = iter(await served.search(parts, served.request(n_best=count)))
+    results = []
+    for own in split:
+        best = [[each.text for each in one.n_best] or [one.text] for one in (next(found) for _ in own[::2])]
+        ways = [sentences.joined(own, [each[min(n, len(each) - 1)] for each in best]) for n in range(count)]
+        results.append(list(dict.fromkeys(ways)))
+    return results
+
+
+async def of_html(served: Served, pages: Sequence[str], count: int) -> list[list[str]]:
+    """The same for what stands between tags."""
+    markups = [Markup(page) for page in pages]
+    found = iter(await of_texts(served, [text for markup in markups for text in markup.prose_of()], count))
+    results = []
+    for markup in markups:
+        own = [next(found) for _ in markup.texts]
+        ways = [markup.with_prose([each[min(n, len(each) - 1)] for each in own]) for n in range(count)]
+        results.append(list(dict.fromkeys(ways)))
+    return results

@@ -1,0 +1,310 @@
+"""Looking: what look/ finds inside a model, over HTTP. One input a request; it is read by the plain network, in the thread of
+the model's calls, while texts are written by its packed twin."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from fastapi import APIRouter, Depends, Request
+from pydantic import Field
+
+from qkv.api import Model
+from qkv.generate.search import greedy
+from qkv.look.attention import sites
+from qkv.look.result import plain
+from qkv.look.view import Look
+from qkv.look.walk import walk
+from qkv.serve.own import Ask, pictures
+from qkv.serve.refusal import Refusal
+from qkv.serve.served import Served
+from qkv.serve.service import Service
+
+Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
+Indices = Annotated[list[Index], Field(max_length=10_000)]
+Head = Annotated[list[Index], Field(min_length=2, max_length=2)]
+Kind = Literal["self", "encoder", "decoder", "cross"] | None
+DIGITS = 6
+
+
+class Looked(Ask):
+    """What is looked at."""
+
+    text: str | None = None
+    """What the model reads."""
+    image: str | None = None
+    """A picture (PNG, JPEG ...) in base64, for a model that reads them."""
+    target: str | None = None
+    """What an encoder-decoder writes; without it, its own answer."""
+
+
+class Answers(Looked):
+    position: Index | None = None
+    """The token at which it is asked; without one, the last."""
+    top_k: int = Field(default=10, ge=1, le=2**31)
+
+
+class Attention(Looked):
+    layer: Index = -1
+    heads: Indices | None = None
+    """Without any, all of the layer."""
+    kind: Kind = None
+    rows: Indices | None = None
+    """Without any, all tokens."""
+
+
+class Walk(Looked):
+    layer: Index = -1
+    head: Index = 0
+    kind: Kind = None
+
+
+class OfKind(Looked):
+    kind: Kind = None
+
+
+class Lens(Looked):
+    top_k: int = Field(default=5, ge=1, le=2**31)
+
+
+class Ablation(Looked):
+    heads: Annotated[list[Head], Field(max_length=10_000)] = []
+    """[layer, head] each: these are switched off."""
+    layers: Indices = []
+    """Whole layers that are switched off."""
+    kind: Kind = None
+    max_tokens: int = Field(default=20, ge=1, le=2**31)
+    top_k: int = Field(default=10, ge=1, le=2**31)
+
+
+class Patch(Looked):
+    other: str
+    """Another text of as many tokens, from which activations are taken."""
+    other_target: str | None = None
+    what: Literal["stream", "attention", "cross", "feedforward", "heads"] = "stream"
+    source: bool = False
+    """Patch the reading half of an encoder-decoder."""
+
+
+class Attribution(Looked):
+    method: Literal["gradient", "integrated", "occlusion"] = "integrated"
+    positions: Indices | None = None
+    """Tokens whose answers are explained; without any, the last."""
+
+
+class Positions(Ask):
+    length: int = Field(default=64, ge=1, le=256)
+
+
+class Neighbours(Ask):
+    word: str = Field(min_length=1, max_length=200)
+    top_k: int = Field(default=10, ge=1, le=2**31)
+
+
+class Contexts(Ask):
+    word: str = Field(min_length=1, max_length=200)
+    texts: list[str] = Field(min_length=1)
+    layer: Index = -1
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/api/look", tags=["Looking inside"], dependencies=[Depends(service.asks_for_key)])
+    maps(routes, service)
+    changes(routes, service)
+    words(routes, service)
+    return routes
+
+
+# --- what is there
+
+
+def maps(routes: APIRouter, service: Service) -> None:
+    look = partial(looked, service)
+
+    @routes.post("/answers")
+    async def answers(asked: Answers, request: Request) -> Any:
+        """The tokens, what the model answers at one of them, and which attention there is to look at."""
+        service.limits.at_most("top", asked.top_k, "answers")
+
+        def work(one: Look) -> dict[str, Any]:
+            there = [{"kind": site.kind, "layer": site.layer, "heads": site.heads} for site in sites(one.network)]
+            found = one.answers(asked.position, asked.top_k).to_json()
+            return {"tokens": one.tokens, "source": one.source, "sites": there, "answers": found}
+
+        return await look(request, asked, work)
+
+    @routes.post("/attention")
+    async def attention(asked: Attention, request: Request) -> Any:
+        """Exact attention weights of a layer: (heads, rows, columns)."""
+        return await look(request, asked, lambda one: one.attention(asked.layer, asked.heads, asked.kind, asked.rows))
+
+    @routes.post("/walk")
+    async def through_a_head(asked: Walk, request: Request) -> Any:
+        """One head step by step: x, q, k, v, scores, mask, softmax, output."""
+
+        def work(one: Look) -> dict[str, Any]:
+            found = walk(one.network, one.batch, asked.layer, asked.head, asked.kind)
+            rows, columns = one.sides(found.kind)
+            return {"rows": rows, "columns": columns, **found.to_json()}
+
+        return await look(request, asked, work)
+
+    @routes.post("/heads")
+    async def heads(asked: OfKind, request: Request) -> Any:
+        """Where each head looks on average: at the previous token, the first, itself, what followed before."""
+        return await look(request, asked, lambda one: one.heads(asked.kind))
+
+    @routes.post("/rollout")
+    async def rollout(asked: OfKind, request: Request) -> Any:
+        """How much of each token is in each vector at the end, all layers together."""
+        return await look(request, asked, lambda one: one.rollout(asked.kind))
+
+    @routes.post("/lens")
+    async def lens(asked: Lens, request: Request) -> Any:
+        """What would be answered after every sublayer (logit lens)."""
+        service.limits.at_most("top", asked.top_k, "answers")
+        return await look(request, asked, lambda one: one.lens(asked.top_k))
+
+    @routes.post("/taps")
+    async def taps(asked: Looked, request: Request) -> Any:
+        """Every tap, with the shape of what flows through it."""
+        return await look(request, asked, lambda one: {"taps": one.taps()})
+
+
+# --- what if
+
+
+def changes(routes: APIRouter, service: Service) -> None:
+    look = partial(looked, service)
+
+    @routes.post("/ablation")
+    async def ablation(asked: Ablation, request: Request) -> Any:
+        """Switch heads or layers off: what the model answers and writes before and after."""
+        service.limits.at_most("top", asked.top_k, "answers")
+        service.limits.at_most("tokens", asked.max_tokens, "tokens")
+        served, off = service.named(asked.model, "look"), [(layer, head) for layer, head in asked.heads]
+
+        def work(one: Look) -> dict[str, Any]:
+            def said() -> dict[str, Any]:
+                return {"answers": one.answers(None, asked.top_k).to_json(), "text": written(served.model, one, asked)}
+
+            before = said()
+            with one.without(off, asked.layers, asked.kind):
+                return {"tokens": one.tokens, "source": one.source, "before": before, "after": said()}
+
+        return await look(request, asked, work)
+
+    @routes.post("/effects")
+    async def effects(asked: OfKind, request: Request) -> Any:
+        """What each head does for the answer: its logit with that head switched off."""
+        return await look(request, asked, lambda one: one.effect_of_heads(kind=asked.kind))
+
+    @routes.post("/patch")
+    async def patch(asked: Patch, request: Request) -> Any:
+        """Put what the model thinks of another text into this one, a place at a time: what moves the answer over?"""
+        served = service.named(asked.model, "look")
+        limited(service, served, asked.other)
+
+        def work(one: Look) -> Any:
+            return one.patch(served.model.look(asked.other, asked.other_target), None, asked.what, asked.source)
+
+        return await look(request, asked, work)
+
+    @routes.post("/attribution")
+    async def attribution(asked: Attribution, request: Request) -> Any:
+        """How much each token did for an answer."""
+        return await look(request, asked, lambda one: one.attribution(asked.method, asked.positions))
+
+
+def written(model: Model, one: Look, asked: Ablation) -> str | None:
+    """What the network as it is now writes on, or of an encoder-decoder instead; None of one that does not write."""
+    c = model.config
+    if c.family == "encoder" or c.head != "vocabulary" or model.tokenizer is None:
+        return None
+    assert one.batch.inputs is not None
+    known, most = one.batch.inputs, asked.max_tokens
+    if c.family == "encoder-decoder":
+        known, most = known[:, :1], 2 * len(one.source) + 20
+    room = min(most, model.room(known[0].tolist()), c.max_length)
+    (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids)
+    return model.target_words().decode(ids)
+
+
+# --- words
+
+
+def words(routes: APIRouter, service: Service) -> None:
+    @routes.post("/positions")
+    async def positions(asked: Positions, request: Request) -> Any:
+        """How the model tells order: the table of positions, and how alike they are."""
+        from qkv.look.space import positions as table
+
+        served = service.named(asked.model, "look")
+        return await called(service, request, served, lambda: table(served.model.network, asked.length))
+
+    @routes.post("/neighbours")
+    async def neighbours(asked: Neighbours, request: Request) -> Any:
+        """The words whose vectors are nearest to that of a word."""
+        served = service.named(asked.model, "embed")
+        service.limits.at_most("top", asked.top_k, "words")
+        return await called(service, request, served, lambda: served.model.neighbours(asked.word, asked.top_k))
+
+    @routes.post("/contexts")
+    async def contexts(asked: Contexts, request: Request) -> Any:
+        """How alike the vectors of one word are in several texts."""
+        served = service.named(asked.model, "embed")
+        service.limits.texts_of(asked.texts)
+        for text in asked.texts:
+            limited(service, served, text)
+        return await called(
+            service, request, served, lambda: served.model.contexts(asked.word, asked.texts, asked.layer)
+        )
+
+
+# --- how it is asked
+
+
+async def looked(service: Service, request: Request, asked: Looked, work: Callable[[Look], Any]) -> Any:
+    """One input, looked into."""
+    served = service.named(asked.model, "look")
+    given: Any = asked.text
+    if served.config.image_size is not None:
+        found = await asyncio.to_thread(pictures, [asked.image] if asked.image else [], served)
+        given = found[0] if found else None
+    if given is None:
+        raise Refusal(400, "there is nothing to look at: give a text, or to a model of pictures an image")
+    for text in (asked.text, asked.target):
+        limited(service, served, text or "")
+    return await called(service, request, served, lambda: work(served.model.look(given, asked.target)))
+
+
+def limited(service: Service, served: Served, text: str) -> None:
+    """A text that is looked into is shorter than one that is only read: tables grow with the square of it."""
+    service.limits.at_most("characters", len(text), "characters in a text")
+    if served.model.tokenizer is not None and text:
+        count = len(served.model.tokenizer.encode(text))
+        service.limits.at_most("looked", count, "tokens in a text that is looked into")
+
+
+async def called(service: Service, request: Request, served: Served, work: Callable[[], Any]) -> Any:
+    """In the thread that has the network for itself; numbers are rounded."""
+
+    def whole(items: list[Any]) -> list[Any]:
+        with torch.enable_grad():
+            found = work()
+        return [rounded(found.to_json() if hasattr(found, "to_json") else plain(found))]
+
+    (found,) = await service.attended(request, served.caller.ask(object(), whole, [None]))
+    return {"model": served.name, **found}
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,339 @@
+"""Our own API: what each trained model does, under its name: /api/models, generate, translate, summarize, classify, tag,
+fill, answer, describe, run."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import struct
+import zlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from qkv.data.images import FORMATS, Pixels, pixels
+from qkv.generate.choose import Sampling
+from qkv.generate.translate import Translation
+from qkv.serve.refusal import Refusal, busy
+from qkv.serve.served import Served
+from qkv.serve.service import Service
+from qkv.serve.told import number, token_records
+from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of
+
+Name = Annotated[str | None, Field(max_length=200)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Id = Annotated[int, Field(ge=0, le=2**31)]
+BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
+"""What Pillow raises on a file that is none."""
+TextOrPair = str | Annotated[list[str], Field(min_length=2, max_length=2)]
+
+
+class Ask(BaseModel):
+    """What all requests have: which model, where there are several. A field that is not known is an error."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    model: Name = None
+    """Its name; without one, the first that can do it."""
+
+
+class Generate(Ask):
+    prompt: str
+    """What to go on from; of an encoder-decoder the source."""
+    chat: bool = False
+    """The prompt is a message to the assistant."""
+    system: str | None = None
+    """A system message (implies chat)."""
+    prefix: list[Id] = Field(default=[], max_length=100_000)
+    """Token ids that the answer begins with: those before an alternative, and the alternative."""
+    max_tokens: Count = 100
+    temperature: float = Field(default=0.0, ge=0, le=100, allow_inf_nan=False)
+    top_k: int = Field(default=0, ge=0, le=2**31)
+    top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
+    min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    seed: int | None = Field(default=None, ge=0, lt=2**62)
+    stop: list[str] = []
+    alternatives: int = Field(default=5, ge=0, le=2**31)
+    """So many of the likeliest tokens are told at each step."""
+    stream: bool = False
+
+
+class Search(Ask):
+    texts: str | list[str]
+    """One text or several."""
+    beam: Count | None = None
+    """Hypotheses per text; without it, as the model was scored."""
+    n_best: Count = 1
+    max_length: Count | None = None
+    """Longest answer in tokens."""
+
+
+class Translate(Search):
+    prefix: str | None = Field(default=None, max_length=1000)
+    """How every translation begins."""
+    alignments: bool = False
+    """Which source word each word looks at."""
+
+
+class Texts(Ask):
+    texts: str | list[str]
+    top_k: Count = 5
+
+
+class Classify(Ask):
+    texts: str | list[TextOrPair] | None = None
+    """Texts, or pairs of texts."""
+    images: list[str] | None = None
+    """Pictures (PNG, JPEG ...) in base64, for a model that reads them."""
+    top_k: Count | None = None
+
+
+class Tag(Ask):
+    texts: str | list[str | list[str]]
+    """Sentences, or lists of words."""
+
+
+class Answer(Ask):
+    question: str
+    context: str
+    no_answer: bool = False
+    """Whether the model may say that there is none."""
+    max_answer: Count = 30
+
+
+class Describe(Ask):
+    images: list[str]
+    """Pictures (PNG, JPEG ...) in base64."""
+    beam: Count | None = None
+    n_best: Count = 1
+
+
+class Embed(Ask):
+    texts: str | list[str]
+    pooling: str = Field(default="mean", pattern="^(mean|cls|last)$", max_length=10)
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(prefix="/api", tags=["qkv"], dependencies=[Depends(service.asks_for_key)])
+    writing(routes, service)
+    reading(routes, service)
+
+    @routes.get("/models")
+    async def models() -> dict[str, Any]:
+        """The models that are here: family, sizes, what they can do; and what the server allows."""
+        return {"models": [one.about() for one in service.models], "limits": service.limits.model_dump(),
+                "run": service.watch and service.watch.name}  # fmt: skip
+
+    @routes.get("/run")
+    def run(
+        since: Annotated[int, Query(ge=0, le=2**62)] = 0, points: Annotated[int, Query(ge=1, le=100_000)] = 2000
+    ) -> Any:
+        """The log of the run that is watched (`qkv serve --run FOLDER`), after update `since`."""
+        if service.watch is None:
+            raise Refusal(404, "no run is watched: start the server with --run FOLDER")
+        return service.watch.since(since, points)
+
+    return routes
+
+
+# --- models that write
+
+
+def writing(routes: APIRouter, service: Service) -> None:
+    @routes.post("/generate")
+    async def generate(asked: Generate, request: Request) -> Any:
+        """Go on from a prompt; every token with its probability and what could have stood there."""
+        served = service.named(asked.model, "chat" if asked.chat or asked.system is not None else "generate")
+        service.limits.texts_of([asked.prompt, asked.system or "", *asked.stop])
+        service.limits.at_most("stops", len(asked.stop), "stop strings")
+        service.limits.at_most("top", asked.alternatives, "alternatives")
+        service.limits.at_most("tokens", asked.max_tokens, "tokens")
+        ids = await asyncio.to_thread(served.prompt_ids, asked.prompt, asked.chat, asked.system)
+        how = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+        stop = [each for each in asked.stop if each]
+        manner = Manner(asked.max_tokens, how, seed_of(asked.seed), asked.alternatives, stop)
+        (one,) = begin(served, [Prompt(ids, asked.prefix)], manner)
+        if asked.stream:
+            return Stream(streamed(service, one))
+        try:
+            await service.attended(request, one.whole())
+        finally:
+            one.close()
+        return said(one)
+
+    @routes.post("/translate")
+    async def translate(asked: Translate, request: Request) -> dict[str, Any]:
+        """Translations with scores, tokens and their probabilities, n-best lists, word alignments."""
+        served = service.named(asked.model, "translate")
+        texts = checked(service, asked)
+        how = served.request(
+            asked.beam, asked.n_best, max_length=asked.max_length, prefixes=[asked.prefix] if asked.prefix else ()
+        )
+        found = await service.attended(request, served.search(texts, how))
+        results = [shown(one) for one in found]
+        if asked.alignments:
+            pairs = list(zip(texts, [one.tokens for one in found], strict=True))
+            links = await service.attended(request, served.caller.ask("align", served.align, pairs))
+            results = [one | {"alignment": own} for one, own in zip(results, links, strict=True)]
+        return {"model": served.name, "results": results}
+
+    @routes.post("/summarize")
+    async def summarize(asked: Search, request: Request) -> dict[str, Any]:
+        """A short text for each."""
+        served = service.named(asked.model, "summarize")
+        how = served.request(asked.beam, asked.n_best, max_length=asked.max_length or 64, no_repeat_ngram=3)
+        found = await service.attended(request, served.search(checked(service, asked), how))
+        return {"model": served.name, "results": [shown(one) for one in found]}
+
+
+def checked(service: Service, asked: Search) -> list[str]:
+    """The texts of a search, within the limits."""
+    texts = listed(asked.texts)
+    service.limits.texts_of(texts)
+    service.limits.at_most("alternatives", asked.n_best - 1, "answers beside the first")
+    service.limits.at_most("tokens", asked.max_length or 0, "tokens")
+    return texts
+
+
+def listed(texts: str | list[Any]) -> list[Any]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def shown(one: Translation) -> dict[str, Any]:
+    """A translation in JSON, with all others of its n-best list."""
+    own = {"text": one.text, "score": number(one.score), "tokens": one.tokens,
+           "log_probs": [number(each) for each in one.token_log_probs]}  # fmt: skip
+    if one.problem:
+        raise Refusal(400, one.problem)
+    return own | ({"n_best": [shown(each) for each in one.n_best]} if len(one.n_best) > 1 else {})
+
+
+def said(one: Writing) -> dict[str, Any]:
+    words = one.served.model.target_words()
+    before = [*one.prompt.ids, *one.prompt.prefix] if one.served.config.family == "decoder" else one.prompt.prefix
+    return {"model": one.served.name, "text": one.text, "tokens": token_records(words, before, one.steps),
+            "finish": one.finish, "prompt_tokens": len(one.prompt.ids)}  # fmt: skip
+
+
+async def streamed(service: Service, one: Writing) -> AsyncIterator[str]:
+    """Events {"text", "tokens"}, at last {"finish"}."""
+    words = one.served.model.target_words()
+    known = [*one.prompt.ids, *one.prompt.prefix] if one.served.config.family == "decoder" else list(one.prompt.prefix)
+    try:
+        async with asyncio.timeout(service.limits.seconds):
+            async for text, steps in one.pieces():
+                yield event({"text": text, "tokens": token_records(words, known, steps)})
+                known += [step.token for step in steps]
+        yield event({"finish": one.finish})
+    except (Refusal, TimeoutError) as error:
+        refusal = error if isinstance(error, Refusal) else busy(f"this took longer than {service.limits.seconds:g} s")
+        yield event(refusal.content("/api"))
+    finally:
+        one.close()
+
+
+# --- models that read
+
+
+def reading(routes: APIRouter, service: Service) -> None:
+    @routes.post("/classify")
+    async def classify(asked: Classify, request: Request) -> dict[str, Any]:
+        """The class of each text, pair or picture, with probabilities."""
+        served, limits = service.named(asked.model, "classify"), service.limits
+        if served.config.image_size is not None:
+            items: list[Any] = await asyncio.to_thread(pictures, asked.images or [], served)
+        else:
+            items = [tuple(one) if isinstance(one, list) else one for one in listed(asked.texts or [])]
+            limits.texts_of([text for one in items for text in ([one] if isinstance(one, str) else one)])
+        something(items)
+        work = lambda some: served.model.classify(some, asked.top_k)  # noqa: E731
+        found = await service.attended(request, served.caller.ask(("classify", asked.top_k), work, items))
+        return {"model": served.name, "results": [one.to_json() for one in found]}
+
+    @routes.post("/tag")
+    async def tag(asked: Tag, request: Request) -> dict[str, Any]:
+        """A tag for every word."""
+        served = service.named(asked.model, "tag")
+        texts = something(listed(asked.texts))
+        service.limits.texts_of([one if isinstance(one, str) else " ".join(one) for one in texts])
+        found = await service.attended(request, served.caller.ask("tag", served.model.tag, texts))
+        return {"model": served.name, "results": [[word._asdict() for word in own] for own in found]}
+
+    @routes.post("/fill")
+    async def fill(asked: Texts, request: Request) -> dict[str, Any]:
+        """Words for the gaps, written [MASK] or <mask>."""
+        served = service.named(asked.model, "fill")
+        texts = something(listed(asked.texts))
+        service.limits.texts_of(texts)
+        service.limits.at_most("top", asked.top_k, "words for a gap")
+        work = lambda some: served.model.fill(some, asked.top_k)  # noqa: E731
+        found = await service.attended(request, served.caller.ask(("fill", asked.top_k), work, texts))
+        return {"model": served.name, "results": [one.to_json() for one in found]}
+
+    @routes.post("/answer")
+    async def answer(asked: Answer, request: Request) -> dict[str, Any]:
+        """The words of a text that answer a question."""
+        served = service.named(asked.model, "answer")
+        service.limits.texts_of([asked.question, asked.context])
+        how = (asked.no_answer, min(asked.max_answer, service.limits.tokens))
+
+        def work(pairs: list[tuple[str, str]]) -> Any:
+            return served.model.answer([question for question, _ in pairs], [context for _, context in pairs], *how)
+
+        pair = (asked.question, asked.context)
+        (found,) = await service.attended(request, served.caller.ask(("answer", how), work, [pair]))
+        return {"model": served.name, **found._asdict()}
+
+    @routes.post("/describe")
+    async def describe(asked: Describe, request: Request) -> dict[str, Any]:
+        """A sentence about each picture."""
+        served = service.named(asked.model, "describe")
+        beam = max(asked.beam or served.beam, asked.n_best)
+        service.limits.at_most("beam", beam, "hypotheses")
+        items = something(await asyncio.to_thread(pictures, asked.images, served))
+        work = lambda some: served.model.describe(some, beam, n_best=asked.n_best)  # noqa: E731
+        found = await service.attended(request, served.caller.ask(("describe", beam, asked.n_best), work, items))
+        return {"model": served.name, "results": [shown(one) for one in found]}
+
+    @routes.post("/embed")
+    async def embed(asked: Embed, request: Request) -> dict[str, Any]:
+        """A vector for each text."""
+        served = service.named(asked.model, "embed")
+        texts = something(listed(asked.texts))
+        service.limits.texts_of(texts)
+        work = lambda some: served.model.embed(some, asked.pooling, truncate=True).tolist()  # noqa: E731
+        found = await service.attended(request, served.caller.ask(("embed", asked.pooling), work, texts))
+        return {"model": served.name, "results": found}
+
+
+def something(items: list[Any]) -> list[Any]:
+    if not items or not all(items_given(items)):
+        raise Refusal(400, "there is nothing to read: the list, or an entry of it, is empty")
+    return items
+
+
+def items_given(items: Sequence[Any]) -> list[bool]:
+    return [not isinstance(one, str | list | tuple) or len(one) > 0 for one in items]
+
+
+def pictures(given: Sequence[str], served: Served) -> list[Pixels]:
+    """Pictures from base64, bounded before they are unpacked."""
+    from PIL import Image
+
+    served.limits.at_most("texts", len(given), "pictures")
+    tables = []
+    for one in given:
+        try:
+            data = base64.b64decode(one.partition(",")[2] if one.startswith("data:") else one, validate=True)
+            with Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values()))) as image:
+                served.limits.at_most("pixels", image.width * image.height, "pixels")
+                tables.append(pixels(image, served.config.image_size or 0, served.config.n_channels))
+        except Refusal:
+            raise
+        except (binascii.Error, *BROKEN, Image.DecompressionBombError) as error:
+            raise Refusal(400, f"this is no picture in base64 (PNG, JPEG ...): {type(error).__name__}") from None
+    return tables

@@ -1,0 +1,133 @@
+// The page: one input, some views of what the model does with it.
+import { ask, key } from "./api.js";
+import { refresh } from "./colour.js";
+import { clear, failed, h } from "./dom.js";
+import { input } from "./input.js";
+import { about } from "./models.js";
+import { listen, read, set, state } from "./state.js";
+import { views } from "./views/all.js";
+
+const at = (id) => document.getElementById(id);
+const page = { models: [], limits: {}, run: null, view: null, shown: null, input: null };
+
+// --- colours
+
+const THEMES = [["", "◐", "as the system"], ["light", "☀", "light"], ["dark", "☾", "dark"]];
+
+function theme() {
+  const button = at("theme");
+  const now = document.documentElement.dataset.theme ?? "";
+  const i = THEMES.findIndex(([name]) => name === now);
+  button.textContent = THEMES[i][1];
+  button.setAttribute("aria-label", `Colours: ${THEMES[i][2]}`);
+  button.title = `Colours: ${THEMES[i][2]}`;
+  button.onclick = () => {
+    const [next] = THEMES[(i + 1) % THEMES.length];
+    if (next) document.documentElement.dataset.theme = next;
+    else delete document.documentElement.dataset.theme;
+    localStorage.setItem("qkv-theme", next);
+    repaint();
+    theme();
+  };
+}
+
+function repaint() {
+  refresh();
+  show(true);
+}
+
+// --- the parts of the page
+
+const model = () => page.models.find((one) => one.name === state.model) ?? page.models[0] ?? null;
+
+function header() {
+  const list = at("model");
+  clear(list, page.models.map((one) => h("option", { value: one.name }, one.name)));
+  list.parentElement.hidden = !page.models.length;
+  list.onchange = () => set({ model: list.value, view: "", text: "", target: "", kind: "", layer: -1, head: 0, token: -1, step: 0, off: "", image: null }, true);
+}
+
+function tabs(own) {
+  const found = views.filter((view) => view.fits(model(), page));
+  const button = (view) =>
+    h("button", {
+      type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": "panel", "aria-selected": view === own,
+      tabindex: view === own ? "0" : "-1", onclick: () => set({ view: view.id }, true),
+    }, view.title(model()));
+  const bar = at("tabs");
+  const within = bar.contains(document.activeElement);
+  clear(bar, found.map(button));
+  bar.onkeydown = (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    set({ view: found[(found.indexOf(own) + step + found.length) % found.length].id }, true);
+  };
+  const chosen = at(`tab-${own.id}`);
+  if (within) chosen.focus();
+  chosen.scrollIntoView({ block: "nearest", inline: "nearest" });
+  at("panel").setAttribute("aria-labelledby", `tab-${own.id}`);
+}
+
+/** Show the view that the state names; a view is made anew when it, the model or the colours change. */
+function show(anew = false, changed = new Set()) {
+  const found = views.filter((view) => view.fits(model(), page));
+  const own = found.find((view) => view.id === state.view) ?? found[0];
+  if (!own) return void clear(at("panel"), failed(new Error("This server has no model and watches no run.")));
+  const other = anew || own !== page.view || model() !== page.shown;
+  if (other) {
+    page.drop?.();
+    if (own !== page.view || model() !== page.shown) tabs(own);
+    page.view = own;
+    page.shown = model();
+    const root = h(`div.view.view-${own.id}`);
+    clear(at("panel"), root);
+    at("input").hidden = !own.reads || !model();
+    page.update = own.mount(root, { model: model(), limits: page.limits, run: page.run, onDrop: (work) => (page.drop = work) });
+  }
+  page.update?.(other ? null : changed);
+}
+
+function renew(changed) {
+  if (changed.has("model") || !page.input) {
+    at("model").value = model()?.name ?? "";
+    at("about").textContent = model() ? about(model()) : "";
+    page.input = model() && input(at("input"), model(), page.limits);
+  }
+  page.input?.(changed);
+  show(false, changed);
+}
+
+// --- beginning
+
+async function begin() {
+  theme();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+  try {
+    Object.assign(page, await ask("/api/models"));
+  } catch (error) {
+    return error.status === 401 ? askForKey() : void clear(at("panel"), failed(error));
+  }
+  read();
+  header();
+  listen(renew);
+  const again = () => read() && renew(new Set(["model", "view", "text", "target", "token", "off"]));
+  addEventListener("popstate", again);
+  addEventListener("hashchange", again);
+  renew(new Set(["model"]));
+}
+
+function askForKey() {
+  const field = h("input", { type: "password", autocomplete: "current-password", required: true, "aria-label": "API key" });
+  const form = h("form.card.key", h("h2", "This server asks for a key"), h("p.quiet", "Whoever started it has one. It is kept until this tab is closed."),
+    h("div.row", field, h("button.main", { type: "submit" }, "Go on")));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    key.set(field.value.trim());
+    begin();
+  });
+  clear(at("panel"), key.get() ? failed(new Error("The server does not know this key.")) : null, form);
+  field.focus();
+}
+
+begin();

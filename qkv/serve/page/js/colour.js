@@ -1,0 +1,63 @@
+// Colours of numbers, taken from the style sheet, so that light and dark are right in pictures too.
+
+let scales = null;
+
+/** Forget them: the colours of the page have changed. */
+export function refresh() {
+  scales = null;
+}
+
+function colours() {
+  if (scales) return scales;
+  const probe = document.createElement("span");
+  document.body.append(probe);
+  const of = (name) => {
+    probe.style.color = `var(${name})`;
+    return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+  };
+  scales = { zero: of("--zero"), more: of("--more"), less: of("--less"), ink: of("--ink"), quiet: of("--quiet"), line: of("--line"), masked: of("--masked") };
+  probe.remove();
+  return scales;
+}
+
+const mix = (a, b, share) => a.map((x, i) => Math.round(x + (b[i] - x) * share));
+
+/** 0 … 1 -> [r, g, b], from the ground to the accent. */
+export const share = (x) => mix(colours().zero, colours().more, Math.sqrt(Math.min(1, Math.max(0, x))));
+
+/** −1 … 1 -> [r, g, b]: below zero one colour, above another. */
+export function signed(x) {
+  const size = Math.min(1, Math.abs(x)) ** 0.75;
+  return mix(colours().zero, x < 0 ? colours().less : colours().more, size);
+}
+
+export const css = (rgb) => `rgb(${rgb.join(" ")})`;
+export const named = (name) => css(colours()[name]);
+export const masked = () => colours().masked;
+
+/** A table of numbers as pixels on a canvas, one for each; the style sheet stretches them. */
+export function paint(canvas, rows, colour) {
+  const [height, width] = [rows.length, rows[0]?.length ?? 0];
+  if (!height || !width) return canvas;
+  canvas.width = width;
+  canvas.height = height;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  let at = 0;
+  for (const row of rows) {
+    for (const x of row) {
+      const [r, g, b] = x === null ? masked() : colour(x);
+      image.data.set([r, g, b, 255], at);
+      at += 4;
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
+
+/** The largest size of any number in a table: what a colour scale is measured by. */
+export function largest(rows) {
+  let most = 1e-9;
+  for (const row of rows) for (const x of row) if (x !== null && Math.abs(x) > most) most = Math.abs(x);
+  return most;
+}

@@ -1,0 +1,96 @@
+// Elements from plain calls. Text only ever becomes text: nothing from a model or a user is read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** h("button.plain", {onclick: f, "aria-pressed": true}, "text", child, [more]) -> element. */
+export function h(name, ...rest) {
+  const [tag, ...classes] = name.split(".");
+  return fill(document.createElement(tag), classes, rest);
+}
+
+/** The same in SVG. */
+export function s(name, ...rest) {
+  const [tag, ...classes] = name.split(".");
+  return fill(document.createElementNS(SVG, tag), classes, rest);
+}
+
+function fill(element, classes, rest) {
+  if (classes.length) element.setAttribute("class", classes.join(" "));
+  const [first, ...others] = rest;
+  const given = first && first.constructor === Object ? first : null;
+  for (const [key, value] of Object.entries(given ?? {})) set(element, key, value);
+  append(element, given ? others : rest);
+  return element;
+}
+
+function set(element, key, value) {
+  if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+  else if (key === "style") for (const [name, one] of Object.entries(value)) element.style.setProperty(name, one);
+  else if (key === "value" || key === "checked" || key === "selected") element[key] = value;
+  else if (value === true && !key.startsWith("aria")) element.setAttribute(key, "");
+  else if (value !== false && value !== null && value !== undefined) element.setAttribute(key, value);
+  else if (value === false && key.startsWith("aria")) element.setAttribute(key, "false");
+}
+
+function append(element, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
+}
+
+export function clear(element, ...children) {
+  element.replaceChildren();
+  append(element, children);
+  return element;
+}
+
+/** A labelled list to choose from: options are [value, text]. */
+export function pick(label, options, value, change) {
+  const list = h("select", { onchange: () => change(list.value) }, options.map(([v, text]) => h("option", { value: v }, text)));
+  list.value = String(value);
+  return h("label.field", h("span", label), list);
+}
+
+/** A few buttons of which one is on. */
+export function segments(label, options, value, change) {
+  const one = ([v, text]) => h("button", { type: "button", "aria-pressed": v === value, onclick: () => change(v) }, text);
+  return h("div.field", h("span", { "aria-hidden": "true" }, label), h("div.segments", { role: "group", "aria-label": label }, options.map(one)));
+}
+
+/** How a token is shown: spaces and line breaks made visible where they are all there is. */
+export function shown(token) {
+  const text = token.replace(/\n/g, "↵").replace(/\t/g, "⇥");
+  return text.trim() === "" ? "␣".repeat(Math.max(1, text.length)) : text.trim();
+}
+
+export const number = (x, digits = 3) => (x === null || x === undefined ? "−∞" : x.toFixed(digits).replace("-", "−"));
+
+export const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
+
+/** Answers with their probabilities, as bars; with `choose` they can be clicked. */
+export function bars(rows, choose = null) {
+  const line = ({ text, probability, note, on }, i) => {
+    const inside = [
+      h("span.bar-name", text),
+      h("span.bar-track", h("span.bar-fill", { style: { width: `${Math.max(0.5, 100 * probability)}%` } })),
+      h("span.bar-number", note ?? percent(probability)),
+    ];
+    if (!choose) return h("li.bar", inside);
+    return h("li", h("button.bar", { type: "button", "aria-current": on ? "true" : null, onclick: () => choose(i) }, inside));
+  };
+  return h("ol.bars", rows.map(line));
+}
+
+/** States of a view that has nothing to show. */
+export const busy = (text = "Computing…") => h("p.state.busy", { role: "status" }, text);
+export const empty = (text) => h("p.state", text);
+export const failed = (error) => h("p.state.bad", { role: "alert" }, error.message || String(error));
+
+/** Calls a function when calls have stopped coming for so long. */
+export function later(milliseconds, work) {
+  let timer = 0;
+  return (...given) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => work(...given), milliseconds);
+  };
+}

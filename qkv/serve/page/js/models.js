@@ -1,0 +1,62 @@
+// What a model is and can do, in words.
+
+/** The first thing to do with a model: [ability, title of its view, what the button says]. */
+const MAIN = [
+  ["translate", "Translate", "Translate"],
+  ["summarize", "Summarise", "Summarise"],
+  ["describe", "Describe", "Describe"],
+  ["answer", "Answer", "Answer"],
+  ["tag", "Tag", "Tag"],
+  ["fill", "Fill", "Fill"],
+  ["classify", "Classify", "Classify"],
+  ["chat", "Chat", "Send"],
+  ["generate", "Write", "Write on"],
+];
+
+export function main(model) {
+  const found = MAIN.find(([ability]) => model.can.includes(ability));
+  return found ? { ability: found[0], title: found[1], button: found[2] } : null;
+}
+
+export const writes = (model) => ["translate", "summarize", "chat", "generate"].includes(main(model)?.ability);
+export const sees = (model) => model.image_size !== null;
+export const looks = (model) => model.can.includes("look");
+export const bothSides = (model) => model.family === "encoder-decoder";
+export const attends = (model) => looks(model) && (!model.recurrent || bothSides(model));
+/** Whether a head of it can be walked through: softmax over the tokens, not a recurrence. */
+export const walks = (model) => looks(model) && !model.recurrent && model.mixer.includes("softmax");
+export const answers = (model) => !["none", "pooled"].includes(model.head);
+
+const LANGUAGES = { en: "English", de: "German", fr: "French", es: "Spanish", it: "Italian", nl: "Dutch", pt: "Portuguese", cs: "Czech", pl: "Polish", ru: "Russian", zh: "Chinese", ja: "Japanese" };
+export const language = (code) => LANGUAGES[code] ?? code ?? "";
+
+export const KINDS = {
+  self: "Self-attention",
+  encoder: "Encoder: source looks at itself",
+  decoder: "Decoder: what is written looks back",
+  cross: "Cross: what is written looks at the source",
+};
+
+export function about(model) {
+  const count = model.parameters >= 1e9 ? `${(model.parameters / 1e9).toFixed(1)} B` : model.parameters >= 1e6 ? `${(model.parameters / 1e6).toFixed(1)} M` : `${Math.round(model.parameters / 1e3)} k`;
+  const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : `${model.layers} layers`;
+  return [model.recurrent ? `recurrent ${model.family}` : model.family, layers, model.recurrent ? null : `${model.heads} heads`, `width ${model.width}`, `${count} parameters`].filter(Boolean).join(" · ");
+}
+
+const ENGLISH = ["I ate an apple.", "The old teacher gives the child a red ball.", "Does the woman see the small dog?", "We believe that the cat sleeps in the garden."];
+const GERMAN = ["Ich habe einen Apfel gegessen.", "Der alte Lehrer gibt dem Kind einen roten Ball.", "Sieht die Frau den kleinen Hund?"];
+
+/** Texts to begin with. */
+export function examples(model) {
+  const gap = model.can.includes("fill") ? "[MASK]" : "";
+  switch (main(model)?.ability) {
+    case "translate": return model.source === "de" ? GERMAN : ENGLISH;
+    case "fill": return [`The movie was ${gap} and I loved every minute.`, `I ate an ${gap}.`];
+    case "classify": return ["A wonderful film with a clever story.", "It was boring, and the actors were terrible.", "Does the woman see the dog?"];
+    case "tag": return ENGLISH;
+    case "answer": return [];
+    case "chat": return ["Hello! Who are you?", "Tell me a short story."];
+    case "generate": return model.family === "decoder" ? ["First Citizen:\nWe are", "ROMEO:\nBut, soft!", "The old teacher", "I have seen the"] : ENGLISH;
+    default: return ENGLISH;
+  }
+}

@@ -1,0 +1,281 @@
+"""Served: one model behind the server, what it can do, and the threads that do it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.api import Model, load
+from qkv.config import DataConfig, ModelConfig
+from qkv.config.strict import read_toml
+from qkv.errors import QkvError
+from qkv.generate.alignment import Link
+from qkv.generate.continuous import Step, Text
+from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
+from qkv.generate.rules import Rules
+from qkv.generate.search import FREE
+from qkv.generate.translate import Request, Translation, Translator, gathered
+from qkv.models.inputs import bounded
+from qkv.serve.calls import Caller
+from qkv.serve.lanes import Desk, Lane, Ticket
+from qkv.serve.limits import Limits
+from qkv.serve.metrics import Metrics
+from qkv.serve.refusal import Refusal
+from qkv.tasks.summary import Summarizer
+
+Pair = tuple[str, str]
+"""Source language, target language."""
+Search = Callable[[Path], dict[str, Any]]
+"""The folder of a run -> beam and length_penalty."""
+ALIGNED = Request(alignments=True)
+MANY = 2000
+"""Characters that are made into tokens without holding up other requests."""
+CHUNK = 64
+"""Tokens of a prompt whose logits are formed at once."""
+
+
+@dataclass(eq=False)
+class Served:
+    """A loaded model. `start` begins its threads, `close` ends them when all that was asked is answered."""
+
+    name: str
+    model: Model
+    task: str | None = None
+    """What it was trained for, where a recipe says so."""
+    pair: Pair | None = None
+    """The languages of a translator."""
+    beam: int = 4
+    length_penalty: float = 1.0
+    workers: int = 0
+    """Lanes; 0 = one for each of torch's threads."""
+    limits: Limits = field(default_factory=Limits)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def start(self) -> None:
+        on_cpu = self.model.device.type == "cpu"
+        threads = torch.get_num_threads()
+        lanes = (min(self.workers or threads, threads) if on_cpu else 1) if self.writes else 0
+        lock = threading.Lock()
+        # on a CPU texts are written by a packed twin; elsewhere whoever looks into the network has it for himself
+        alone: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
+        self.desk, self.caller = Desk(self.limits, lanes), Caller(self.name, self.limits, self.metrics, alone)
+        network = self.model.packed() if on_cpu and lanes else self.model.network
+        self.lanes = [
+            Lane(number, self.desk, network, self.pad_id, max(1, threads // lanes), self.name, self.metrics, alone)
+            for number in range(lanes)
+        ]
+        self.metrics.watch(
+            self.name, lambda: len(self.desk.waiting) + len(self.caller.waiting), lambda: sum(self.desk.going)
+        )
+        for thread in (*self.lanes, self.caller):
+            thread.start()
+
+    def close(self, seconds: float = 60.0) -> None:
+        self.desk.close()
+        self.caller.close()
+        for thread in (*self.lanes, self.caller):
+            thread.join(seconds)
+
+    # --- what it is
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def pad_id(self) -> int:
+        """One that both sides know: what stands at padding is never looked at."""
+        return self.config.pad_id if self.config.pad_id < min(self.config.vocab_size, self.config.target_size) else 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes from text."""
+        c = self.config
+        return (
+            c.family != "encoder"
+            and c.image_size is None
+            and c.head == "vocabulary"
+            and self.model.tokenizer is not None
+        )
+
+    @cached_property
+    def can(self) -> tuple[str, ...]:
+        """What may be asked of it."""
+        c, words = self.config, self.model.tokenizer is not None
+        template = self.model.tokenizer.chat_template if self.model.tokenizer is not None else None
+        translates = c.family == "encoder-decoder" and (self.task == "translation" or self.pair is not None)
+        able = {
+            "generate": self.writes,
+            "chat": self.writes and c.family == "decoder" and template is not None,
+            "translate": self.writes and translates,
+            "summarize": self.writes and self.task == "summary",
+            "classify": c.head in ("classes", "classes-words") and (words or c.image_size is not None),
+            "tag": c.head == "tags" and words,
+            "fill": c.head in ("masked", "masked-next") and words,
+            "answer": c.head == "span" and words,
+            "describe": c.image_size is not None and c.family == "encoder-decoder" and words,
+            "embed": words and c.image_size is None,
+            "look": words or c.image_size is not None,
+        }
+        return tuple(name for name, yes in able.items() if yes)
+
+    def about(self) -> dict[str, Any]:
+        """What /api/models says of it."""
+        c = self.config
+        return {
+            "name": self.name, "task": self.task, "can": list(self.can), "family": c.family, "head": c.head,
+            "parameters": sum(p.numel() for p in self.model.network.parameters()), "layers": c.n_layers,
+            "decoder_layers": c.decoder_layers if c.family == "encoder-decoder" else None, "heads": c.n_heads,
+            "width": c.d_model, "head_width": c.head_width, "vocabulary": c.vocab_size, "target_vocabulary": c.target_size,
+            "context": c.max_length, "position": c.position, "recurrent": c.recurrent, "mixer": list(c.mixer),
+            "labels": list(c.labels[:1000]), "image_size": c.image_size, "channels": c.n_channels,
+            "source": self.pair and self.pair[0], "target": self.pair and self.pair[1],
+        }  # fmt: skip
+
+    # --- writing
+
+    def write(self, inputs: list[int], source: list[int] | None, text: Text) -> Ticket:
+        """Hand over one text."""
+        return self.write_all([(inputs, source, text)])[0]
+
+    def write_all(self, given: Sequence[tuple[list[int], list[int] | None, Text]]) -> list[Ticket]:
+        """Hand over some texts, all or none."""
+        tickets = [Ticket(*one) for one in given]
+        self.desk.put(tickets)
+        return tickets
+
+    def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
+        """A text in tokens: what is gone on from, a message to the assistant, or the source as a translator reads it."""
+        if self.config.family == "encoder-decoder":
+            return self.translator.read(prompt)[0]
+        return self.model.prompt_ids(prompt, chat, system)
+
+    @cached_property
+    def rules(self) -> Rules:
+        """What a text that is drawn must obey; a translator writes neither padding nor the token that opens a target."""
+        return self.translator.rules(Request(), []) if self.config.family == "encoder-decoder" else FREE
+
+    def opened(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
+        """What a lane reads of a prompt and the beginning of its answer, and how many tokens can follow."""
+        c = self.config
+        known, size = ([*ids], c.vocab_size) if c.family == "encoder-decoder" else ([*ids, *prefix], c.vocab_size)
+        if not known:
+            raise QkvError("the prompt is empty, and this model has no token to begin with")
+        if max(known) >= size or max(prefix, default=0) >= c.target_size or min([*known, *prefix]) < 0:
+            raise QkvError(f"a token id is not in the vocabulary, which has {size} words")
+        if len(known) > c.max_length and (bounded(c) or c.recurrent is None):
+            raise Refusal(400, f"the prompt has {len(known):,} tokens, this model reads at most {c.max_length:,}",
+                          code="context_length_exceeded", param="prompt")  # fmt: skip
+        if c.family == "encoder-decoder":
+            inputs = [self.model.start_id(), *prefix]
+            return inputs, known, max(0, c.max_length - len(inputs) + 1)
+        free = c.recurrent is not None and not bounded(c)
+        return known, None, self.limits.tokens if free else max(0, c.max_length - len(known) + 1)
+
+    @torch.no_grad()
+    def read(self, ids: list[int], top: int) -> list[Step]:
+        """Each token of a prompt with what the model gives it after those before it; the first has nothing before it."""
+        output = self.model.network(self.model.batch([ids]))
+        steps = [Step(ids[0], math.nan, [])]
+        for at in range(0, len(ids) - 1, CHUNK):  # never the logits of a whole prompt
+            some = ids[at + 1 : at + 1 + CHUNK]
+            table = output.head(output.hidden[0, at : at + len(some)]).float().log_softmax(-1)  # (T, V)
+            values, tokens = table.topk(min(top, table.size(1)), -1)
+            for token, row, *best in zip(some, table, tokens.tolist(), values.tolist(), strict=True):
+                steps.append(Step(token, float(row[token]), list(zip(*best, strict=True))))
+        return steps
+
+    # --- translating
+
+    @cached_property
+    def translator(self) -> Translator:
+        """What turns texts into tokens and hypotheses into texts; the network is asked by the lanes."""
+        model: Any = self.model
+        kind = Summarizer if self.task == "summary" else Translator
+        return kind(self.config, model.network, model.words(), model.target_words())
+
+    def request(self, beam: int | None = None, n_best: int = 1, **how: Any) -> Request:
+        size = max(self.beam if beam is None else beam, n_best)
+        self.limits.at_most("beam", size, "hypotheses")
+        return Request(Beam(size, self.length_penalty, n_best), **how)
+
+    async def search(self, texts: Sequence[str], how: Request) -> list[Translation]:
+        """The translation (or summary) of each text; of an empty one it is empty."""
+        begun = lambda: [self.begun(text, how) for text in texts]  # noqa: E731
+        found = await asyncio.to_thread(begun) if sum(map(len, texts)) > MANY else begun()
+        tickets = self.write_all([one for one in found if one is not None])
+        try:
+            done = iter([gathered(self.results(await ticket.written())) for ticket in tickets])
+        finally:
+            for ticket in tickets:
+                ticket.gone = True
+        return [Translation("") if one is None else next(done) for one in found]
+
+    def begun(self, text: str, how: Request) -> tuple[list[int], list[int] | None, Text] | None:
+        """A text in tokens, and the beam that will search for its translation; None where there is nothing to do."""
+        job = self.translator.job(0, text, how)
+        if job is None:
+            return None
+        batch = self.translator.begin([job])
+        assert batch.inputs is not None
+        longest = min(self.translator.longest(job.source, how), self.limits.tokens)
+        body = Sentence(how.beam, longest, self.config.eos_ids, job.phrases)
+        source = None if batch.source is None else batch.source[0].tolist()
+        return batch.inputs[0].tolist(), source, Text(body, self.translator.rules(how, [job.prefix]))
+
+    def results(self, text: Text) -> list[Translation]:
+        body: Any = text.body
+        return [self.translator.written(h, None) for h in body.results()]
+
+    def align(self, pairs: Sequence[tuple[str, list[str]]]) -> list[list[Link]]:
+        """Texts and the tokens of their translations -> (source word, target word), from one pass of the plain network."""
+        links: list[list[Link]] = []
+        for text, tokens in pairs:
+            job = self.translator.job(0, text, ALIGNED)
+            if job is None or not tokens:
+                links.append([])
+                continue
+            ids = [self.translator.target.id_of(token) or 0 for token in tokens]
+            written = Hypothesis(ids, [], ended=ids[-1] in self.config.eos_ids)
+            batch = self.translator.begin([job]).to(self.model.device)
+            links.append(self.translator.aligned([job], [[written]], batch, ALIGNED)[0][0] or [])
+        return links
+
+
+# --- opening
+
+
+def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto", workers: int = 0,
+           search: Search | None = None) -> Served:  # fmt: skip
+    """Load a model; its name is the folder's, its task, languages and search are those of the run that made it."""
+    model = load(folder, device)
+    if model.tokenizer is not None:
+        model.tokenizer.literal  # noqa: B018  # made now, not by several threads at once
+    run = folder.parent if folder.resolve().name == "best" else folder
+    task, languages = trained_for(run)
+    if languages is None and model.tokenizer is not None:
+        told = [model.tokenizer.settings.get(key) for key in ("source_lang", "target_lang")]  # Marian says it here
+        languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
+    shown = name or run.resolve().name.removesuffix(".gguf").removesuffix(".bin")
+    return Served(shown, model, task, pair or languages, workers=workers, **(search(run) if search else {}))
+
+
+def trained_for(run: Path) -> tuple[str | None, Pair | None]:
+    """The task and the languages of a run's recipe; None where there is none."""
+    if not (run / "recipe.toml").is_file():
+        return None, None
+    values = read_toml(run / "recipe.toml")
+    task, data = values.get("task", "translation"), values.get("data")
+    if task != "translation" or not isinstance(data, dict):
+        return str(task), None
+    side = lambda name: str(data.get(name, DataConfig.model_fields[name].default))  # noqa: E731
+    return str(task), (side("source"), side("target"))

@@ -1,0 +1,100 @@
+"""The server process: models are opened, a socket is bound, and requests are answered until somebody ends it.
+
+SIGTERM or Ctrl-C: whoever is here gets an answer, nobody else is taken in.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from qkv.errors import QkvError
+from qkv.serve.app import application
+from qkv.serve.front import Front
+from qkv.serve.served import Pair, Search, Served, opened
+from qkv.serve.service import Service
+
+
+class Server(uvicorn.Server):
+    """Uvicorn, which says when it answers, and tells the front when the end has begun."""
+
+    def __init__(self, config: uvicorn.Config, front: Front, greeting: str = ""):
+        super().__init__(config)
+        self.front, self.greeting = front, greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self.greeting:
+            print(self.greeting, file=sys.stderr, flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first time the end begins; a second Ctrl-C does not wait for it. It is no failure: the exit code is 0."""
+        self.front.closing = True
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def serve(service: Service, host: str, port: int) -> None:
+    """Answer until the end."""
+    listening = bound(host, port)
+    at = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
+    for one in service.models:
+        pair = f", {one.pair[0]} to {one.pair[1]}" if one.pair and "translate" in one.can else ""
+        print(
+            f"{one.name}: {one.config.family}{pair}; it can {', '.join(one.can) or 'be looked into'}", file=sys.stderr
+        )
+    if host not in ("127.0.0.1", "localhost", "::1") and not service.keys.digests:
+        print("everybody who reaches this machine may ask: --api-key asks for a key", file=sys.stderr)
+    greeting = f"the page is at {at}/ , what can be asked at {at}/docs ; Ctrl-C ends it"
+    server_of(service, greeting).run(sockets=[listening])
+
+
+def server_of(service: Service, greeting: str = "") -> Server:
+    front, limits = application(service), service.limits
+    config = uvicorn.Config(
+        front, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="on",
+        ws="none", limit_concurrency=limits.connections, timeout_keep_alive=30, timeout_graceful_shutdown=int(limits.seconds) + 1,
+    )  # fmt: skip
+    return Server(config, front, greeting)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens; a port that is taken is said in words."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise QkvError(f"cannot listen at {host}:{port} ({error}): choose another --host or --port") from None
+    return listening
+
+
+def models_of(given: Sequence[str], languages: Sequence[str] = (), workers: int = 0, device: str = "auto",
+              search: Search | None = None) -> list[Served]:  # fmt: skip
+    """FOLDER or NAME=FOLDER each, and NAME=en-de for translators that do not say their languages."""
+    pairs = dict(pair_of(one) for one in languages)
+    found = []
+    for one in given:
+        name, equals, folder = one.partition("=")
+        path = Path(folder if equals and not Path(one).exists() else one)
+        name = name if path != Path(one) else ""
+        found.append(opened(path, name, pairs.pop(name or path.resolve().name, None), device, workers, search))
+    if pairs:
+        raise QkvError(f"--languages {next(iter(pairs))}=...: there is no model of that name")
+    return found
+
+
+def pair_of(setting: str) -> tuple[str, Pair]:
+    name, _, codes = setting.rpartition("=")
+    source, dash, target = codes.partition("-")
+    if not (name and source and dash and target):
+        raise QkvError(f"--languages takes NAME=SOURCE-TARGET, for example my-model=en-de, not {setting!r}")
+    return name, (source, target)

@@ -1,0 +1,140 @@
+"""Writing: one text on its way to a client: tokens become pieces of text, up to a stop string or the end."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import StreamingResponse
+
+from qkv.generate.choose import Sampling
+from qkv.generate.continuous import Step, text_of
+from qkv.generate.pieces import Pieces, Until
+from qkv.serve.lanes import Ticket
+from qkv.serve.served import Served
+
+SEEDS = 2**62
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is to be gone on from."""
+
+    ids: list[int]
+    prefix: list[int] = field(default_factory=list)
+    """Tokens of the answer that are given already."""
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How to go on."""
+
+    tokens: int
+    how: Sampling
+    seed: int
+    top: int = 0
+    """Likeliest tokens that are told at each step."""
+    stop: Sequence[str] = ()
+
+
+def seed_of(seed: int | None) -> int:
+    """Any whole number will do; without one, another each time."""
+    return random.randrange(SEEDS) if seed is None else seed % (SEEDS - 1000)
+
+
+@dataclass
+class Writing:
+    """A text that a lane writes. Whoever stops listening frees its place."""
+
+    served: Served
+    prompt: Prompt
+    ticket: Ticket | None
+    """None where no token is wanted."""
+    stop: Sequence[str] = ()
+    text: str = ""
+    steps: list[Step] = field(default_factory=list)
+    """Without the end token."""
+    finish: str = "length"
+
+    async def pieces(self) -> AsyncIterator[tuple[str, list[Step]]]:
+        """Pieces of text, each with the tokens since the last one."""
+        c, pending = self.served.config, list[Step]()
+        before = [*self.prompt.ids, *self.prompt.prefix] if c.family == "decoder" else self.prompt.prefix
+        pieces, until = Pieces(self.served.model.target_words(), before), Until(self.stop)
+        if self.ticket is None:
+            return
+        try:
+            async for some in self.ticket.steps():
+                given = ""
+                for step in some:
+                    if step.token in c.eos_ids:
+                        self.finish = "stop"
+                        continue
+                    pending.append(step)
+                    given += until.add(pieces.add(step.token))
+                    if until.found:
+                        self.finish = "stop"
+                        break
+                if given or until.found:
+                    yield self.gave(given, pending)
+                    pending = []
+                if until.found:
+                    return
+            rest = until.add(pieces.rest())
+            rest += "" if until.found else until.held
+            if rest or pending:
+                yield self.gave(rest, pending)
+        finally:
+            self.ticket.gone = True
+
+    def gave(self, text: str, steps: list[Step]) -> tuple[str, list[Step]]:
+        self.text += text
+        self.steps += steps
+        return text, steps
+
+    async def whole(self) -> Writing:
+        async for _ in self.pieces():
+            pass
+        return self
+
+    def close(self) -> None:
+        if self.ticket is not None:
+            self.ticket.gone = True
+
+
+def begin(served: Served, prompts: Sequence[Prompt], manner: Manner) -> list[Writing]:
+    """Hand all of them over, each with random numbers of its own, or none."""
+    given, stop = list[Any](), manner.stop
+    for number, prompt in enumerate(prompts):
+        inputs, source, room = served.opened(prompt.ids, prompt.prefix)
+        longest = min(manner.tokens, room, served.limits.tokens)
+        ends, rules = served.config.eos_ids, served.rules
+        text = text_of(manner.how, longest, ends, rules, manner.seed + number, manner.top) if longest else None
+        given.append(None if text is None else (inputs, source, text))
+    tickets = iter(served.write_all([one for one in given if one is not None]))
+    return [
+        Writing(served, prompt, None if one is None else next(tickets), stop)
+        for prompt, one in zip(prompts, given, strict=True)
+    ]
+
+
+class Stream(StreamingResponse):
+    """Server-sent events. However it ends, the generator behind it is closed, and so frees its places."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str]):
+        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self.body_iterator.aclose()  # type: ignore[attr-defined]
+
+
+def event(content: Any) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, allow_nan=False)}\n\n"

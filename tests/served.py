@@ -1,0 +1,89 @@
+"""Tiny models behind a server, for the tests of serve/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from starlette.testclient import TestClient
+
+from qkv.api import Model
+from qkv.models.build import build
+from qkv.presets import tiny
+from qkv.serve.app import application
+from qkv.serve.keys import Keys
+from qkv.serve.limits import Limits
+from qkv.serve.served import Served
+from qkv.serve.service import Service
+from qkv.text.tokenizer import Tokenizer
+from qkv.text.train import train_tokenizer
+
+TEXTS = [
+    "a man rides a bicycle", "the dog runs", "two women sit on a bench in the park, and a child plays", "A man sleeps.",
+    "über den Zaun", "the cat eats; who sees it?",
+]  # fmt: skip
+TEMPLATE = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+
+
+@cache
+def tokenizer(kind: str = "bpe") -> Tokenizer:
+    return train_tokenizer(TEXTS * 20, kind, 120, special=["<mask>"])
+
+
+def model(name: str, seed: int = 3, **fields: Any) -> Model:
+    """A preset, tiny, with large random weights: its texts differ."""
+    torch.manual_seed(seed)
+    c = tiny(name)
+    words = None if c.image_size is not None and c.family == "encoder" else tokenizer()
+    if words is not None:
+        ids = {
+            "vocab_size": words.size,
+            "target_vocab_size": None,
+            "pad_id": 0,
+            "bos_id": 1,
+            "eos_id": 2,
+            "start_id": None,
+        }
+        fields = ids | fields
+    c = c.changed(**fields)
+    network = build(c)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return Model(c, network, words, "cpu")
+
+
+def language_model() -> Model:
+    lm = model("gpt2", max_length=96)
+    assert lm.tokenizer is not None
+    lm.tokenizer = Tokenizer(lm.tokenizer.backend, {"chat_template": TEMPLATE})
+    return lm
+
+
+def all_models() -> list[Served]:
+    """One for everything that can be asked."""
+    bert = {"max_length": 64, "labels": ("bad", "fair", "good")}
+    return [
+        Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de")),
+        Served("de-en", model("transformer-base", 4, max_length=80), "translation", ("de", "en")),
+        Served("lm", language_model()),
+        Served("short", model("transformer-base", 5, max_length=80), "summary"),
+        Served("classes", model("bert-base", head="classes", **bert)),
+        Served("tags", model("bert-base", head="tags", **bert)),
+        Served("words", model("bert-base", head="masked", max_length=64)),
+        Served("spans", model("bert-base", head="span", max_length=64)),
+        Served("eye", model("vit-b16", labels=("cat", "dog", "cow"))),
+    ]
+
+
+@contextmanager
+def served(models: list[Served], keys: tuple[str, ...] = (), **more: Any) -> Iterator[TestClient]:
+    """A client of a server in this process; what goes wrong in the server is an answer, not an exception."""
+    limits = more.pop("limits", Limits())
+    service = Service(models, limits, Keys(keys), **more)
+    with TestClient(application(service), raise_server_exceptions=False) as client:
+        client.service = service  # type: ignore[attr-defined]
+        yield client

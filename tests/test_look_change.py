@@ -1,0 +1,256 @@
+"""Switching parts off, patching between two inputs, attribution: properties on tiny random networks of every family."""
+
+import pytest
+import torch
+
+from qkv.batch import Batch
+from qkv.config import ModelConfig
+from qkv.engine.pack import pack
+from qkv.errors import QkvError
+from qkv.generate.choose import Sampling
+from qkv.generate.search import steps
+from qkv.look.ablate import effect_of_heads, without
+from qkv.look.attention import sites
+from qkv.look.attribution import attribute, entrances
+from qkv.look.patch import PARTS, activations, patched, places, sweep
+from qkv.look.question import Question, question
+from qkv.models.build import build
+from qkv.models.example import example
+from qkv.parts.tap import record
+from qkv.presets import tiny
+
+FAMILIES = ["gpt2", "llama-7b", "palm-8b", "bert-base", "vit-b16", "t5-small", "transformer-base", "albert-base"]
+RECURRENT = ["lstm-lm", "rnnsearch", "lstm-seq2seq"]
+
+
+def made(name: str) -> tuple[ModelConfig, torch.nn.Module, Batch, Batch]:
+    """A network and two inputs of one shape."""
+    c = tiny(name)
+    torch.manual_seed(0)
+    network = build(c).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    one, other = (example(c, rows=1, draw=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    return c, network, one, other
+
+
+def logits(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    with torch.no_grad():
+        return network(batch).logits
+
+
+# --- ablation
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_head_that_is_off_adds_nothing(name: str, fast: bool) -> None:
+    """It is as if its columns of the output matrix were 0; and outside the block all is as it was."""
+    c, network, batch, _ = made(name)
+    for module in network.modules():
+        if hasattr(module, "fast"):
+            module.fast = fast
+    for site in sites(network)[:2] + sites(network)[-1:]:
+        if c.share_layers:
+            continue
+        before, head = logits(network, batch), site.heads - 1
+        with without(network, [(site.layer, head)], kind=site.kind):
+            off = logits(network, batch)
+        assert (off - before).abs().max() > 1e-5
+        output = network.get_submodule(site.name).output
+        kept = output.weight.detach().clone()
+        width = kept.size(1) // site.heads
+        with torch.no_grad():
+            output.weight[:, head * width : (head + 1) * width] = 0
+        torch.testing.assert_close(off, logits(network, batch), atol=1e-5, rtol=1e-5)
+        with torch.no_grad():
+            output.weight.copy_(kept)
+        assert torch.equal(logits(network, batch), before)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_without_any_layer_the_head_reads_the_embedding(name: str) -> None:
+    c, network, batch, _ = made(name)
+    if c.norm_order == "post":
+        return  # the norms between the layers stay
+    count = c.decoder_layers if c.family == "encoder-decoder" else c.n_layers
+    with without(network, layers=range(count)):
+        off = logits(network, batch)
+    embed, stack = ("target", network.decoder) if c.family == "encoder-decoder" else ("embed", network.stack)
+    with record(network, [embed]) as kept, torch.no_grad():
+        network(batch)
+        torch.testing.assert_close(off, network.head(stack.norm(kept[embed])), atol=1e-6, rtol=1e-5)
+
+
+def test_the_mean_of_a_text_of_one_word_said_again_is_the_word_itself() -> None:
+    """Without positions every token of 'a a a a' has the same vectors: their mean in their place changes nothing."""
+    c = ModelConfig(
+        family="encoder", head="masked", vocab_size=20, d_model=16, n_layers=2, n_heads=2, d_ff=16, position="none"
+    )
+    torch.manual_seed(0)
+    network = build(c).eval()
+    same, other = Batch(torch.full((1, 5), 7)), Batch(torch.tensor([[7, 3, 1, 2, 9]]))
+    cut = [(0, 0), (1, 1)]
+    with without(network, cut, layers=[1], mean_of=same):
+        torch.testing.assert_close(logits(network, same), logits(build_like(network, c), same), atol=1e-6, rtol=1e-5)
+        changed = logits(network, other)
+    assert (changed - logits(network, other)).abs().max() > 1e-4
+
+
+def build_like(network: torch.nn.Module, c: ModelConfig) -> torch.nn.Module:
+    twin = build(c).eval()
+    twin.load_state_dict(network.state_dict())
+    return twin
+
+
+def test_heads_stay_off_while_a_text_is_written() -> None:
+    _, network, batch, _ = made("gpt2")
+    with without(network, [(0, 0), (1, 2)]):
+        written = [row[0] for row in steps(network, batch, 4, (), Sampling(), 0)]
+        ids = torch.cat([batch.inputs, torch.tensor([written])], 1)
+        again = logits(network, Batch(ids))[0].argmax(-1)
+    assert written == again[batch.inputs.size(1) - 1 : -1].tolist()
+
+
+def test_the_attention_of_a_recurrent_decoder_can_be_off() -> None:
+    _, network, batch, other = made("rnnsearch")
+    with without(network, [(0, 0)]):
+        off = logits(network, batch)
+    assert (off - logits(network, batch)).abs().max() > 1e-4
+    with pytest.raises(QkvError, match="mean"), without(network, [(0, 0)], mean_of=other):
+        pass
+
+
+def test_what_cannot_be_cut_is_said() -> None:
+    _, network, _, _ = made("lstm-lm")
+    for cut in ({"layers": [0]}, {"heads": [(0, 0)]}):
+        with pytest.raises(QkvError), without(network, **cut):
+            pass
+    _, network, _, _ = made("gpt2")
+    for cut in ({"layers": [5]}, {"heads": [(0, 9)]}, {"heads": [(9, 0)]}):
+        with pytest.raises(QkvError), without(network, **cut):
+            pass
+    with pytest.raises(QkvError, match="packed"), without(pack(network), [(0, 0)]):
+        pass
+
+
+def test_the_effect_of_each_head() -> None:
+    _, network, batch, _ = made("gpt2")
+    ask = question(network, batch)
+    effect = effect_of_heads(network, batch, ask)
+    assert effect.whole == pytest.approx(float(logits(network, batch)[0, -1].max()), abs=1e-5)
+    with without(network, [(1, 3)]):
+        assert float(effect.alone[1, 3]) == pytest.approx(float(logits(network, batch)[0, -1, ask.answer]), abs=1e-5)
+
+
+# --- patching
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT])
+def test_patching_everything_is_the_other_run(name: str) -> None:
+    c, network, batch, other = made(name)
+    names = entrances(network)
+    with patched(network, activations(network, other, names)):
+        torch.testing.assert_close(logits(network, batch), logits(network, other))
+    stack = "decoder" if c.family == "encoder-decoder" else "stack"
+    with patched(network, activations(network, other, [stack])):
+        torch.testing.assert_close(logits(network, batch), logits(network, other))
+    length = batch.inputs.size(1) if batch.inputs is not None else None
+    if length:
+        half = list(range(length // 2))
+        with patched(network, activations(network, other, names[-1:]), half):
+            mixed = torch.cat([other.inputs[:, : length // 2], batch.inputs[:, length // 2 :]], 1)
+            wanted = logits(network, Batch(mixed, source=batch.source, segments=batch.segments))
+            if c.n_segments == 0:
+                torch.testing.assert_close(logits(network, batch), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "palm-8b", "bert-base", "transformer-base"])
+def test_a_sweep_patches_one_place_at_a_time(name: str) -> None:
+    c, network, batch, other = made(name)
+    ask = Question(3, position=4, instead=5)
+    for what in PARTS:
+        if not places(network, what, False):
+            with pytest.raises(QkvError, match="to patch"):
+                sweep(network, batch, other, ask, what)
+            continue
+        found = sweep(network, batch, other, ask, what)
+        assert found.without == pytest.approx(
+            float(logits(network, batch)[0, 4, 3] - logits(network, batch)[0, 4, 5]), abs=1e-5
+        )
+        _, tap = places(network, what, False)[-1]
+        donor = activations(network, other, [tap])
+        if what != "heads":
+            with patched(network, donor, [4]):
+                value = logits(network, batch)[0, 4]
+            assert float(found.values[-1, 4]) == pytest.approx(float(value[3] - value[5]), abs=1e-4)
+    if c.family == "decoder":
+        stream = sweep(network, batch, other, ask, "stream")
+        assert stream.carried[-1, 4] == pytest.approx(1, abs=1e-4)  # the last vector alone is read
+        assert stream.carried[:, 5:].abs().max() < 1e-4  # and nothing after it
+
+
+def test_two_inputs_of_other_length_are_refused() -> None:
+    _, network, batch, _ = made("gpt2")
+    with pytest.raises(QkvError, match="equally long"):
+        sweep(network, batch, Batch(batch.inputs[:, :-1]), Question(1))
+    with pytest.raises(QkvError, match="one input"):
+        sweep(network, Batch(batch.inputs.repeat(2, 1)), batch, Question(1))
+
+
+# --- attribution
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT, "longformer-base", "mamba-130m"])
+def test_integrated_gradients_add_up(name: str) -> None:
+    c, network, batch, _ = made(name)
+    if c.head in ("none", "pooled"):
+        with pytest.raises(QkvError, match="vectors"):
+            question(network, batch)
+        return
+    ask = question(network, batch)
+    scores, difference = attribute(network, batch, [ask], "integrated", c.pad_id)
+    assert abs(difference[0]) > 1e-3
+    assert float(scores.sum()) == pytest.approx(float(difference[0]), rel=0.01)
+
+
+def test_of_a_linear_network_all_methods_agree() -> None:
+    """Without layers that bend, f is linear: x gradient, its integral and what is lost without x are one, up to the blank."""
+    c = ModelConfig(family="encoder", head="classes", pooling="mean", pooler=False, vocab_size=20, d_model=8, n_layers=1, n_heads=2,
+                    d_ff=8, position="none", norm_order="pre", final_norm=False)  # fmt: skip
+    torch.manual_seed(0)
+    network, batch = build(c).eval(), Batch(torch.tensor([[4, 5, 6]]))
+    with torch.no_grad():
+        network.embed.tokens.weight[0] = 0  # the blank
+    ask = Question(1, None)
+    with without(network, layers=[0]):
+        found = [attribute(network, batch, [ask], method, 0)[0] for method in ("gradient", "integrated", "occlusion")]
+    torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found[0], found[2], atol=1e-6, rtol=1e-4)
+    assert found[0].abs().min() > 1e-4
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated", "occlusion"])
+def test_what_comes_later_did_nothing(method: str) -> None:
+    c, network, batch, _ = made("gpt2")
+    scores, _ = attribute(network, batch, [Question(3, 2), Question(3, 5)], method, c.pad_id)
+    assert scores[0, 3:].abs().max() < 1e-5 and scores[0, :3].abs().min() > 1e-6 and scores[1, 5].abs() > 1e-6
+
+
+def test_a_translation_is_explained_by_its_source_and_what_was_written() -> None:
+    c, network, batch, _ = made("transformer-base")
+    asked = [question(network, batch, t) for t in range(3)]
+    scores, _ = attribute(network, batch, asked, "gradient", c.pad_id)
+    sources = batch.source.size(1)
+    assert scores.shape == (3, sources + batch.inputs.size(1))
+    assert scores[:, :sources].abs().min() > 0 and scores[0, sources + 1 :].abs().max() == 0
+
+
+def test_a_question_that_cannot_be_asked_is_said() -> None:
+    _, network, batch, _ = made("gpt2")
+    for wrong in ({"position": 99}, {"answer": 1000}, {"instead": -2}):
+        with pytest.raises(QkvError):
+            question(network, batch, **wrong)
+    with pytest.raises(QkvError, match="method"):
+        attribute(network, batch, [Question(1)], "guess", 0)

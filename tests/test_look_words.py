@@ -1,0 +1,351 @@
+"""Looking with words: head statistics, rollout, positions, neighbours, probes, alignments, `model.look` and `qkv look`."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import qkv
+from qkv.api import Model
+from qkv.batch import Batch
+from qkv.config import ModelConfig
+from qkv.data.grammar import Grammar
+from qkv.errors import QkvError
+from qkv.look import aligned, plots
+from qkv.look.attention import maps
+from qkv.look.heads import STATISTICS, head_statistics, said_twice
+from qkv.look.probe import contexts, probe
+from qkv.look.rollout import on_the_grid, rollout
+from qkv.look.space import nearest, positions
+from qkv.models.build import build
+from qkv.models.example import example
+from qkv.presets import tiny
+from qkv.text.train import train_tokenizer
+
+Run = Callable[..., tuple[int, str, str]]
+TEXTS = ["a man rides a bicycle", "the dog runs", "two women sit in the park, and a child plays", "a man sleeps."]
+
+
+def make(name: str, **fields: object) -> Model:
+    torch.manual_seed(3)
+    tokenizer = train_tokenizer(TEXTS * 20, "bpe", 90)
+    c = tiny(name).changed(
+        vocab_size=tokenizer.size, target_vocab_size=None, pad_id=0, bos_id=1, eos_id=2, start_id=None, **fields
+    )
+    network = build(c)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.15)
+    return Model(c, network, tokenizer, "cpu")
+
+
+# --- heads
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "transformer-base"])
+def test_statistics_are_means_of_the_maps(name: str) -> None:
+    c = tiny(name)
+    torch.manual_seed(0)
+    network, batch = build(c).eval(), said_twice(60, 6, 2)
+    if c.family == "encoder-decoder":
+        batch = Batch(batch.inputs, source=example(c, rows=2).source)
+    found = head_statistics(network, batch)
+    length, kind = batch.inputs.size(1), "decoder" if c.family == "encoder-decoder" else None
+    w = maps(network, batch, 1, kind).double()  # (B, H, T, T)
+    steps = torch.arange(length) - torch.arange(length)[:, None]
+    wanted = {
+        "previous": w.diagonal(-1, 2, 3).mean((0, 2)),
+        "next": w.diagonal(1, 2, 3).mean((0, 2)),
+        "itself": w.diagonal(0, 2, 3).mean((0, 2)),
+        "first": w[:, :, 1:, 0].mean((0, 2)),
+        "last": w[:, :, :-1, -1].mean((0, 2)),
+        "distance": (w * steps.abs()).sum(-1).mean((0, 2)),
+        "entropy": -(w * w.clamp(min=1e-300).log()).sum(-1).mean((0, 2)),
+    }
+    for statistic, value in wanted.items():
+        torch.testing.assert_close(found.statistics[statistic][1].double(), value, atol=1e-6, rtol=1e-5, msg=statistic)
+    if len(set(batch.inputs[0, :6].tolist()) | set(batch.inputs[1, :6].tolist())) == 12:  # no word by chance again
+        followed = torch.stack([w[:, :, t, t - 5] for t in range(6, 12)], -1).mean((0, 2))
+        torch.testing.assert_close(found.statistics["induction"][1].double(), followed, atol=1e-6, rtol=1e-5)
+    assert set(found.statistics) == set(STATISTICS) and found.best("entropy")[0] in found.layers
+
+
+def test_statistics_ask_only_where_there_is_something_to_see() -> None:
+    c = tiny("gpt2")
+    network = build(c).eval()
+    once = head_statistics(network, Batch(torch.arange(8)[None]))
+    assert "induction" not in once.statistics and "same" not in once.statistics
+    image = head_statistics(build(tiny("vit-b16")).eval(), example(tiny("vit-b16")))
+    assert "previous" in image.statistics and "same" not in image.statistics
+    with pytest.raises(QkvError, match="padding"):
+        head_statistics(network, Batch(torch.zeros(1, 4).long(), torch.tensor([[True, True, True, False]])))
+
+
+# --- rollout, positions, neighbours, probes
+
+
+def test_rollout_is_the_product_of_the_layers() -> None:
+    c = tiny("vit-b16")
+    torch.manual_seed(0)
+    network, batch = build(c).eval(), example(c)
+    found, eye = rollout(network, batch), torch.eye(5)
+    first, second = ((maps(network, batch, layer).mean(1) + eye) / 2 for layer in range(2))
+    torch.testing.assert_close(found, second @ first)
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 5))
+    grid = on_the_grid(found[0])
+    assert grid.shape == (2, 2) and grid.sum() == pytest.approx(1)
+    assert grid[0, 1] / grid[1, 0] == pytest.approx(float(found[0, 0, 2] / found[0, 0, 3]))
+    causal = rollout(build(tiny("gpt2")).eval(), example(tiny("gpt2")))
+    assert causal.triu(1).abs().max() == 0
+
+
+SCHEMES = {"sinusoidal": {}, "learned": {}, "rotary": {}, "alibi": {}, "t5": {"relative_buckets": 8}, "relative": {}}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_positions_of_every_scheme(scheme: str) -> None:
+    c = ModelConfig(family="decoder", vocab_size=20, d_model=16, n_layers=1, n_heads=2, d_ff=8, position=scheme, max_length=40,
+                    relative_distance=6, **SCHEMES[scheme])  # fmt: skip
+    found = positions(build(c).eval(), 50)
+    assert found.scheme == scheme
+    same = found.similarity.diagonal()
+    if scheme in ("sinusoidal", "rotary", "learned", "relative"):
+        torch.testing.assert_close(same, torch.ones_like(same))
+        torch.testing.assert_close(found.similarity, found.similarity.T)
+    if scheme in ("sinusoidal", "rotary", "alibi", "t5"):  # they tell distances, not places (claims C9, C10)
+        torch.testing.assert_close(found.similarity[1:, 1:], found.similarity[:-1, :-1], atol=1e-5, rtol=1e-4)
+    assert len(found.similarity) == {"learned": 40, "relative": 13}.get(scheme, 50)
+
+
+def test_a_model_without_positions_says_so() -> None:
+    with pytest.raises(QkvError, match="no positions"):
+        positions(build(tiny("lstm-lm")).eval())
+
+
+def test_the_nearest_is_the_one_that_points_the_same_way() -> None:
+    torch.manual_seed(0)
+    table = torch.randn(50, 8)
+    table[17] = 3 * table[4] + 0.01 * torch.randn(8)
+    near, cosines = nearest(table, table[4], 3)
+    assert near.tolist()[:2] == [4, 17] and bool((cosines.diff() <= 0).all())
+
+
+def test_a_probe_finds_what_is_there_and_nothing_where_is_nothing() -> None:
+    torch.manual_seed(0)
+    labels = ["fruit", "company"] * 20
+    noise = torch.randn(40, 16)
+    sense = torch.tensor([[1.0 if label == "fruit" else -1.0] for label in labels])
+    told = noise + 4 * sense * torch.nn.functional.normalize(torch.randn(16), dim=0)
+    assert probe(told, labels).accuracy > 0.95 and probe(told, labels).chance == 0.5
+    assert probe(noise, labels).accuracy < 0.75
+    with pytest.raises(QkvError):
+        probe(noise, ["one"] * 40)
+
+
+def test_leaving_one_out_is_what_it_says() -> None:
+    """The closed form equals a fit without the example, done the long way."""
+    torch.manual_seed(1)
+    x, labels = torch.randn(12, 5), ["a", "b", "c"] * 4
+    found = probe(x, labels, strength=0.7)
+    scaled = torch.cat([x / x.square().mean().sqrt(), torch.ones(12, 1)], 1).double()
+    y = torch.tensor([[float(label == name) for name in "abc"] for label in labels]).double()
+    for i in range(12):
+        rest = [j for j in range(12) if j != i]
+        penalty = 0.7 * scaled.size(1) / 12 * torch.eye(6).double()
+        weights = torch.linalg.solve(scaled[rest].T @ scaled[rest] + penalty, scaled[rest].T @ y[rest])
+        assert found.answers[i] == "abc"[int((scaled[i] @ weights).argmax())]
+
+
+def test_contexts_compare_each_with_each_and_with_the_word_alone() -> None:
+    vectors = torch.tensor([[1.0, 0], [0, 2], [3, 0]])
+    found = contexts("apple", ["a", "b", "c"], vectors, torch.tensor([1.0, 0]))
+    assert found.cosines[0, 2] == 1 and found.cosines[0, 1] == 0 and found.static.tolist() == [1, 0, 1]
+
+
+# --- alignments
+
+
+def test_the_error_rate_of_known_links() -> None:
+    """Word 2 of the target has two tokens; source word 2 is chosen by none and goes to the one that looks at it most."""
+    source, target = [0, 1, 1, 2, None], [0, 1, 1, 2, None]
+    weights = torch.zeros(5, 5)
+    weights[0, 0] = weights[3, 1] = 1.0
+    weights[1, 1] = weights[2, 2] = 0.6
+    weights[1, 3] = 0.4
+    assert aligned.links(weights, source, target) == {(0, 0), (1, 1), (1, 2), (2, 1)}
+
+
+def test_words_of_the_grammar_are_found_in_its_text() -> None:
+    grammar, tokenizer = Grammar(1), train_tokenizer(TEXTS * 20, "bpe", 90)
+    for number in range(40):
+        pair = grammar.pair(number)
+        one = aligned.sentence(pair, tokenizer, tokenizer, 1, 2)
+        for text, tokens, spans in (
+            (pair.source, pair.english, aligned.spans(pair.source, [t.text for t in pair.english])),
+            (pair.target, pair.german, aligned.spans(pair.target, [t.text for t in pair.german])),
+        ):
+            assert [text[b:e].lower() for b, e in spans] == [t.text.lower() for t in tokens]
+        marks = {i for i, t in enumerate(pair.english) if t.tag == "PUNCT"}
+        assert {w for w in one.source if w is not None} == set(range(len(pair.english))) - marks
+        assert one.batch.source.size(1) == len(one.source) and one.batch.inputs.size(1) == len(one.target)
+        assert one.gold <= set(pair.alignment)
+
+
+def test_a_network_that_looks_at_the_right_word_has_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammar, model = Grammar(2), make("transformer-base")
+    pairs = [grammar.pair(n) for n in range(5)]
+    found = model.looker().alignment_errors(pairs)
+    assert found.rates.shape == (2, 4) and 0.2 < found.best[2] < 1 and found.sentences == 5
+    made = iter([aligned.sentence(p, model.tokenizer, model.tokenizer, 1, 2) for p in pairs])
+
+    def gold(network: object, batch: Batch, own: object) -> list[torch.Tensor]:
+        one, table = next(made), torch.zeros(1, batch.inputs.size(1), batch.source.size(1))
+        for t, word in enumerate(one.target):
+            for s, other in enumerate(one.source):
+                table[0, t, s] = float((other, word) in one.gold)
+        return [table, table, table]
+
+    monkeypatch.setattr(aligned, "looks", gold)
+    right = model.looker().alignment_errors(pairs)
+    assert right.mean < 0.12  # one link a word: where two stand for two, some are missing
+    with pytest.raises(QkvError, match="encoder-decoder"):
+        make("gpt2").looker().alignment_errors(pairs)
+
+
+# --- model.look
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "transformer-base", "rnnsearch", "gru-lm", "t5-small"])
+def test_look_gives_every_view_with_names(name: str) -> None:
+    model = make(name)
+    look = model.look("a man rides a bicycle")
+    assert "".join(look.source or look.tokens).replace(" ", "").startswith("amanrides")
+    if name == "gru-lm":
+        with pytest.raises(QkvError, match="no attention"):
+            look.attention()
+    else:
+        found = look.attention(0, head=0)
+        assert found.weights.shape == (1, len(found.rows), len(found.columns))
+        torch.testing.assert_close(found.weights.sum(-1), torch.ones(1, len(found.rows)))
+        assert json.loads(json.dumps(found.to_json()))["rows"] == found.rows
+    assert len(look.lens().tokens) == len(look.tokens)
+    answers = look.answers(k=3)
+    assert len(answers.words) == 3 and answers.probabilities[0] == answers.probabilities.max()
+    scores = look.attribution("gradient")
+    assert scores.scores.shape == (1, len(look.source) + len(look.tokens)) and scores.answers == [answers.words[0]]
+    assert len(look.hidden()[-1]) == len(look.tokens)
+
+
+def test_an_encoder_decoder_looks_at_its_own_translation_or_at_another() -> None:
+    model = make("transformer-base")
+    text = "a man rides a bicycle"
+    own = model.look(text)
+    assert own.batch.inputs[0, 1:].tolist() == list(
+        model.generate(model.looker().read(text)[0], 2 * len(own.source) + 20)
+    )
+    given = model.look(text, "the dog runs")
+    assert "".join(given.tokens[1:]).strip() == "the dog runs" and given.source == own.source
+    assert given.attention(kind="cross").columns == given.source
+    assert given.attention(kind="encoder").rows == given.source
+    with pytest.raises(QkvError, match="encoder-decoder"):
+        make("gpt2").look("a", "b")
+
+
+def test_a_picture_is_looked_at() -> None:
+    torch.manual_seed(0)
+    c = tiny("vit-b16")
+    model = Model(c, build(c), device="cpu")
+    look = model.look(torch.randn(3, 16, 16))
+    assert look.tokens == ["[class]", "0,0", "0,1", "1,0", "1,1"]
+    assert look.rollout().grid.shape == (2, 2) and look.attention(0).weights.shape == (4, 5, 5)
+    with pytest.raises(QkvError):
+        look.attribution(blank=-3) if c.head == "classes" else look.question()
+
+
+def test_patching_a_word_and_switching_off_by_name() -> None:
+    model = make("gpt2")
+    one = model.look("a man sleeps.")
+    other = model.look([7, *one.batch.inputs[0, :-1].tolist()])
+    found = one.patch(other)
+    assert found.columns == one.tokens and found.carried[-1, -1] == pytest.approx(1, abs=1e-3)
+    before = one.answers().probabilities
+    with one.without([(0, 1)], mean_of=other) as cut:
+        assert (cut.answers().probabilities - before).abs().max() > 1e-6
+    assert torch.equal(one.answers().probabilities, before)
+
+
+def test_what_is_off_is_off_in_the_fast_copy_too() -> None:
+    model, texts = make("transformer-base"), TEXTS[:3]
+    before = model.translate(texts, scores=True)
+    with model.look(TEXTS[0], "a").without(layers=[0, 1]):
+        off = model.translate(texts, scores=True)
+        plain = model.translate(texts, scores=True, fast=False)
+        assert model.packed() is model.network
+    assert [one.log_prob for one in off] == [one.log_prob for one in plain] != [one.log_prob for one in before]
+    again = model.translate(texts, scores=True)
+    assert [one.log_prob for one in again] == [one.log_prob for one in before]
+
+
+def test_a_word_among_words() -> None:
+    model = make("bert-base")
+    found = model.neighbours("man", 4)
+    assert len(found.words) == 4 and bool((found.cosines.diff() <= 0).all())
+    texts = ["a man rides a bicycle", "a man rides a bicycle", "the park, and a man"]
+    table = model.contexts("man", texts)
+    assert table.cosines[0, 1] == pytest.approx(1, abs=1e-5) and table.cosines[0, 2] < 0.999
+    with pytest.raises(QkvError, match="does not contain"):
+        model.contexts("horse", texts)
+
+
+# --- pictures and the command
+
+
+def test_every_result_has_a_picture_and_strange_tokens_are_shown_as_they_are() -> None:
+    pytest.importorskip("plotly")
+    model = make("transformer-base")
+    look = model.look("a man </script> rides", "a dog")
+    results = [look.attention(), look.attention(head=1), look.lens(), look.attribution("gradient", [0, 1]), look.answers(), look.heads(),
+               look.rollout(), look.positions(8), look.effect_of_heads(), look.patch(look, what="heads"), look.looks_at(0, [1, 2]),
+               model.neighbours("man"), model.looker().alignment_errors([Grammar(0).pair(0)])]  # fmt: skip
+    for one in results:
+        assert one.figure().to_dict()["data"]
+    assert "plotly" in results[4]._repr_html_()
+    assert make("bert-base").contexts("man", TEXTS[:1] * 2).figure().to_dict()["data"]
+    page = plots.page("<b>title", {"attention": results[0], "lens": results[2]})
+    assert page.count("</html>") == 1 and "<h1>&lt;b&gt;title" in page
+    assert "&lt;s&gt;" in json.dumps(results[3].figure().to_dict(), default=str)
+    assert "src=" not in page.split("</head>")[0] and page.count("<h2>") == 2
+
+
+def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    make("transformer-base").save(tmp_path / "model")
+    out = tmp_path / "seen.html"
+    code, said, _ = run("look", tmp_path / "model", "the dog runs", "--target", "a man", "--out", out)
+    assert code == 0 and "attention, lens, attribution" in said and out.read_text().startswith("<!doctype html>")
+    asked = ["look", tmp_path / "model", "the dog runs", "--target", "a"]
+    code, said, _ = run(*asked, *"--what attention --layer 0 --kind encoder --json".split())
+    model = qkv.load(tmp_path / "model")
+    wanted = model.look("the dog runs", "a").attention(0, kind="encoder")
+    found = json.loads(said)["attention"]
+    assert code == 0 and found["rows"] == wanted.rows
+    torch.testing.assert_close(torch.tensor(found["weights"]), wanted.weights)
+    for arguments in (["--layer", "9", "-w", "attention"], ["-w", "patch"], ["--out", "x.pdf"], ["-w", "attribution", "--method", "x"],
+                      ["-w", "attention", "--kind", "self"]):  # fmt: skip
+        code, _, problem = run(*asked, *arguments)
+        assert code == 2 and problem.startswith("error: ") and problem.count("\n") == 1
+    if not any(map(shutil.which, plots.BROWSERS)):
+        code, _, problem = run(*asked, "-w", "answers", "--out", out, "--png", tmp_path / "x.png")
+        assert code == 2 and "browser" in problem
+
+
+def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    result = make("gpt2").look("the dog").answers()
+    with pytest.raises(QkvError, match=r"pip install \"qkv\[look\]\""):
+        result.figure()
+    assert result._repr_html_() is None

@@ -1,0 +1,446 @@
+"""Serving: LibreTranslate's API, OpenAI's and our own say what the models say, to clients that were written by others."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from served import TEXTS, all_models, language_model, model, served
+
+pytest.importorskip("fastapi")
+from starlette.testclient import TestClient
+
+from qkv.batch import Batch
+from qkv.generate.search import greedy
+from qkv.serve import sentences
+from qkv.serve.languages import guess
+from qkv.serve.limits import Limits
+from qkv.serve.markup import Markup
+from qkv.serve.served import Served
+from qkv.serve.server import bound, server_of
+from qkv.serve.service import Service
+from qkv.serve.watch import Watch
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served(all_models()) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def models(client: TestClient) -> dict[str, Served]:
+    return {one.name: one for one in client.service.models}  # type: ignore[attr-defined]
+
+
+def post(client: TestClient, path: str, **body: object) -> dict:
+    reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+# --- LibreTranslate
+
+
+def test_translations_are_the_models(client: TestClient, models: dict[str, Served]) -> None:
+    found = post(client, "/translate", q=TEXTS[:4], source="en", target="de")
+    assert found["translatedText"] == models["en-de"].model.translate(TEXTS[:4])
+    one = post(client, "/translate", q=TEXTS[1], source="en", target="de", alternatives=2)
+    n_best = [each.text for each in models["en-de"].model.translate([TEXTS[1]], n_best=3)[0].n_best]
+    assert [one["translatedText"], *one["alternatives"]] == list(dict.fromkeys(n_best))
+
+
+def test_a_text_of_several_sentences_is_translated_one_by_one(client: TestClient, models: dict[str, Served]) -> None:
+    text = "the dog runs. A man sleeps.\n\n  two women sit"
+    found = post(client, "/translate", q=text, source="en", target="de")["translatedText"]
+    first, second, third = models["en-de"].model.translate(["the dog runs.", "A man sleeps.", "two women sit"])
+    assert found == f"{first} {second}\n\n  {third}"
+
+
+def test_sentences_are_split_and_joined_again() -> None:
+    text = 'He met Dr. Smith at 3.5 km. "Why?" he asked. So what!  über\n\nEnde. Ärger'
+    pieces = sentences.split(text)
+    assert pieces[::2] == ["He met Dr. Smith at 3.5 km.", '"Why?" he asked.', "So what!  über", "Ende.", "Ärger"]
+    assert sentences.joined(pieces, pieces[::2]) == text
+
+
+def test_of_html_only_the_prose_is_translated(client: TestClient, models: dict[str, Served]) -> None:
+    page = '<!DOCTYPE html><p class="x">the dog runs<br/>a <b>man</b> &amp; dog</p><code>the dog</code><script>a<b</script> '
+    found = post(client, "/translate", q=page, source="en", target="de", format="html")["translatedText"]
+    parts = models["en-de"].model.translate(["the dog runs", "a", "man", "& dog"])
+    escaped = [part.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for part in parts]
+    assert found == (
+        f'<!DOCTYPE html><p class="x">{escaped[0]}<br/>{escaped[1]} <b>{escaped[2]}</b> {escaped[3]}</p>'
+        "<code>the dog</code><script>a<b</script> "
+    )
+    kept = '<p>one <span class="a notranslate">two <i>three</i></span> four<!-- five --></p>'
+    assert Markup(kept).prose_of() == ["one", "four"] and Markup(kept).with_prose(["one", "four"]) == kept
+
+
+def test_languages_are_known_and_guessed(client: TestClient) -> None:
+    listed = {one["code"]: one for one in client.get("/languages").json()}
+    assert listed["en"] == {"code": "en", "name": "English", "targets": ["de"]} and listed["de"]["targets"] == ["en"]
+    german = "Der Hund läuft nicht mit dem Mann in das Haus."
+    assert client.post("/detect", data={"q": german}).json()[0]["language"] == "de"
+    found = post(client, "/translate", q=german, source="auto", target="en")
+    assert found["detectedLanguage"]["language"] == "de" and found["detectedLanguage"]["confidence"] > 50
+    assert guess("Это русский текст", ["en", "ru", "de"])[0][0] == "ru"
+    assert guess("12345", ["en", "de"]) == [("en", 0.0), ("de", 0.0)]
+
+
+# --- OpenAI
+
+
+def test_completions_are_what_the_model_writes(client: TestClient, models: dict[str, Served]) -> None:
+    lm = models["lm"].model
+    found = post(client, "/v1/completions", model="lm", prompt=[TEXTS[0], TEXTS[1]], max_tokens=8, temperature=0)
+    for choice, text in zip(found["choices"], TEXTS, strict=False):
+        assert choice["text"] == "".join(lm.generate(text, 8))
+    assert found["usage"]["prompt_tokens"] == sum(len(lm.encode(text)) for text in TEXTS[:2])
+    ids = post(client, "/v1/completions", model="lm", prompt=lm.encode(TEXTS[0]), max_tokens=8, temperature=0)
+    assert ids["choices"][0]["text"] == found["choices"][0]["text"]
+
+
+def test_seeds_choices_and_stop_strings(client: TestClient, models: dict[str, Served]) -> None:
+    asked = {"model": "lm", "prompt": TEXTS[0], "max_tokens": 12, "temperature": 1.5, "seed": 7}
+    three = post(client, "/v1/completions", **asked, n=3)["choices"]
+    assert len({choice["text"] for choice in three}) == 3
+    again = post(client, "/v1/completions", **asked)["choices"][0]
+    assert again == three[0]
+    stop = again["text"][3:6]
+    cut = post(client, "/v1/completions", **asked, stop=[stop, "zzz"])["choices"][0]
+    assert cut["text"] == again["text"][: again["text"].find(stop)] and cut["finish_reason"] == "stop"
+
+
+def test_log_probabilities_also_of_the_prompt(client: TestClient, models: dict[str, Served]) -> None:
+    lm = models["lm"].model
+    found = post(
+        client, "/v1/completions", model="lm", prompt=TEXTS[0], max_tokens=4, temperature=0, logprobs=3, echo=True
+    )
+    (choice,) = found["choices"]
+    told, ids = choice["logprobs"], lm.encode(TEXTS[0])
+    assert choice["text"].startswith(TEXTS[0]) and len(told["tokens"]) == len(told["token_logprobs"])
+    table = lm.logits([ids])[0].log_softmax(-1)
+    assert told["token_logprobs"][0] is None
+    wanted = [table[at, token].item() for at, token in enumerate(ids[1:])]
+    assert told["token_logprobs"][1 : len(ids)] == pytest.approx(wanted, abs=1e-4)
+    assert told["token_logprobs"][len(ids)] == pytest.approx(table[-1].max().item(), abs=1e-4)
+    assert len(told["top_logprobs"][len(ids)]) == 3
+
+
+def test_a_real_openai_client() -> None:
+    openai = pytest.importorskip("openai")
+    with running(Service([Served("lm", language_model()), Served("words", model("bert-base", head="masked"))])) as (
+        url,
+        _,
+    ):
+        api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        assert [one.id for one in api.models.list()] == ["lm", "words"] and api.models.retrieve("lm").id == "lm"
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the dog runs"}]
+        how = {"model": "lm", "messages": messages, "max_tokens": 9, "temperature": 0.9, "seed": 3}
+        whole = api.chat.completions.create(**how, logprobs=True, top_logprobs=2)
+        chunks = list(api.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+        assert (
+            "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+        )
+        assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].usage == whole.usage
+        assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+        assert all(len(token.top_logprobs) == 2 for token in whole.choices[0].logprobs.content)
+        written = api.completions.create(model="lm", prompt="the cat", max_tokens=5, temperature=0)
+        pieces = api.completions.create(model="lm", prompt="the cat", max_tokens=5, temperature=0, stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == written.choices[0].text
+        vector = api.embeddings.create(model="words", input="the dog runs").data[0].embedding  # in base64
+        plain = api.embeddings.create(model="words", input=["the dog runs"], encoding_format="float").data[0].embedding
+        assert vector == pytest.approx(plain, abs=1e-6) and math.hypot(*plain) == pytest.approx(1, abs=1e-4)
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt-5'"):
+            api.chat.completions.create(model="gpt-5", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="cannot chat"):
+            api.chat.completions.create(model="words", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+            api.chat.completions.create(**how, tools=[{"type": "function", "function": {"name": "f"}}])
+
+
+def test_vectors_are_the_models(client: TestClient, models: dict[str, Served]) -> None:
+    found = post(client, "/v1/embeddings", model="words", input=TEXTS[:3], encoding_format="base64")
+    vectors = [struct.unpack("<32f", base64.b64decode(one["embedding"])) for one in found["data"]]
+    torch.testing.assert_close(torch.tensor(vectors), models["words"].model.embed(TEXTS[:3]), atol=1e-6, rtol=1e-5)
+
+
+# --- our own
+
+
+def test_generate_shows_what_could_have_been_and_goes_on_from_there(
+    client: TestClient, models: dict[str, Served]
+) -> None:
+    for name in ("lm", "en-de"):
+        found = post(client, "/api/generate", model=name, prompt=TEXTS[0], max_tokens=6, alternatives=4)
+        tokens = found["tokens"]
+        assert all(
+            token["id"] == token["alternatives"][0]["id"] and len(token["alternatives"]) == 4 for token in tokens
+        )
+        chances = [[each["probability"] for each in token["alternatives"]] for token in tokens]
+        assert all(own == sorted(own, reverse=True) for own in chances)
+        prefix = [token["id"] for token in tokens[:2]]
+        rest = post(client, "/api/generate", model=name, prompt=TEXTS[0], max_tokens=6, prefix=prefix, alternatives=4)
+        same = len(tokens) - 2
+        assert [token["id"] for token in rest["tokens"]][:same] == [token["id"] for token in tokens[2:]]
+        other = [*prefix[:1], tokens[1]["alternatives"][1]["id"]]
+        turned = post(client, "/api/generate", model=name, prompt=TEXTS[0], max_tokens=3, prefix=other)
+        c, own = models[name].config, models[name].model
+        source = torch.tensor([models[name].prompt_ids(TEXTS[0])])
+        start = torch.tensor([[*([1] if name == "en-de" else own.encode(TEXTS[0])), *other]])
+        batch = Batch(start, source=source if name == "en-de" else None)
+        wanted = greedy(own.network, batch, 3, c.eos_ids, models[name].rules)[0]
+        assert [token["id"] for token in turned["tokens"]] == [token for token in wanted if token != 2]
+
+
+def test_streams_say_the_same(client: TestClient) -> None:
+    asked = {"model": "lm", "prompt": TEXTS[1], "max_tokens": 10, "temperature": 1.0, "seed": 5, "alternatives": 2}
+    whole = post(client, "/api/generate", **asked)
+    lines = client.post("/api/generate", json=asked | {"stream": True}).text.split("\n\n")
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert "".join(event.get("text", "") for event in events) == whole["text"]
+    assert [token for event in events for token in event.get("tokens", [])] == whole["tokens"]
+    assert events[-1] == {"finish": whole["finish"]}
+
+
+def test_translations_with_tokens_and_alignments(client: TestClient, models: dict[str, Served]) -> None:
+    found = post(client, "/api/translate", model="en-de", texts=TEXTS[:2], n_best=2, alignments=True, prefix="the")
+    wanted = models["en-de"].model.translate(TEXTS[:2], n_best=2, alignments=True, prefix="the")
+    for one, own in zip(found["results"], wanted, strict=True):
+        assert one["text"] == own.text and one["tokens"] == own.tokens
+        assert one["alignment"] == [list(link) for link in own.alignment or []]
+        assert [each["text"] for each in one["n_best"]] == [each.text for each in own.n_best]
+
+
+def test_other_tasks_answer_as_the_library_does(client: TestClient, models: dict[str, Served]) -> None:
+    texts = TEXTS[:3]
+    own = {name: one.model for name, one in models.items()}
+    classes = post(client, "/api/classify", model="classes", texts=[texts[0], [texts[1], texts[2]]])["results"]
+    assert [one["label"] for one in classes] == [
+        a.label for a in own["classes"].classify([texts[0], (texts[1], texts[2])])
+    ]
+    tagged = post(client, "/api/tag", texts=texts)["results"]
+    assert [[w["tag"] for w in s] for s in tagged] == [[w.tag for w in s] for s in own["tags"].tag(texts)]
+    gap = "the [MASK] runs"
+    filled = post(client, "/api/fill", texts=gap, top_k=3)["results"][0]
+    assert [guess["word"] for guess in filled["gaps"][0]] == [
+        guess.word for guess in own["words"].fill([gap], 3)[0].gaps[0]
+    ]
+    answer = post(client, "/api/answer", question="who runs?", context=texts[2])
+    assert (answer["start"], answer["end"]) == own["spans"].answer("who runs?", texts[2])[2:]
+    short = post(client, "/api/summarize", texts=texts)["results"]
+    assert [one["text"] for one in short] == [one.text for one in own["short"].summarize(texts)]
+
+
+def test_pictures(client: TestClient, models: dict[str, Served]) -> None:
+    from PIL import Image
+
+    picture = Image.new("RGB", (20, 16), (200, 30, 90))
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    found = post(client, "/api/classify", model="eye", images=[base64.b64encode(data.getvalue()).decode()])["results"]
+    assert found[0]["label"] == models["eye"].model.classify([picture])[0].label
+
+
+def test_looking_inside_says_what_the_library_says(client: TestClient, models: dict[str, Served]) -> None:
+    for name, kind in (("lm", "self"), ("en-de", "cross"), ("classes", "self")):
+        own, asked = models[name].model.look(TEXTS[1]), {"model": name, "text": TEXTS[1]}
+        told = post(client, "/api/look/answers", **asked)
+        assert told["tokens"] == own.tokens and told["source"] == own.source
+        assert (
+            told["answers"]["words"] == own.answers().words and {"kind": kind, "layer": 1, "heads": 4} in told["sites"]
+        )
+        found = post(client, "/api/look/attention", **asked, layer=1, heads=[2], kind=kind)
+        torch.testing.assert_close(
+            torch.tensor(found["weights"]), own.attention(1, [2], kind).weights, atol=1e-5, rtol=0
+        )
+        walked = post(client, "/api/look/walk", **asked, layer=1, head=2, kind=kind)
+        assert walked["columns"] == found["columns"] and len(walked["query"][0]) == 8
+        torch.testing.assert_close(torch.tensor([walked["weights"]]), torch.tensor(found["weights"]), atol=2e-6, rtol=0)
+        more = {"rollout": {"kind": "encoder" if own.source else "self"}, "attribution": {"method": "occlusion"}}
+        for what in ("lens", "heads", "effects", "taps", "positions", "attribution", "rollout"):
+            body = {"model": name} if what == "positions" else asked
+            assert post(client, f"/api/look/{what}", **body, **more.get(what, {}))["model"] == name
+
+
+def test_heads_are_switched_off_for_one_question_only(client: TestClient, models: dict[str, Served]) -> None:
+    """What the model writes changes, and is the same as ever for everybody else, also at the same time."""
+    plain = post(client, "/api/translate", model="en-de", texts=TEXTS[0], beam=1)["results"][0]["text"]
+    heads = [[layer, head] for layer in range(2) for head in range(4)]
+    body = {"model": "en-de", "text": TEXTS[0], "heads": heads, "kind": "cross"}
+    with ThreadPoolExecutor(4) as pool:
+        off = pool.submit(post, client, "/api/look/ablation", **body)
+        others = [pool.submit(post, client, "/api/translate", model="en-de", texts=TEXTS[0], beam=1) for _ in range(3)]
+        assert {other.result()["results"][0]["text"] for other in others} == {plain}
+    found = off.result()
+    assert found["before"]["text"] != found["after"]["text"]
+    assert found["before"]["answers"]["probabilities"] != found["after"]["answers"]["probabilities"]
+    again = post(client, "/api/look/ablation", **(body | {"heads": []}))
+    assert again["before"] == again["after"] == found["before"]
+
+
+def test_patching_and_words(client: TestClient) -> None:
+    found = post(client, "/api/look/patch", model="lm", text="the dog runs", other="the man runs")
+    assert len(found["values"]) == len(found["places"])
+    assert len(post(client, "/api/look/neighbours", model="lm", word="dog", top_k=3)["words"]) == 3
+    post(client, "/api/look/contexts", model="lm", word="man", texts=["a man rides a bicycle", "A man sleeps."])
+
+
+def test_models_say_what_they_can(client: TestClient) -> None:
+    found = {one["name"]: one for one in client.get("/api/models").json()["models"]}
+    can = {name: [each for each in one["can"] if each not in ("embed", "look")] for name, one in found.items()}
+    assert can == {
+        "en-de": ["generate", "translate"], "de-en": ["generate", "translate"], "lm": ["generate", "chat"],
+        "short": ["generate", "summarize"], "classes": ["classify"], "tags": ["tag"], "words": ["fill"], "spans": ["answer"],
+        "eye": ["classify"],
+    }  # fmt: skip
+    assert all(("embed" in one["can"]) == (name != "eye") and "look" in one["can"] for name, one in found.items())
+    assert found["lm"]["layers"] == 2 and found["lm"]["heads"] == 4 and found["lm"]["family"] == "decoder"
+
+
+def test_a_run_is_watched_as_it_grows(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN, "valid_loss": 1.5}\nbroken\n{"step": 3, "lo')
+    with served([], watch=Watch(tmp_path)) as client:
+        first = client.get("/api/run").json()
+        assert [line["step"] for line in first["lines"]] == [1, 2] and first["lines"][1]["loss"] is None
+        log.write_text(
+            log.read_text() + 'ss": 1.0}\n' + "".join(f'{{"step": {n}, "loss": 1}}\n' for n in range(4, 104))
+        )
+        more = client.get("/api/run", params={"since": first["last"], "points": 10}).json()
+        assert more["last"] == 103 and 10 <= len(more["lines"]) <= 11 and more["lines"][-1]["step"] == 103
+        log.write_text('{"step": 1, "loss": 9.0}\n')  # resumed from an earlier update
+        assert client.get("/api/run").json()["lines"] == [{"step": 1, "loss": 9.0}]
+
+
+def test_documentation_and_metrics_need_nothing_from_elsewhere(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert "POST /v1/chat/completions" in page.text and "http://" not in page.text and "https://" not in page.text
+    policy = page.headers["content-security-policy"]
+    assert (
+        "default-src 'none'" in policy
+        and "unsafe" not in policy
+        and page.headers["x-content-type-options"] == "nosniff"
+    )
+    text = client.get("/metrics").text
+    assert 'qkv_requests_total{route="/translate",status="200"}' in text and 'qkv_tokens_total{model="lm"}' in text
+    assert client.get("/").status_code == 200 and client.get("/static/../served.py").status_code == 404
+
+
+# --- the process
+
+
+class Running(threading.Thread):
+    """A real server on a free port, in a thread."""
+
+    def __init__(self, service: Service):
+        super().__init__(daemon=True)
+        self.socket = bound("127.0.0.1", 0)
+        self.server = server_of(service)
+        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+
+    def run(self) -> None:
+        self.server.run(sockets=[self.socket])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+
+
+class running:
+    """`with running(service) as (url, server)`."""
+
+    def __init__(self, service: Service):
+        self.thread = Running(service)
+
+    def __enter__(self) -> tuple[str, Running]:
+        self.thread.start()
+        while not self.thread.server.started:
+            assert self.thread.is_alive()
+            time.sleep(0.01)
+        return self.thread.url, self.thread
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.server.should_exit = True
+        self.thread.join()
+
+
+def test_a_real_libretranslate_client() -> None:
+    api = pytest.importorskip("libretranslatepy")
+    one = Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
+    with running(Service([one])) as (url, _):
+        lt = api.LibreTranslateAPI(url)
+        assert lt.translate(TEXTS[0], "en", "de") == one.model.translate([TEXTS[0]])[0]
+        assert [each["code"] for each in lt.languages()] == ["en", "de"]
+        assert lt.detect("the man is in the house")[0]["language"] == "en"
+
+
+def test_the_command_serves_a_folder_and_ends_gracefully(tmp_path: Path) -> None:
+    """`qkv serve FOLDER`, asked over a socket; SIGTERM while it writes: the answer still comes, the exit code is 0."""
+    language_model().save(tmp_path / "lm")
+    command = [sys.executable, "-m", "qkv", "serve", f"own={tmp_path / 'lm'}", "--port", "0", "--workers", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, "")
+        url = next(line for line in lines if "http://" in line).split()[4].rstrip("/")
+        body = json.dumps({"prompt": "the dog", "max_tokens": 80}).encode()
+        answers: list[dict] = []
+
+        def ask() -> None:
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/api/generate", body)) as reply:
+                answers.append(json.load(reply))
+
+        ask()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert process.wait(30) == 0 and answers[-1] == answers[0]
+    finally:
+        process.kill()
+
+
+def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
+    assert "nothing to serve" in run("serve")[2]
+    assert "no model" in run("serve", tmp_path)[2]
+    language_model().save(tmp_path / "lm")
+    for wrong, words in ((("--limit", "tokns=3"), "did you mean 'tokens'"), (("--languages", "lm=en"), "NAME=SOURCE-TARGET"),
+                         (("--languages", "x=en-de"), "no model of that name"), (("--api-key", "a b"), "no spaces"),
+                         ((f"lm={tmp_path / 'lm'}",), "the same name")):  # fmt: skip
+        code, _, problem = run("serve", tmp_path / "lm", *wrong)
+        assert code == 2 and words in problem and problem.count("\n") == 1
+    with pytest.raises(Exception, match="choose another"):
+        taken = bound("127.0.0.1", 0)
+        taken.listen()
+        bound("127.0.0.1", taken.getsockname()[1])
+
+
+def test_every_limit_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs/serve.md").read_text()
+    for name, field in Limits.model_fields.items():
+        assert f"| `{name}` | {field.default:,} | {field.description} |" in page
+
+
+def test_what_is_not_installed_is_said(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("qkv.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, problem = run("serve", tmp_path)
+    assert code == 2 and "pip install 'qkv[serve]'" in problem
