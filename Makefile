@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch>=2.13,<2.14
 
-.PHONY: help demo test lint format bench accept clean
+.PHONY: help demo browser test lint format bench accept clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -21,7 +21,13 @@ help:  ## this list
 demo: .venv/.stamp  ## a translator from raw text, trained, scored and shown: at most 5 minutes
 	$(BIN)/qkv demo
 
-test: .venv/.stamp  ## all tests, 2 at a time
+# the page is tested in a browser: it is installed where that is allowed, otherwise those tests are skipped, and say so
+browser:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		{ timeout 300 apt-get install -y chromium || { timeout 60 apt-get update && timeout 300 apt-get install -y chromium; }; } \
+		>/dev/null 2>&1; } || echo "no browser: the page will not be tested" >&2
+
+test: .venv/.stamp browser  ## all tests, 2 at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
 
 lint: .venv/.stamp  ## style and types

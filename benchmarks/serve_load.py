@@ -40,6 +40,8 @@ class Tally:
     times: list[float] = field(default_factory=list)
     """Of answers with 200."""
     codes: Counter[Any] = field(default_factory=Counter)
+    work: float = 0.0
+    """Seconds of processor time that the server took."""
 
     def quantile(self, share: float) -> float:
         own = sorted(self.times) or [float("nan")]
@@ -51,7 +53,9 @@ class Tally:
 
     def row(self, name: str) -> str:
         codes = ", ".join(f"{count:,} x {code}" for code, count in sorted(self.codes.items(), key=str))
-        return f"| {name} | {self.rate:.1f} | {1000 * self.quantile(0.5):.0f} | {1000 * self.quantile(0.99):.0f} | {codes} |"
+        each = 1000 * self.work / max(1, len(self.times))
+        times = f"{1000 * self.quantile(0.5):.0f} | {1000 * self.quantile(0.99):.0f}"
+        return f"| {name} | {self.rate:.1f} | {times} | {each:.1f} | {codes} |"
 
 
 class Target:
@@ -74,6 +78,11 @@ class Target:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) / 1024
         return float("nan")
+
+    def work(self) -> float:
+        """Seconds of processor time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def files(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -129,9 +138,9 @@ async def client(target: Target, until: float, tally: Tally, seed: int, rest: fl
 
 
 async def crowd(target: Target, count: int, seconds: float, rest: float = 0.0) -> Tally:
-    tally, start = Tally(), time.monotonic()
+    tally, start, before = Tally(), time.monotonic(), target.work()
     await asyncio.gather(*(client(target, start + seconds, tally, seed, rest) for seed in range(count)))
-    tally.seconds = time.monotonic() - start
+    tally.seconds, tally.work = time.monotonic() - start, target.work() - before
     return tally
 
 
@@ -155,6 +164,14 @@ async def metric(target: Target, name: str) -> float:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
+async def emptied(target: Target) -> float:
+    """Seconds until nobody's text is being written or waits any more."""
+    start = time.monotonic()
+    while await metric(target, "qkv_running_texts") + await metric(target, "qkv_queue_length"):
+        await asyncio.sleep(0.1)
+    return time.monotonic() - start
+
+
 async def recovery(target: Target) -> float:
     """Seconds until one request is answered in at most twice the time that it takes in peace."""
     start = time.monotonic()
@@ -168,7 +185,10 @@ async def recovery(target: Target) -> float:
 
 async def measure(target: Target, seconds: float, overload: float, soak: float) -> list[str]:
     await crowd(target, 4, 3)  # warm
-    lines = ["| clients | answers/s | p50 ms | p99 ms | statuses |", "|---|---:|---:|---:|---|"]
+    lines = [
+        "| clients | answers/s | p50 ms | p99 ms | server CPU ms per answer | statuses |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
     single, many = await crowd(target, 1, seconds), await crowd(target, 32, seconds)
     lines += [single.row("1"), many.row("32")]
     before = target.memory()
@@ -177,13 +197,12 @@ async def measure(target: Target, seconds: float, overload: float, soak: float) 
     lines += [flood.row(f"320, {overload:g} s")]
     after = target.memory()
     await droppers(target, 300)
-    await asyncio.sleep(2)
-    left, files = await metric(target, "qkv_running_texts"), target.files()
+    empty = await emptied(target)
     notes = [
         f"- 32 clients / 1 client: **{many.rate / single.rate:.1f} x** (asked: 4)",
         f"- overload: statuses {sorted(map(str, flood.codes))}; memory {before:.0f} -> {after:.0f} MB; "
         f"first answer {back:.2f} s after it",
-        f"- 300 clients that dropped: {left:g} texts still being written, {files} open files, {target.memory():.0f} MB",
+        f"- 300 clients that dropped: all places free after {empty:.1f} s, {target.files()} open files, {target.memory():.0f} MB",
     ]
     if soak:
         notes += await soaked(target, soak)

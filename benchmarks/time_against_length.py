@@ -198,7 +198,7 @@ def verdict(a: str, b: str, found: Times) -> str:
 
 
 def exponent(found: Mapping[int, float]) -> float:
-    """Slope of log(time) over log(n) in the last quarter of the lengths: 1 = O(n), 2 = O(n^2)."""
+    """Slope of log(time) over log(n) from the third last length on, a quarter of the longest: 1 = O(n), 2 = O(n^2)."""
     first, last = sorted(found)[-3], max(found)
     return math.log(found[last] / found[first]) / math.log(last / first)
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 def load(path: str | Path, device: str = "auto") -> Model:
     """Open a model: our folder, a Hugging Face folder, a .gguf file or a llama2.c .bin file.
 
-    A folder of word vectors gives no Model but a qkv.vectors.space.Vectors: vector, similarity, nearest, analogy.
+    Word vectors, a folder or a file of word2vec, give no Model but a qkv.vectors.space.Vectors: vector, similarity, nearest, analogy.
     """
     if holds_vectors(Path(path)):
         return open_vectors(path)  # type: ignore[return-value]
@@ -150,6 +150,8 @@ class Model:
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
         """Of a text to go on from, or with `chat` or a system message of a message to the assistant."""
+        if self.config.family == "encoder-decoder" and self.config.eos_ids and not chat and system is None:
+            return self.translator(fast=False).read(prompt)[0]  # a source ends with an end token, as in training
         if not chat and system is None:
             return self.encode(prompt)
         messages = [] if system is None else [{"role": "system", "content": system}]

@@ -6,11 +6,21 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was not tested for want of a browser is said in a line of its own, not only counted."""
+    reasons = {str(report.longrepr) for report in terminalreporter.stats.get("skipped", ())}
+    if any("the page is not tested" in reason for reason in reasons):
+        terminalreporter.section("NOT TESTED: the page", red=True)
+        terminalreporter.line("There is no Chromium or no Playwright: apt-get install chromium; pip install playwright")
+
 
 Run = Callable[..., tuple[int, str, str]]
 

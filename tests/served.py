@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +19,7 @@ from qkv.serve.app import application
 from qkv.serve.keys import Keys
 from qkv.serve.limits import Limits
 from qkv.serve.served import Served
+from qkv.serve.server import bound, server_of
 from qkv.serve.service import Service
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
@@ -87,3 +90,38 @@ def served(models: list[Served], keys: tuple[str, ...] = (), **more: Any) -> Ite
     with TestClient(application(service), raise_server_exceptions=False) as client:
         client.service = service  # type: ignore[attr-defined]
         yield client
+
+
+class Running(threading.Thread):
+    """A real server on a free port, in a thread."""
+
+    def __init__(self, service: Service):
+        super().__init__(daemon=True)
+        self.socket = bound("127.0.0.1", 0)
+        self.server = server_of(service)
+        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+
+    def run(self) -> None:
+        self.server.run(sockets=[self.socket])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+
+
+class running:
+    """`with running(service) as (url, server)`."""
+
+    def __init__(self, service: Service):
+        self.thread = Running(service)
+
+    def __enter__(self) -> tuple[str, Running]:
+        self.thread.start()
+        while not self.thread.server.started:
+            assert self.thread.is_alive()
+            time.sleep(0.01)
+        return self.thread.url, self.thread
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.server.should_exit = True
+        self.thread.join()

@@ -294,7 +294,9 @@ def test_a_file_that_may_not_grow(most: int, corpus: Path, run: Run) -> None:
 
 def test_an_output_folder_that_cannot_be_written(corpus: Path, run: Run) -> None:
     (corpus / "file").write_text("")
-    refused(run, "train", "recipe.toml", "--out", "file", saying="file")
+    refused(
+        run, "train", "recipe.toml", "--out", "file", saying="cannot train in file (File exists): choose another folder"
+    )
     refused(run, "train", "recipe.toml", "--out", "file/run", saying="file/run")
     if os.geteuid() != 0:  # root may write anywhere
         (corpus / "locked").mkdir(mode=0o555)

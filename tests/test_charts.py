@@ -37,6 +37,13 @@ def test_ticks_span_the_values_in_equal_steps(values: list[float]) -> None:
     assert max(steps) - min(steps) <= 1e-6 * max(1, max(map(abs, found)))
 
 
+@pytest.mark.parametrize("values", [[2.0, 2.00000000001], [1e-12, 5e-12], [0.0, 5e-324], [1e20], [1e20, 1e20 + 16384]])
+def test_values_that_hardly_differ_have_an_axis_too(values: list[float]) -> None:
+    found = ticks(values)
+    assert found[0] <= min(values) and found[-1] >= max(values) and sorted(set(found)) == found and len(found) > 1
+    assert drawn(lines({"a": list(enumerate(values))}, "t", "x", "y"))
+
+
 @given(st.lists(st.floats(1e-60, 1e60), min_size=1, max_size=20))
 def test_log_ticks_span_the_values_in_about_equal_factors(values: list[float]) -> None:
     found = log_ticks(values)

@@ -242,6 +242,14 @@ def test_a_recipe_and_its_overrides(tmp_path: Path) -> None:
     assert c.eos_ids == (1, 2)
 
 
+def test_a_recipe_keeps_what_was_set(tmp_path: Path) -> None:
+    """As a run's folder does: settings in comments are made, and later ones go before them."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE + '# --set "model.dropout=0.25"\n# --set "model.norm=rms"\n# --set my own words\n')
+    found = load_recipe(path, ["model.dropout=0.5"]).model
+    assert (found.dropout, found.norm) == (0.5, "rms")
+
+
 def test_a_recipe_may_start_from_a_preset(tmp_path: Path) -> None:
     path = write(tmp_path, 'preset = "llama3.2-1b"\n[model]\nn_layers = 3\n')
     recipe = load_recipe(path, ["model.rotary_scaling.factor=4.0"])
@@ -286,6 +294,11 @@ def test_a_recipe_that_is_not_there() -> None:
 )
 def test_a_setting_is_read_as_toml_or_as_text(text: str, value: Any) -> None:
     assert override({}, [f"a.b={text}"]) == {"a": {"b": value}}
+
+
+def test_a_wrong_item_of_a_list_is_named_once() -> None:
+    message = complaint({**DECODER, "mixer": ["selectiv"]})
+    assert "'model.mixer.0'" in message and "at least 1 item" not in message
 
 
 def test_there_is_always_a_mixer() -> None:

@@ -82,6 +82,21 @@ def test_a_small_one_learns_to_copy(name: str, updates: int) -> None:
         assert (looks[:, :3].argmax(-1) == torch.arange(3)).float().mean() > 0.4  # by chance 1 in 4
 
 
+@pytest.mark.parametrize("name", [*SYSTEMS, "two ways", "two ways, lstm"])
+def test_half_precision_is_nearly_single_precision(name: str) -> None:
+    """Also where a bridge, whose product is done in bfloat16, hands its state to a kernel that is not."""
+    both = CELLS | {"recurrent": "lstm" if "lstm" in name else "gru", "bidirectional": True}
+    torch.manual_seed(0)
+    config = ModelConfig(**SYSTEMS.get(name, both))
+    network, batch = build(config), collate([(text, text) for text in texts(4, 2, 6, 0)], config)
+    exact = network(batch).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        half = network(batch).logits.float()
+    half.sum().backward()
+    assert (half - exact).norm() < 0.02 * exact.norm()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
 # --- operations
 
 

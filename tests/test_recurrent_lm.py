@@ -339,14 +339,22 @@ def test_a_transformers_recipe_becomes_recurrent_by_one_line(name, kind):
     assert any(isinstance(module, nn.RNNBase) for module in network.modules())
 
 
+@pytest.mark.parametrize("mixer", ["gated-linear", "s4d", "selective"])
+def test_a_transformers_recipe_gets_another_mixer_by_two(mixer):
+    """As the README has it."""
+    recipe = load_recipe(find("grammar-lm"), [f"model.mixer={mixer}", "model.position=none", "data.carry=true"])
+    LanguageTask.possible(recipe)
+    assert carries(recipe.model)
+
+
 def test_recipes_of_shakespeare_are_of_one_size():
-    names = ["transformer", "elman", "gru", "lstm"]
+    names = ["transformer", "elman", "gru", "lstm", "gla", "mamba"]
     recipes = [load_recipe(find(f"shakespeare-{name}")) for name in names]
     sizes = [sum(p.numel() for p in build(r.model.changed(vocab_size=68)).parameters()) for r in recipes]
-    assert all(0.8e6 < size < 1.0e6 for size in sizes) and max(sizes) < 1.05 * min(sizes)
+    assert all(0.89e6 < size < 1.0e6 for size in sizes) and max(sizes) < 1.07 * min(sizes)
     budget = lambda r: (r.train.time_budget, r.data.batch_tokens, r.data.max_length, r.train.seed)  # noqa: E731
     assert len({budget(r) for r in recipes}) == 1
-    assert [r.data.carry for r in recipes] == [False, True, True, True]
+    assert [r.data.carry for r in recipes] == [False, True, True, True, True, True]
 
 
 def test_hello(tmp_path):

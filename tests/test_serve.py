@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from served import TEXTS, all_models, language_model, model, served
+from served import TEXTS, all_models, language_model, model, running, served
 
 pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
@@ -31,7 +31,7 @@ from qkv.serve.languages import guess
 from qkv.serve.limits import Limits
 from qkv.serve.markup import Markup
 from qkv.serve.served import Served
-from qkv.serve.server import bound, server_of
+from qkv.serve.server import bound
 from qkv.serve.service import Service
 from qkv.serve.watch import Watch
 
@@ -294,6 +294,29 @@ def test_heads_are_switched_off_for_one_question_only(client: TestClient, models
     assert again["before"] == again["after"] == found["before"]
 
 
+def test_what_heads_do_is_asked_at_any_token(client: TestClient, models: dict[str, Served]) -> None:
+    """How likely each token is, and what each head does for it: as the library says at that place."""
+    for name, kind in (("lm", "self"), ("en-de", "cross")):
+        look, asked = models[name].model.look(TEXTS[0]), {"model": name, "text": TEXTS[0]}
+        expected = post(client, "/api/look/ablation", **asked, heads=[[0, 1]], kind=kind)["after"]["expected"]
+        assert [one["token"] for one in expected] == look.tokens[1:]
+        with look.without([(0, 1)], kind=kind):
+            everything = look.answers(1, 10_000)
+        chances = dict(zip(everything.words, everything.probabilities.tolist(), strict=True))
+        near = [p for word, p in chances.items() if word.strip() == look.tokens[2].strip()]
+        assert any(abs(p - expected[1]["probability"]) < 1e-5 for p in near)
+        told = post(client, "/api/look/effects", **asked, kind=kind, position=1)["alone"]
+        own = look.effect_of_heads(look.question(1), kind).alone
+        torch.testing.assert_close(torch.tensor(told), own, atol=1e-4, rtol=1e-5)
+
+
+def test_a_model_without_answers_can_be_looked_into() -> None:
+    with served([Served("vectors", model("bert-base", head="none", max_length=64))]) as client:
+        found = post(client, "/api/look/answers", text=TEXTS[1])
+        assert found["answers"] is None and found["sites"]
+        assert client.get("/api/models").json()["models"][0]["attention"] == ["self"]
+
+
 def test_patching_and_words(client: TestClient) -> None:
     found = post(client, "/api/look/patch", model="lm", text="the dog runs", other="the man runs")
     assert len(found["values"]) == len(found["places"])
@@ -343,41 +366,6 @@ def test_documentation_and_metrics_need_nothing_from_elsewhere(client: TestClien
 
 
 # --- the process
-
-
-class Running(threading.Thread):
-    """A real server on a free port, in a thread."""
-
-    def __init__(self, service: Service):
-        super().__init__(daemon=True)
-        self.socket = bound("127.0.0.1", 0)
-        self.server = server_of(service)
-        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
-
-    def run(self) -> None:
-        self.server.run(sockets=[self.socket])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-
-
-class running:
-    """`with running(service) as (url, server)`."""
-
-    def __init__(self, service: Service):
-        self.thread = Running(service)
-
-    def __enter__(self) -> tuple[str, Running]:
-        self.thread.start()
-        while not self.thread.server.started:
-            assert self.thread.is_alive()
-            time.sleep(0.01)
-        return self.thread.url, self.thread
-
-    def __exit__(self, *_: object) -> None:
-        self.thread.server.should_exit = True
-        self.thread.join()
 
 
 def test_a_real_libretranslate_client() -> None:

@@ -54,6 +54,14 @@ def model() -> Model:
     return make(output_bias=True)
 
 
+def test_one_text_written_token_by_token_is_its_greedy_translation(model: Model) -> None:
+    """`generate` reads a source as `translate` does, with its end token."""
+    text = "a b c"
+    (greedy,) = model.translate([text], beam=1, scores=True, max_length=12)
+    assert "".join(model.generate(text, max_new_tokens=12)).split() == greedy.text.split()
+    assert model.prompt_ids(text)[-1] in model.config.eos_ids
+
+
 # --- the library
 
 

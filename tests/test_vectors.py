@@ -147,6 +147,18 @@ def test_the_loss_does_not_depend_on_the_workers() -> None:
         assert a / n == pytest.approx(b / m, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    "learn", [pytest.param(kernel.learn, marks=needs_compiler), reference.learn], ids=["fast", "readable"]
+)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_vectors_that_explode_have_no_finite_loss(learn, loss: str) -> None:  # type: ignore[no-untyped-def]
+    """What is not a number must not count as certain and right."""
+    ids = text()
+    m = begun(ids, loss=loss, learning_rate=1e30)
+    with np.errstate(all="ignore"):
+        assert not np.isfinite(learn(m, ids, 0, 0)[0])
+
+
 def test_other_seeds_and_passes_draw_other_pairs() -> None:
     ids = text()
     found = {reference.learn(begun(ids, seed=seed), ids, epoch, 0)[1] for seed in (1, 2) for epoch in (0, 1)}

@@ -56,6 +56,7 @@ WRONG = {
     "nothing": (b"0 3\n", "not possible"),
     "cut short": (b"3 2\nthe 0.1 0.2\nof 0.3 0.4\n", "word 3 of 3"),
     "promises": (b"30000 300\nthe 0.1 0.2\n", "cut short"),
+    "cut in a line": (b"3 2\nthe 0.1 0.2\nof 0.3", "cut short at word 2 of 3"),
     "too few numbers": (b"2 2\nthe 0.1 0.2\nof 0.3\n", "word 2 of 2"),
     "no numbers": (b"2 2\nthe 0.1 0.2\nof 0.3 much\n", "word 2 of 2"),
     "infinite": (b"1 2\nthe 0.1 inf\n", "infinite"),
@@ -75,6 +76,22 @@ def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path, name: str) -> None
     assert "\n" not in str(error.value)
 
 
+def test_of_a_word_that_is_there_twice_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "v.txt").write_text("3 2\na 1 2\nb 3 4\na 5 6\n")
+    v = open_vectors(tmp_path / "v.txt")
+    assert v.words == ["a", "b"] and v.vectors.tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_run_is_not_replaced_by_its_vectors(tmp_path: Path) -> None:
+    """It holds vectors, in best/, and checkpoints beside them."""
+    save(tmp_path / "run" / "best", some_vectors())
+    (tmp_path / "run" / "recipe.toml").write_text("mine")
+    with pytest.raises(FileError, match="something else"):
+        open_vectors(tmp_path / "run").save(tmp_path / "run")
+    assert (tmp_path / "run" / "recipe.toml").exists()
+    open_vectors(tmp_path / "run").save(tmp_path / "run" / "best")  # this is one
+
+
 def test_wrong_folders(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="does not exist"):
         open_vectors(tmp_path / "nothing")
@@ -86,6 +103,11 @@ def test_wrong_folders(tmp_path: Path) -> None:
         (tmp_path / "mine" / "vocabulary.json").write_text(damage)
         with pytest.raises(FileError, match=why):
             open_vectors(tmp_path / "mine")
+    broken = some_vectors(3)
+    broken.vectors[1, 2] = torch.nan
+    save(tmp_path / "mine", broken)
+    with pytest.raises(FileError, match="not a number"):
+        open_vectors(tmp_path / "mine")
     (tmp_path / "mine" / "note.txt").write_text("mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "note.txt").write_text("mine")
@@ -171,6 +193,13 @@ def test_files_of_judgements(tmp_path: Path) -> None:
         assert (found.value, found.asked, found.total) == (pytest.approx(100), 3, 4)
     path.write_text("man\tunicorn\t3\n")
     assert judge_similarity(v, path).asked == 0
+    for nothing in ("", "# a comment\n\n", "one line of titles\n"):
+        path.write_text(nothing)
+        with pytest.raises(FileError, match="no pairs"):
+            judge_similarity(v, path)
+    path.write_bytes("man\tboy\t3\nK\xe4se\tman\t4\n".encode("latin-1"))
+    with pytest.raises(FileError, match="line 2 is not UTF-8"):
+        judge_similarity(v, path)
     path.write_text("man\tboy\t3\nman\tking\n")
     with pytest.raises(FileError, match="line 2"):
         judge_similarity(v, path)
@@ -184,6 +213,11 @@ def test_files_of_analogies(tmp_path: Path) -> None:
     found = judge_analogies(points(), path)
     assert [(s.name, s.asked, s.total) for s in found.sections] == [("family", 2, 2), ("animals", 1, 2), ("none", 0, 1)]
     assert found.sections[0].value == 100 and found.sections[1].value == 0 and found.value == pytest.approx(200 / 3)
+    scores = (scored(points(), [], path) or {})["scores"]
+    assert [one["name"] for one in scores] == ["analogies", "family", "animals"]  # of "none" nothing was asked
+    path.write_bytes("K\xe4se man woman dog\n".encode("latin-1"))
+    with pytest.raises(FileError, match="line 1 is not UTF-8"):
+        judge_analogies(points(), path)
     for wrong, why in (("man woman king\n", "line 1"), ("", "no analogies"), (": family\n", "no analogies")):
         path.write_text(wrong)
         with pytest.raises(FileError, match=why):

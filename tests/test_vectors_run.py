@@ -144,6 +144,15 @@ def test_an_interrupted_run_is_an_uninterrupted_one(
     assert results(here / "parts") == results(here / "whole")
 
 
+def test_killed_while_the_last_vectors_are_written(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("train", "w2v.toml", "--out", "whole")[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(training.store, "save", raising_after(2, training.store.save))
+        assert run("train", "w2v.toml", "--out", "parts")[0] == 9
+    assert run("train", "w2v.toml", "--out", "parts")[0] == 0
+    assert results(here / "parts") == results(here / "whole")
+
+
 def test_the_text_is_numbered_again_where_its_row_is_lost(
     here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +165,17 @@ def test_the_text_is_numbered_again_where_its_row_is_lost(
     (here / "parts" / "corpus.ids").unlink()
     assert run("train", "w2v.toml", "--out", "parts")[0] == 0
     assert results(here / "parts") == results(here / "whole")
+
+
+def test_what_was_dropped_is_known_after_an_interruption(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"text": line}) for line in (here / "text.txt").read_text().splitlines()]
+    (here / "text.jsonl").write_text("\n".join([*lines, "{ broken"]))
+    recipe = ["train", "w2v.toml", "--set", 'data.train=[{ table = "text.jsonl", columns = ["text"] }]']
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "learn", raising_after(6, kernel.learn))
+        assert run(*recipe)[0] == 9
+    assert run(*recipe)[0] == 0
+    assert sum(json.loads((here / "runs" / "w2v" / "results.json").read_text())["data"]["dropped"].values()) == 1
 
 
 def raising_after(count: int, learn):  # type: ignore[no-untyped-def]
@@ -257,6 +277,7 @@ def test_a_text_that_cannot_be_learned_from(here: Path, run: Run) -> None:
         ("vectors.loss=hs", "hierarchical"),
         ("model.d_model=64", "unknown key 'model'"),
         ("data.train=[]", "nothing to learn from"),
+        ("data.train=[{files=[text.txt]}]", "in double quotes"),
         ("data.train=[{ grammar = 5, weight = 2.0 }]", "weight means nothing"),
         ("data.train=[{ images = 'x' }]", "pictures"),
         ("vectors.seed=-1", "greater than or equal to 0"),
@@ -279,6 +300,21 @@ def test_what_networks_have_and_vectors_have_not(here: Path, run: Run) -> None:
     assert "--similarity" in wrong(run, "evaluate", "runs/w2v")
 
 
+def test_a_rate_that_is_too_high(here: Path, run: Run) -> None:
+    assert "lower vectors.learning_rate" in wrong(run, "train", "w2v.toml", "--set", "vectors.learning_rate=1e30")
+    assert not (here / "runs" / "w2v" / "best").exists()
+
+
+def test_questions_that_cannot_be_asked_are_said_before_training(here: Path, run: Run) -> None:
+    (here / "three.txt").write_text("a b c\n")
+    for setting, why in (
+        ('vectors.similarity=["nothing.tsv"]', "nothing.tsv"),
+        ("vectors.analogies=three.txt", "line 1"),
+    ):
+        assert why in wrong(run, "train", "w2v.toml", "--set", setting)
+        assert not (here / "runs" / "w2v" / "log.jsonl").exists()
+
+
 def test_questions_that_have_no_answer(here: Path, run: Run) -> None:
     assert run("train", "w2v.toml")[0] == 0
     assert "'qeen' is not among the 12 words: did you mean 'queen'" in wrong(run, "nearest", "runs/w2v", "qeen")
@@ -297,12 +333,41 @@ def test_a_damaged_run(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.undo()
     monkeypatch.chdir(here)
     ids = here / "runs" / "w2v" / "corpus.ids"
-    ids.write_bytes(ids.read_bytes()[:-8])
-    assert "another text" in wrong(run, "train", "w2v.toml")
+    whole = ids.read_bytes()
+    outside = np.array([0, 12, END], dtype=np.int32).tobytes()  # of twelve words, 0 to 11
+    for damage in (whole[:-8], whole[:-3], b"", whole[:-12] + outside, whole[:-4] + bytes(4)):
+        ids.write_bytes(damage)
+        assert "another text" in wrong(run, "train", "w2v.toml")
     ids.unlink()
     (numbers,) = (here / "runs" / "w2v").glob("checkpoint-*/training.json")
     numbers.write_text('{"what": 1}')
     assert "not a checkpoint" in wrong(run, "train", "w2v.toml")
+
+
+def test_files_of_word2vec_are_models_too(here: Path, run: Run) -> None:
+    """They are converted, and asked for what only a network does they say what they are; translations are no vectors."""
+    assert run("train", "w2v.toml")[0] == 0
+    for source, out, to in (("runs/w2v", "v.txt", "word2vec-text"), ("v.txt", "v.bin", "word2vec-binary"),
+                            ("v.bin", "folder", "qkv"), ("folder", "again.txt", "word2vec-text")):  # fmt: skip
+        assert run("export", source, out, "--to", to)[0] == 0
+    assert (here / "again.txt").read_bytes() == (here / "v.txt").read_bytes()
+    assert "word vectors" in wrong(run, "generate", "v.bin", "Once")
+    assert "--similarity" in wrong(run, "evaluate", "v.txt")
+    assert "--beam is for translations" in wrong(run, "evaluate", "v.txt", "--similarity", "x.tsv", "--beam", "4")
+    (here / "sizes.txt").write_text("12 3\n")
+    code, out, _ = run("evaluate", "sizes.txt", "--references", "sizes.txt", "--metrics", "bleu")
+    assert code == 0 and "BLEU" in out
+
+
+def test_the_recipe_of_a_run_is_what_was_trained(here: Path, run: Run) -> None:
+    """What was set on the command line stays set when the run's recipe, or a copy of it, is trained."""
+    assert run("train", "w2v.toml", "--set", "vectors.width=9")[0] == 0
+    kept = here / "runs" / "w2v" / "recipe.toml"
+    assert run("train", str(kept), "--out", "runs/w2v")[0] == 0
+    (here / "copy.toml").write_text(kept.read_text() + '# --set what I like\n# --set "half\n')
+    assert run("train", "copy.toml", "--set", "vectors.epochs=1")[0] == 0
+    assert qkv.load(here / "runs" / "copy").vectors.size(1) == 9  # type: ignore[attr-defined]
+    assert load_vectors_recipe(here / "runs" / "copy" / "recipe.toml").vectors.epochs == 1
 
 
 def test_recipes_for_networks_are_others(here: Path) -> None:

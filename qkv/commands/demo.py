@@ -21,7 +21,7 @@ WHAT = (
     "weights that do best on held-out sentences, score them on others that nobody has looked at. It all goes to {out}.\n"
 )
 NEXT = (
-    ("{qkv} serve {out}", "open http://127.0.0.1:8000/ : translate on a page, and look inside (pip install 'qkv[serve]')"),
+    ("{qkv} serve {out}", "its page, at http://127.0.0.1:8000/ : translate, and look inside"),
     ('echo "The old woman sees a small dog." | {qkv} translate {out} --alignments', "a sentence of your own"),
     ("{qkv} evaluate {out}", "BLEU with intervals, and by length of sentence"),
     ("tensorboard --logdir {out}", "the curves, where TensorBoard is installed"),

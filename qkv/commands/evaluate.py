@@ -75,12 +75,15 @@ def run(
     from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
     from qkv.vectors.store import holds_vectors
 
-    if similarity or analogies or holds_vectors(what):
+    told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty}
+    unused = [name for name, value in told.items() if value is not None]
+    if similarity or analogies or (not references and holds_vectors(what)):
+        if unused or references:
+            raise ConfigError(f"{(*unused, '--references')[0]} is for translations, not for word vectors: leave it out")
         word_vectors(what, list(similarity or []), analogies, as_json)
         return
     if not references and (what / "recipe.toml").is_file() and (task := task_name(what)) != "translation":
-        told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty}
-        if unused := [name for name, value in told.items() if value is not None]:
+        if unused:
             raise ConfigError(
                 f"{unused[0]} is for translations, and {what} is a run of the task {task!r}: leave it out"
             )
@@ -125,14 +128,11 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
     """Word vectors asked what is given, or else what their run was asked."""
     from qkv.commands.train import score_lines
     from qkv.config.vectors import load_vectors_recipe
-    from qkv.train.again import changes_of
-    from qkv.vectors.judge import scored
+    from qkv.vectors.judge import questions, scored
     from qkv.vectors.store import open_vectors
 
     if not similarity and not analogies and (what / "recipe.toml").is_file():
-        asked = load_vectors_recipe(what / "recipe.toml", changes_of(what)).vectors
-        similarity = [Path(name) for name in asked.similarity]
-        analogies = Path(asked.analogies) if asked.analogies else None
+        similarity, analogies = questions(load_vectors_recipe(what / "recipe.toml").vectors)
     found = scored(open_vectors(what), similarity, analogies)
     if found is None:
         raise ConfigError(

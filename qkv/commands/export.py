@@ -25,11 +25,12 @@ def run(
         Format, typer.Option("--to", help="hf: for transformers; qkv: our own; word2vec-*: word vectors.")
     ] = Format.hf,
 ) -> None:
-    """Write a model in another format: Hugging Face's, or (from any format we read) our own.
+    """Write a model in another format: Hugging Face's, or (from any format we read) our own; word vectors in word2vec's.
 
     [dim]qkv export my-model my-model-hf --to hf[/]
     [dim]qkv export model.gguf my-model --to qkv[/]
     [dim]qkv export runs/word2vec vectors.txt --to word2vec-text[/]
+    [dim]qkv export vectors.txt vectors.bin --to word2vec-binary[/]
     """
     from qkv.api import load
 

@@ -29,7 +29,7 @@ def run(
 ) -> None:
     """List the words whose vectors point most in the direction of a word's: cosine and word, a blank line after each list.
 
-    [dim]qkv nearest runs/word2vec dog Monday[/]
+    [dim]qkv nearest runs/word2vec dog today[/]
     [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
     """
     from qkv.vectors.store import open_vectors

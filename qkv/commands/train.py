@@ -88,9 +88,10 @@ def kept_text(path: Path, changes: list[str]) -> str:
     """The recipe as the run's folder keeps it, with what was changed on the command line."""
     import json
 
+    from qkv.config import CHANGE
     from qkv.convert.files import read_text
 
-    return read_text(path).rstrip("\n") + "\n" + "".join(f"# --set {json.dumps(change)}\n" for change in changes)
+    return read_text(path).rstrip("\n") + "\n" + "".join(f"{CHANGE}{json.dumps(change)}\n" for change in changes)
 
 
 def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None) -> Run:

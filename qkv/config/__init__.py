@@ -7,12 +7,12 @@ impossible combination raises `ConfigError` with the field, what was given and w
 from qkv.config.model import ModelConfig, RotaryScaling
 from qkv.config.recipe import Recipe, load_recipe
 from qkv.config.run import CorpusConfig, DataConfig, DecodeConfig, TrainConfig
-from qkv.config.strict import Strict, checked, merged, override, read_toml
+from qkv.config.strict import CHANGE, Strict, checked, merged, override, read_toml
 from qkv.config.task import AugmentConfig, CorruptConfig, TaskName, TuneConfig
 
 __all__ = [
     "ModelConfig", "RotaryScaling", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "TuneConfig", "CorruptConfig",
     "AugmentConfig",
     "TaskName", "Recipe", "load_recipe",
-    "Strict", "checked", "merged", "override", "read_toml",
+    "CHANGE", "Strict", "checked", "merged", "override", "read_toml",
 ]  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,7 +31,15 @@ def checked(kind: type[Strict], values: Any, where: str = "") -> Any:
     try:
         return kind(**values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_in_words(kind, problem, where) for problem in error.errors())) from None
+        found = error.errors()
+        places = [problem["loc"] for problem in found]
+        told = [p for p in found if not (p["type"] == "too_short" and any(within(q, p["loc"]) for q in places))]
+        raise ConfigError("; ".join(_in_words(kind, problem, where) for problem in told)) from None
+
+
+def within(place: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
+    """Is it deeper in the record? A list is too short when its items are wrong, which is said of the items."""
+    return len(place) > len(whole) and place[: len(whole)] == whole
 
 
 def _in_words(kind: type[Strict], problem: Any, where: str) -> str:
@@ -59,10 +69,11 @@ def _record_at(kind: type[Strict], path: list[str]) -> type[Strict]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file, or a ConfigError that says where it is broken."""
+    """The tables of a recipe, or a ConfigError that says where it is broken. Settings that it keeps are made: the recipe of a
+    run, or a copy of it, is what was trained."""
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
+        text = path.read_bytes().decode()
+        return override(tomllib.loads(text), kept_changes(text))
     except OSError as error:
         raise ConfigError(f"cannot read recipe {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -81,14 +92,33 @@ def override(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"--set {setting}: {name!r} is a value, not a table")
-        table[key] = _toml_value(text.strip())
+        table[key] = _toml_value(text.strip(), setting)
     return values
 
 
-def _toml_value(text: str) -> Any:
+CHANGE = "# --set "
+"""How recipe.toml of a run keeps what was changed on the command line: the setting behind it, in JSON."""
+
+
+def kept_changes(text: str) -> list[str]:
+    """The `--set` settings that a recipe keeps, in their order."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith(CHANGE + '"'):
+            with suppress(ValueError):  # somebody's own comment
+                found.append(json.loads(line.removeprefix(CHANGE)))
+    return found
+
+
+def _toml_value(text: str, setting: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        if text.startswith(("[", "{")):
+            raise ConfigError(
+                f"--set {setting} is not TOML: names stand in double quotes, and for the shell all of it in single ones, "
+                """--set 'data.train=[{ files = ["text.txt"] }]'"""
+            ) from None
         return text
 
 

@@ -61,7 +61,9 @@ def read_header(path: Path) -> tuple[ModelConfig, list[tuple[str, tuple[int, ...
             "eos_id": (BOS, EOS),  # a new begin also ends a story
         })  # fmt: skip
     except ConfigError:
-        raise FileError(f"{path} is not a llama2.c model: its first numbers, {sizes}, are no sizes of one") from None
+        raise FileError(
+            f"{path} is not a llama2.c model: its first numbers, {sizes}, are no sizes of one (word vectors: qkv nearest)"
+        ) from None
     shapes = layout(config)
     needed = HEADER.size + 4 * sum(math.prod(shape) for _, shape in shapes)
     size = path.stat().st_size

@@ -161,7 +161,8 @@ class Sentence:
             if count:
                 group.advance(rows[first : first + count], taken)
                 origins += [first + origin for origin in group.origins] if group.live else []
-                taken.update(h.ids[-1] for h in group.live)
+                if group is not self.groups[-1]:  # a beam without groups has nobody to tell
+                    taken.update(h.ids[-1] for h in group.live)
             first += count
         return origins
 

@@ -92,13 +92,15 @@ def axis(label: str, values: Sequence[float], ends: tuple[float, float], log: bo
 def ticks(values: Sequence[float], about: int = 5) -> list[float]:
     """Round numbers that span the values."""
     low, high = min(values), max(values)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
+    size = max(abs(low), abs(high))
+    if high - low < max(1e-9 * size, 1e-200):  # too near to each other to be told apart by their ticks
+        room = max(0.5, 1e-6 * size)
+        low, high = low - room, high + room
     raw = (high - low) / about
-    unit = 10 ** math.floor(math.log10(raw))
-    step = next(unit * m for m in (1, 2, 5, 10) if unit * m >= raw)
+    exponent = math.floor(math.log10(raw))
+    step = next(m * 10.0**exponent for m in (1, 2, 5, 10) if m * 10.0**exponent >= raw)
     first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(k * step, 10) for k in range(first, last + 1)]
+    return [round(k * step, 2 - exponent) for k in range(first, last + 1)]
 
 
 def log_ticks(values: Sequence[float], about: int = 8) -> list[float]:

@@ -219,7 +219,10 @@ class RecurrentStack(nn.Module):
     @torch.autocast("cpu", enabled=False)  # not every processor has an LSTM in bfloat16
     def kernel(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
         """The same by torch's kernel, for which the real tokens of each row are moved to its front and back again."""
-        x = x.to(self.cells.weight_hh_l0.dtype) if x.device.type == "cpu" else x  # type: ignore[union-attr, arg-type]
+        if x.device.type == "cpu":  # what autocast left of tokens and states
+            number = self.cells.weight_hh_l0.dtype
+            x = x.to(number)  # type: ignore[arg-type]
+            layers = [{name: kept.to(number) for name, kept in layer.items()} for layer in layers]
         if keys is None:
             y, last = self.cells(x, self.to_torch(layers))
             return y, self.from_torch(last)

@@ -39,13 +39,13 @@ class Limits(Strict):
     """Pixels of a picture."""
     seconds: float = Field(default=60.0, gt=0)
     """Time from the arrival of a request to the end of its answer."""
-    waiting: int = Field(default=256, gt=0)
+    waiting: int = Field(default=128, gt=0)
     """Texts that wait for one model; whoever comes then is told to come again later."""
     rows: int = Field(default=128, gt=0)
     """Rows of a running batch, of which a text takes as many as it has hypotheses."""
     batch_tokens: int = Field(default=16_384, gt=0)
     """Tokens, read and written, of a running batch; a text alone may be longer."""
-    connections: int = Field(default=512, gt=0)
+    connections: int = Field(default=1024, gt=0)
     """Connections at once."""
 
     def at_most(self, name: str, given: int, what: str) -> None:

@@ -67,6 +67,11 @@ class OfKind(Looked):
     kind: Kind = None
 
 
+class Effects(OfKind):
+    position: Index | None = None
+    """The token at whose answer heads are measured; without one, the last."""
+
+
 class Lens(Looked):
     top_k: int = Field(default=5, ge=1, le=2**31)
 
@@ -127,12 +132,13 @@ def maps(routes: APIRouter, service: Service) -> None:
 
     @routes.post("/answers")
     async def answers(asked: Answers, request: Request) -> Any:
-        """The tokens, what the model answers at one of them, and which attention there is to look at."""
+        """The tokens, what the model answers at one of them (if it answers), and which attention there is to look at."""
         service.limits.at_most("top", asked.top_k, "answers")
 
         def work(one: Look) -> dict[str, Any]:
             there = [{"kind": site.kind, "layer": site.layer, "heads": site.heads} for site in sites(one.network)]
-            found = one.answers(asked.position, asked.top_k).to_json()
+            answers = one.config.head not in ("pooled", "none")
+            found = one.answers(asked.position, asked.top_k).to_json() if answers else None
             return {"tokens": one.tokens, "source": one.source, "sites": there, "answers": found}
 
         return await look(request, asked, work)
@@ -190,7 +196,8 @@ def changes(routes: APIRouter, service: Service) -> None:
 
         def work(one: Look) -> dict[str, Any]:
             def said() -> dict[str, Any]:
-                return {"answers": one.answers(None, asked.top_k).to_json(), "text": written(served.model, one, asked)}
+                found = {"answers": one.answers(None, asked.top_k).to_json(), "expected": expected(served.model, one)}
+                return {**found, "text": written(served.model, one, asked)}
 
             before = said()
             with one.without(off, asked.layers, asked.kind):
@@ -199,9 +206,9 @@ def changes(routes: APIRouter, service: Service) -> None:
         return await look(request, asked, work)
 
     @routes.post("/effects")
-    async def effects(asked: OfKind, request: Request) -> Any:
+    async def effects(asked: Effects, request: Request) -> Any:
         """What each head does for the answer: its logit with that head switched off."""
-        return await look(request, asked, lambda one: one.effect_of_heads(kind=asked.kind))
+        return await look(request, asked, lambda one: one.effect_of_heads(one.question(asked.position), asked.kind))
 
     @routes.post("/patch")
     async def patch(asked: Patch, request: Request) -> Any:
@@ -220,11 +227,26 @@ def changes(routes: APIRouter, service: Service) -> None:
         return await look(request, asked, lambda one: one.attribution(asked.method, asked.positions))
 
 
+def writes(model: Model) -> bool:
+    c = model.config
+    return c.family != "encoder" and c.head == "vocabulary" and model.tokenizer is not None
+
+
+@torch.no_grad()
+def expected(model: Model, one: Look) -> list[dict[str, Any]] | None:
+    """How likely the network as it is now finds each token after those before it; None of one that does not write."""
+    if not writes(model) or one.batch.inputs is None:
+        return None
+    own = one.network(one.batch).logits[0, :-1].float().softmax(-1)  # (T - 1, V)
+    chances = own.gather(-1, one.batch.inputs[0, 1:, None])[:, 0].tolist()
+    return [{"token": token, "probability": p} for token, p in zip(one.tokens[1:], chances, strict=True)]
+
+
 def written(model: Model, one: Look, asked: Ablation) -> str | None:
     """What the network as it is now writes on, or of an encoder-decoder instead; None of one that does not write."""
-    c = model.config
-    if c.family == "encoder" or c.head != "vocabulary" or model.tokenizer is None:
+    if not writes(model):
         return None
+    c = model.config
     assert one.batch.inputs is not None
     known, most = one.batch.inputs, asked.max_tokens
     if c.family == "encoder-decoder":

@@ -24,6 +24,7 @@ from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
 from qkv.generate.rules import Rules
 from qkv.generate.search import FREE
 from qkv.generate.translate import Request, Translation, Translator, gathered
+from qkv.look.attention import sites
 from qkv.models.inputs import bounded
 from qkv.serve.calls import Caller
 from qkv.serve.lanes import Desk, Lane, Ticket
@@ -137,6 +138,7 @@ class Served:
             "decoder_layers": c.decoder_layers if c.family == "encoder-decoder" else None, "heads": c.n_heads,
             "width": c.d_model, "head_width": c.head_width, "vocabulary": c.vocab_size, "target_vocabulary": c.target_size,
             "context": c.max_length, "position": c.position, "recurrent": c.recurrent, "mixer": list(c.mixer),
+            "attention": list(dict.fromkeys(site.kind for site in sites(self.model.network))),
             "labels": list(c.labels[:1000]), "image_size": c.image_size, "channels": c.n_channels,
             "source": self.pair and self.pair[0], "target": self.pair and self.pair[1],
         }  # fmt: skip

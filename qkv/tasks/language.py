@@ -14,6 +14,7 @@ from torch import nn
 
 from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
+from qkv.config.rules import CARRIED
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Corpus, Piece, Record
 from qkv.data.windows import (
@@ -75,7 +76,7 @@ class LanguageTask(Task):
         if data.carry and not carries(c):
             raise ConfigError(
                 "data.carry = true hands each window what is remembered of the text before it: that takes a memory of fixed "
-                "size (recurrent cells, or mixers that have one in every layer) and no count of positions (position = 'none')"
+                f"size (recurrent cells, or mixers {', '.join(sorted(CARRIED))} alone) and no count of positions (position = 'none')"
             )
 
     @classmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,27 +10,16 @@ from typing import Any
 from qkv.config import Recipe, load_recipe
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
-from qkv.convert.files import read_text
 from qkv.errors import FileError
 from qkv.tasks.base import task_of
 from qkv.train.words import open_words
 
-CHANGE = "# --set "
-"""How recipe.toml of a run keeps what was changed on the command line."""
-
 
 def recipe_of(run: Path, changes: list[str] | None = None) -> Recipe:
     """The recipe of a run's folder, with the changes it was started with, and further ones."""
-    return load_recipe(run / "recipe.toml", [*changes_of(run), *(changes or [])], open_config)
-
-
-def changes_of(run: Path) -> list[str]:
-    """What was changed on the command line when the run was started."""
-    path = run / "recipe.toml"
-    if not path.is_file():
+    if not (run / "recipe.toml").is_file():
         raise FileError(f"{run} is not the folder of a run: it has no recipe.toml")
-    lines = [line for line in read_text(path).splitlines() if line.startswith(CHANGE)]
-    return [json.loads(line.removeprefix(CHANGE)) for line in lines]
+    return load_recipe(run / "recipe.toml", changes, open_config)
 
 
 def ask(run: Path, changes: list[str], say: Callable[[str], None]) -> dict[str, Any]:

@@ -18,8 +18,11 @@ except ImportError:  # Windows has no flock: there nobody watches
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Within it the folder is ours. The system lets go of the lock however the process ends, also when it is killed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise FileError(f"cannot train in {folder} ({error.strerror}): choose another folder with --out") from None
     try:
         _take(handle, folder)
         yield

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import qkv
 from qkv.train.card import LICENCE, origin
 from qkv.train.report import digits
 from qkv.vectors import kernel
-from qkv.vectors.judge import scored
+from qkv.vectors.judge import questions, scored
 
 if TYPE_CHECKING:
     from qkv.vectors.run import VectorsRun
@@ -28,11 +27,11 @@ def results(r: VectorsRun) -> dict[str, Any]:
             "workers": kernel.workers(c.workers), "kernel": "reference" if kernel.library() is None else "native",
             "cores": os.cpu_count(), "qkv": qkv.__version__, "python": platform.python_version(),
         },
-        "data": {"words": words, "dropped": dict(r.skipped.most_common())},
+        "data": {"words": words, "dropped": p.skipped},
         "model": {"parameters": m.input.size + m.output.size, "words": len(r.vocabulary.words), "width": c.width},
         "losses": [total / count for total, count in p.losses],
         "loss": p.loss,
-        "test": scored(r.vectors, [Path(name) for name in c.similarity], Path(c.analogies) if c.analogies else None),
+        "test": scored(r.vectors, *questions(c)),
     }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from qkv.config.vectors import TextConfig
 from qkv.convert.files import to_disk
 from qkv.data.corpora import corpus
 from qkv.data.sources import Source
-from qkv.errors import QkvError
+from qkv.errors import FileError, QkvError
 from qkv.vectors.vocabulary import Vocabulary
 
 END = -1
@@ -71,7 +71,19 @@ def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: Vocabulary) ->
 
 def open_ids(path: Path) -> np.ndarray:
     """The row, read from the disk where it is looked at."""
-    return np.memmap(path, dtype=np.int32, mode="r")
+    try:
+        return np.memmap(path, dtype=np.int32, mode="r")
+    except ValueError:  # no bytes, or no whole number of ids
+        raise damaged(path) from None
+
+
+def damaged(path: Path) -> FileError:
+    return FileError(f"{path} is damaged, or of another text: remove it, and it is made again")
+
+
+def sound(ids: np.ndarray, words: int) -> bool:
+    """Whether these are whole sentences of a vocabulary of so many words: the kernel believes every number."""
+    return len(ids) > 0 and bool(ids[-1] == END and ids.min() >= END and ids.max() < words)
 
 
 def part(row: np.ndarray, start: int, count: int) -> np.ndarray:

@@ -11,6 +11,7 @@ tensorboard/ curves.svg README.md results.json    as in other runs, when it has 
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -33,7 +34,8 @@ from qkv.train.report import Report
 from qkv.train.run import claim, read_log, write_line
 from qkv.vectors import kernel, store
 from qkv.vectors.card import card, results
-from qkv.vectors.corpus import open_ids, part, sentences, sources, write_ids
+from qkv.vectors.corpus import damaged, open_ids, part, sentences, sound, sources, write_ids
+from qkv.vectors.judge import look_through
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.report import Bar
 from qkv.vectors.space import Vectors
@@ -60,6 +62,8 @@ class Progress:
     seconds: float = 0.0
     losses: list[list[float]] = field(default_factory=list)
     """Of each pass: the sum of all losses, and of how many predictions."""
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Records of the text that could not be read, by reason."""
 
     @property
     def loss(self) -> float:
@@ -77,8 +81,6 @@ class VectorsRun:
     vocabulary: Vocabulary
     model: Word2Vec
     progress: Progress
-    skipped: Counter[str]
-    """Records of the text that could not be read, by reason."""
     why: str = ""
     results: dict[str, Any] = field(default_factory=dict)
 
@@ -115,6 +117,7 @@ def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> 
     claim(folder, text)
     last, texts = checkpoint.newest(folder), sources(recipe.data)
     if last is None:
+        look_through(recipe.vectors)
         (folder / IDS).unlink(missing_ok=True)
         report.say("counting the words of the text")
         vocabulary = counted(sentences(texts, recipe.data), recipe.vectors.min_count, recipe.vectors.max_words)
@@ -124,11 +127,10 @@ def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> 
     progress = read_progress(last) if last is not None else None
     if (progress is None or progress.epoch < recipe.vectors.epochs) and not (folder / IDS).exists():
         write_ids(folder / IDS, sentences(texts, recipe.data), vocabulary)
-    progress = progress or Progress(len(open_ids(folder / IDS)))
-    skipped = sum((source.skipped for source in texts), Counter[str]())
-    r = VectorsRun(
-        folder, recipe, vocabulary, Word2Vec.begin(recipe.vectors, vocabulary, progress.length), progress, skipped
-    )
+    if progress is None:
+        skipped = sum((source.skipped for source in texts), Counter[str]())
+        progress = Progress(len(open_ids(folder / IDS)), skipped=dict(skipped.most_common()))
+    r = VectorsRun(folder, recipe, vocabulary, Word2Vec.begin(recipe.vectors, vocabulary, progress.length), progress)
     if last is not None:
         load(last, r.model)
     checkpoint.cut_log(folder / "log.jsonl", progress.step)
@@ -168,7 +170,7 @@ def learn(r: VectorsRun, report: Report) -> None:
     kernel.library()  # compiled before the clock starts
     p, row = r.progress, open_ids(r.folder / IDS)
     if len(row) != p.length:
-        raise FileError(f"{r.folder / IDS} is of another text: remove it, and it is made again")
+        raise damaged(r.folder / IDS)
     past, start, saved = read_log(r.folder), time.monotonic() - p.seconds, time.monotonic()
     with stopping() as noted, open(r.folder / "log.jsonl", "a") as log, Bar(r, report) as bar, \
             Events(r.folder / "tensorboard", past, p.seconds) as events:  # fmt: skip
@@ -193,7 +195,11 @@ def one_part(r: VectorsRun, row: np.ndarray) -> tuple[dict[str, Any], int]:
     """Learn the next part of the text: what the log says of it, and how many words it has."""
     p, m = r.progress, r.model
     ids = part(row, p.place, PART)
+    if not sound(ids, len(r.vocabulary.words)):
+        raise damaged(r.folder / IDS)
     total, count = kernel.learn(m, ids, p.epoch, p.place)
+    if not math.isfinite(total):
+        raise QkvError(f"the loss is {total}: train in another folder with a lower vectors.learning_rate")
     if p.place == 0:
         p.losses.append([0.0, 0])
     p.losses[-1] = [p.losses[-1][0] + total, p.losses[-1][1] + count]
@@ -208,8 +214,11 @@ def one_part(r: VectorsRun, row: np.ndarray) -> tuple[dict[str, Any], int]:
 
 
 def keep(r: VectorsRun) -> None:
-    """A checkpoint, the only one when it is whole; after a pass also best/. The log is on the disk before it."""
+    """A checkpoint, the only one when it is whole. The log is on the disk before it, and after a pass best/: who is killed in
+    between does the pass again, and best/ is never older than the checkpoint."""
     to_disk(r.folder / "log.jsonl")
+    if r.progress.place == 0:
+        store.save(r.folder / "best", r.vectors)
     with new_folder(r.folder / f"checkpoint-{r.progress.step:07d}") as new:
         write_tensors(
             new / checkpoint.TENSORS, {name: torch.from_numpy(getattr(r.model, name)) for name in ("input", "output")}
@@ -217,8 +226,6 @@ def keep(r: VectorsRun) -> None:
         write_json(new / checkpoint.NUMBERS, asdict(r.progress))
     for old in checkpoint.all_of(r.folder)[:-1]:
         shutil.rmtree(old, ignore_errors=True)
-    if r.progress.place == 0:
-        store.save(r.folder / "best", r.vectors)
 
 
 def conclude(r: VectorsRun) -> None:

@@ -44,7 +44,13 @@ DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
 
 
 def holds_vectors(path: Path) -> bool:
-    """Is it our folder of word vectors, or the folder of a run that has made one?"""
+    """Is it our folder of word vectors, the folder of a run that has made one, or a file that begins as word2vec's do?"""
+    if path.is_file():
+        try:
+            read_sizes(path)
+        except FileError:
+            return False
+        return True
     return (path / TENSORS).is_file() or (path / "best" / TENSORS).is_file()
 
 
@@ -64,8 +70,8 @@ def open_vectors(path: str | Path) -> Vectors:
 
 
 def save(folder: Path, v: Vectors, card: str = "") -> None:
-    """Write it, or put it in the place of one of ours."""
-    if folder.exists() and not (folder.is_dir() and (holds_vectors(folder) or not any(folder.iterdir()))):
+    """Write it, or put it in the place of one of ours (a run's folder is not one: it has more than vectors in it)."""
+    if folder.exists() and not (folder.is_dir() and ((folder / TENSORS).is_file() or not any(folder.iterdir()))):
         raise FileError(f"{folder} exists and holds something else: choose another folder")
     with new_folder(folder) as new:
         write(new, v, card)
@@ -89,7 +95,13 @@ def load(folder: Path) -> Vectors:
             f"{folder / TENSORS} must hold 'input', a float32 vector for each of {len(words):,} words; it has {shape}"
         )
     tensors = read_tensors(folder / TENSORS)
+    check_finite(folder / TENSORS, tensors["input"])
     return Vectors(words, tensors["input"], counts, tensors.get("output"))
+
+
+def check_finite(path: Path, vectors: torch.Tensor) -> None:
+    if not vectors.isfinite().all():
+        raise FileError(f"{path} has numbers that are none (infinite or not a number); is it the right file?")
 
 
 def write_vocabulary(folder: Path, words: list[str], counts: Sequence[int] | None) -> None:
@@ -162,9 +174,9 @@ def read_file(path: Path) -> Vectors:
             seen.add(word)
             matrix[len(words)] = numbers
             words.append(word)
-    if not np.isfinite(matrix[: len(words)]).all():
-        raise FileError(f"{path} has numbers that are none (infinite or not a number); is it a file of word2vec?")
-    return Vectors(words, torch.from_numpy(matrix[: len(words)]))
+    vectors = torch.from_numpy(matrix[: len(words)])
+    check_finite(path, vectors)
+    return Vectors(words, vectors)
 
 
 @contextmanager
@@ -185,7 +197,8 @@ def read_sizes(path: Path) -> tuple[int, int]:
     sizes = [int(cell) for cell in cells if cell.isdigit() and len(cell) < 12]
     if len(cells) != 2 or len(sizes) != 2:
         raise FileError(
-            f"{path} is no file of word2vec: its first line must say how many words and numbers, such as '50000 100'"
+            f"{path} is no file of word2vec: its first line must say how many words and numbers, such as '50000 100' (from "
+            "gensim: save_word2vec_format)"
         )
     count, width = sizes
     if not (0 < count <= MAX_WORDS and 0 < width <= MAX_WIDTH and count * width <= MAX_NUMBERS):
@@ -224,8 +237,10 @@ def text_rows(file: BinaryIO, count: int, width: int, path: Path) -> Iterator[tu
                 raise ValueError
             yield cells[0].decode(), np.array(cells[1:], dtype=np.float32)
         except ValueError:
+            if not line.endswith(b"\n"):
+                raise FileError(f"{path} is cut short at word {number:,} of {count:,}; fetch it again") from None
             raise FileError(f"{path}: word {number:,} of {count:,} must be a line with a word and {width} numbers, "
-                            f"not {line[:60]!r}") from None  # fmt: skip
+                            f"not {line[:60].decode(errors='replace').rstrip()!r}") from None  # fmt: skip
 
 
 def binary_rows(file: BinaryIO, count: int, width: int, path: Path) -> Iterator[tuple[str, Any]]:

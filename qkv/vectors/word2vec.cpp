@@ -173,7 +173,7 @@ private:
         Eight sigma = (s < 0 ? e : one) / (one + e), error = rate * (label - sigma);
         Eight wrong = label == 1 ? -s : s;
         product *= one + e;  // -log sigma(z) = log(1 + e^-|z|) + max(-z, 0)
-        excess += wrong > 0 ? wrong : Eight{};
+        excess += wrong < 0 ? Eight{} : wrong;  // this way round: what is not a number is not lost
         if (++factors == 100) settle();
         Eight step[K];
         for (int k = 0; k < K; k++) step[k] = all(error[k]);

@@ -5,7 +5,7 @@ const REMEMBERED = 60;
 const TRIES = 4;
 const memory = new Map();
 
-export class Refused extends Error {
+class Refused extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -23,7 +23,12 @@ async function reply(path, body, signal) {
   for (let attempt = 1; ; attempt++) {
     let response;
     try {
-      response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
+      response = await fetch(path, {
+        method: body ? "POST" : "GET",
+        headers,
+        body: body && JSON.stringify(body),
+        signal,
+      });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Refused(0, "The server does not answer. Is it still running?");
@@ -57,10 +62,12 @@ export function look(what, body) {
   const name = what + JSON.stringify(body);
   const known = memory.get(name);
   memory.delete(name);
-  const found = known ?? ask(`/api/look/${what}`, body).catch((error) => {
-    memory.delete(name);
-    throw error;
-  });
+  const found =
+    known ??
+    ask(`/api/look/${what}`, body).catch((error) => {
+      memory.delete(name);
+      throw error;
+    });
   memory.set(name, found); // the newest last
   if (memory.size > REMEMBERED) memory.delete(memory.keys().next().value);
   return found;

@@ -12,7 +12,11 @@ const page = { models: [], limits: {}, run: null, view: null, shown: null, input
 
 // --- colours
 
-const THEMES = [["", "◐", "as the system"], ["light", "☀", "light"], ["dark", "☾", "dark"]];
+const THEMES = [
+  ["", "◐", "as the system"],
+  ["light", "☀", "light"],
+  ["dark", "☾", "dark"],
+];
 
 function theme() {
   const button = at("theme");
@@ -42,18 +46,46 @@ const model = () => page.models.find((one) => one.name === state.model) ?? page.
 
 function header() {
   const list = at("model");
-  clear(list, page.models.map((one) => h("option", { value: one.name }, one.name)));
+  clear(
+    list,
+    page.models.map((one) => h("option", { value: one.name }, one.name)),
+  );
   list.parentElement.hidden = !page.models.length;
-  list.onchange = () => set({ model: list.value, view: "", text: "", target: "", kind: "", layer: -1, head: 0, token: -1, step: 0, off: "", image: null }, true);
+  list.onchange = () =>
+    set(
+      {
+        model: list.value,
+        view: "",
+        text: "",
+        target: "",
+        kind: "",
+        layer: -1,
+        head: 0,
+        token: -1,
+        step: 0,
+        off: "",
+        image: null,
+      },
+      true,
+    );
 }
 
 function tabs(own) {
   const found = views.filter((view) => view.fits(model(), page));
   const button = (view) =>
-    h("button", {
-      type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": "panel", "aria-selected": view === own,
-      tabindex: view === own ? "0" : "-1", onclick: () => set({ view: view.id }, true),
-    }, view.title(model()));
+    h(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `tab-${view.id}`,
+        "aria-controls": "panel",
+        "aria-selected": view === own,
+        tabindex: view === own ? "0" : "-1",
+        onclick: () => set({ view: view.id }, true),
+      },
+      view.title(model()),
+    );
   const bar = at("tabs");
   const within = bar.contains(document.activeElement);
   clear(bar, found.map(button));
@@ -83,7 +115,13 @@ function show(anew = false, changed = new Set()) {
     const root = h(`div.view.view-${own.id}`);
     clear(at("panel"), root);
     at("input").hidden = !own.reads || !model();
-    page.update = own.mount(root, { model: model(), limits: page.limits, run: page.run, onDrop: (work) => (page.drop = work) });
+    at("input").classList.toggle("to-write", Boolean(own.writes));
+    page.update = own.mount(root, {
+      model: model(),
+      limits: page.limits,
+      run: page.run,
+      onDrop: (work) => (page.drop = work),
+    });
   }
   page.update?.(other ? null : changed);
 }
@@ -94,8 +132,8 @@ function renew(changed) {
     at("about").textContent = model() ? about(model()) : "";
     page.input = model() && input(at("input"), model(), page.limits);
   }
-  page.input?.(changed);
   show(false, changed);
+  page.input?.(); // when it can be seen, it can be measured
 }
 
 // --- beginning
@@ -118,9 +156,18 @@ async function begin() {
 }
 
 function askForKey() {
-  const field = h("input", { type: "password", autocomplete: "current-password", required: true, "aria-label": "API key" });
-  const form = h("form.card.key", h("h2", "This server asks for a key"), h("p.quiet", "Whoever started it has one. It is kept until this tab is closed."),
-    h("div.row", field, h("button.main", { type: "submit" }, "Go on")));
+  const field = h("input", {
+    type: "password",
+    autocomplete: "current-password",
+    required: true,
+    "aria-label": "API key",
+  });
+  const form = h(
+    "form.card.key",
+    h("h2", "This server asks for a key"),
+    h("p.quiet", "Whoever started it has one. It is kept until this tab is closed."),
+    h("div.row", field, h("button.main", { type: "submit" }, "Go on")),
+  );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     key.set(field.value.trim());

@@ -13,9 +13,20 @@ function colours() {
   document.body.append(probe);
   const of = (name) => {
     probe.style.color = `var(${name})`;
-    return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
+    return getComputedStyle(probe)
+      .color.match(/[\d.]+/g)
+      .slice(0, 3)
+      .map(Number);
   };
-  scales = { zero: of("--zero"), more: of("--more"), less: of("--less"), ink: of("--ink"), quiet: of("--quiet"), line: of("--line"), masked: of("--masked") };
+  scales = {
+    zero: of("--zero"),
+    more: of("--more"),
+    less: of("--less"),
+    ink: of("--ink"),
+    quiet: of("--quiet"),
+    line: of("--line"),
+    masked: of("--masked"),
+  };
   probe.remove();
   return scales;
 }

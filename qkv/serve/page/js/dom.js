@@ -46,15 +46,24 @@ export function clear(element, ...children) {
 
 /** A labelled list to choose from: options are [value, text]. */
 export function pick(label, options, value, change) {
-  const list = h("select", { onchange: () => change(list.value) }, options.map(([v, text]) => h("option", { value: v }, text)));
+  const list = h(
+    "select",
+    { onchange: () => change(list.value) },
+    options.map(([v, text]) => h("option", { value: v }, text)),
+  );
   list.value = String(value);
   return h("label.field", h("span", label), list);
 }
 
 /** A few buttons of which one is on. */
 export function segments(label, options, value, change) {
-  const one = ([v, text]) => h("button", { type: "button", "aria-pressed": v === value, onclick: () => change(v) }, text);
-  return h("div.field", h("span", { "aria-hidden": "true" }, label), h("div.segments", { role: "group", "aria-label": label }, options.map(one)));
+  const one = ([v, text]) =>
+    h("button", { type: "button", "aria-pressed": v === value, onclick: () => change(v) }, text);
+  return h(
+    "div.field",
+    h("span", { "aria-hidden": "true" }, label),
+    h("div.segments", { role: "group", "aria-label": label }, options.map(one)),
+  );
 }
 
 /** How a token is shown: spaces and line breaks made visible where they are all there is. */
@@ -65,7 +74,14 @@ export function shown(token) {
 
 export const number = (x, digits = 3) => (x === null || x === undefined ? "−∞" : x.toFixed(digits).replace("-", "−"));
 
-export const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.0995 ? `${(100 * p).toFixed(0)} %` : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "< 0.1 %");
+export const percent = (p) =>
+  p >= 0.9995
+    ? "100 %"
+    : p >= 0.0995
+      ? `${(100 * p).toFixed(0)} %`
+      : p >= 0.001
+        ? `${(100 * p).toFixed(1)} %`
+        : "< 0.1 %";
 
 /** Answers with their probabilities, as bars; with `choose` they can be clicked. */
 export function bars(rows, choose = null) {
@@ -76,7 +92,10 @@ export function bars(rows, choose = null) {
       h("span.bar-number", note ?? percent(probability)),
     ];
     if (!choose) return h("li.bar", inside);
-    return h("li", h("button.bar", { type: "button", "aria-current": on ? "true" : null, onclick: () => choose(i) }, inside));
+    return h(
+      "li",
+      h("button.bar", { type: "button", "aria-current": on ? "true" : null, onclick: () => choose(i) }, inside),
+    );
   };
   return h("ol.bars", rows.map(line));
 }

@@ -14,11 +14,23 @@ const short = (name) => {
  * rows, columns: names; values: numbers (rows x columns), null = masked.
  * told(i, j): what is said of a cell; chosen: a row that is marked; choose(i): a row was clicked.
  */
-export function matrix({ rows, columns, values, colour = share, told, label, chosen = -1, choose = null, largestCell = 34 }) {
+export function matrix({
+  rows,
+  columns,
+  values,
+  colour = share,
+  told,
+  label,
+  chosen = -1,
+  choose = null,
+  largestCell = 46,
+  smallestCell = 9,
+}) {
   const canvas = h("canvas");
   const readout = h("p.readout", { "aria-live": "polite" }, "Point at a cell, or move with the arrow keys.");
   const stage = h("div.matrix", { tabindex: "0", role: "img", "aria-label": label }, canvas);
-  const say = told ?? ((i, j) => [h("b", shown(rows[i])), " → ", h("b", shown(columns[j])), `: ${number(values[i][j])}`]);
+  const say =
+    told ?? ((i, j) => [h("b", shown(rows[i])), " → ", h("b", shown(columns[j])), `: ${number(values[i][j])}`]);
   let [cell, left, top, at] = [10, 0, 0, null];
 
   function measure() {
@@ -27,7 +39,7 @@ export function matrix({ rows, columns, values, colour = share, told, label, cho
     const width = (names) => Math.max(...names.map((name) => context.measureText(short(name)).width));
     const room = stage.clientWidth || 600;
     left = Math.ceil(width(rows)) + 10;
-    cell = Math.max(9, Math.min(largestCell, Math.floor((room - left - 4) / columns.length)));
+    cell = Math.max(smallestCell, Math.min(largestCell, Math.floor((room - left - 4) / columns.length)));
     const upright = columns.every((name) => context.measureText(short(name)).width < cell - 2);
     top = upright ? 18 : Math.ceil(width(columns)) + 10;
     return upright;
@@ -54,8 +66,10 @@ export function matrix({ rows, columns, values, colour = share, told, label, cho
     context.strokeStyle = named("line");
     context.lineWidth = 0.5;
     context.beginPath();
-    for (let j = 0; j <= columns.length; j++) lineTo(context, left + j * cell, top, left + j * cell, top + cell * rows.length);
-    for (let i = 0; i <= rows.length; i++) lineTo(context, left, top + i * cell, left + cell * columns.length, top + i * cell);
+    for (let j = 0; j <= columns.length; j++)
+      lineTo(context, left + j * cell, top, left + j * cell, top + cell * rows.length);
+    for (let i = 0; i <= rows.length; i++)
+      lineTo(context, left, top + i * cell, left + cell * columns.length, top + i * cell);
     context.stroke();
   }
 
@@ -97,7 +111,10 @@ export function matrix({ rows, columns, values, colour = share, told, label, cho
 
   stage.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
-    const [i, j] = [Math.floor((event.clientY - box.top - top) / cell), Math.floor((event.clientX - box.left - left) / cell)];
+    const [i, j] = [
+      Math.floor((event.clientY - box.top - top) / cell),
+      Math.floor((event.clientX - box.left - left) / cell),
+    ];
     if (i >= 0 && j >= 0 && i < rows.length && j < columns.length && (i !== at?.[0] || j !== at?.[1])) go(i, j);
   });
   stage.addEventListener("click", () => at && choose?.(at[0]));
@@ -121,5 +138,13 @@ function lineTo(context, x, y, x2, y2) {
 export function legend(colour, from, to) {
   const steps = Array.from({ length: 24 }, (_, i) => i / 23);
   const low = colour === share ? 0 : -1;
-  return h("span.legend", from, h("span.legend-bar", steps.map((x) => h("i", { style: { background: css(colour(low + x * (1 - low))) } }))), to);
+  return h(
+    "span.legend",
+    from,
+    h(
+      "span.legend-bar",
+      steps.map((x) => h("i", { style: { background: css(colour(low + x * (1 - low))) } })),
+    ),
+    to,
+  );
 }

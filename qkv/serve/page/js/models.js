@@ -22,12 +22,26 @@ export const writes = (model) => ["translate", "summarize", "chat", "generate"].
 export const sees = (model) => model.image_size !== null;
 export const looks = (model) => model.can.includes("look");
 export const bothSides = (model) => model.family === "encoder-decoder";
-export const attends = (model) => looks(model) && (!model.recurrent || bothSides(model));
+export const attends = (model) => looks(model) && model.attention.length > 0;
 /** Whether a head of it can be walked through: softmax over the tokens, not a recurrence. */
-export const walks = (model) => looks(model) && !model.recurrent && model.mixer.includes("softmax");
+export const walks = (model) => attends(model) && !model.recurrent && model.mixer.includes("softmax");
+export const ordered = (model) => looks(model) && model.position !== "none" && !model.recurrent;
 export const answers = (model) => !["none", "pooled"].includes(model.head);
 
-const LANGUAGES = { en: "English", de: "German", fr: "French", es: "Spanish", it: "Italian", nl: "Dutch", pt: "Portuguese", cs: "Czech", pl: "Polish", ru: "Russian", zh: "Chinese", ja: "Japanese" };
+const LANGUAGES = {
+  en: "English",
+  de: "German",
+  fr: "French",
+  es: "Spanish",
+  it: "Italian",
+  nl: "Dutch",
+  pt: "Portuguese",
+  cs: "Czech",
+  pl: "Polish",
+  ru: "Russian",
+  zh: "Chinese",
+  ja: "Japanese",
+};
 export const language = (code) => LANGUAGES[code] ?? code ?? "";
 
 export const KINDS = {
@@ -38,25 +52,62 @@ export const KINDS = {
 };
 
 export function about(model) {
-  const count = model.parameters >= 1e9 ? `${(model.parameters / 1e9).toFixed(1)} B` : model.parameters >= 1e6 ? `${(model.parameters / 1e6).toFixed(1)} M` : `${Math.round(model.parameters / 1e3)} k`;
+  const count =
+    model.parameters >= 1e9
+      ? `${(model.parameters / 1e9).toFixed(1)} B`
+      : model.parameters >= 1e6
+        ? `${(model.parameters / 1e6).toFixed(1)} M`
+        : `${Math.round(model.parameters / 1e3)} k`;
   const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : `${model.layers} layers`;
-  return [model.recurrent ? `recurrent ${model.family}` : model.family, layers, model.recurrent ? null : `${model.heads} heads`, `width ${model.width}`, `${count} parameters`].filter(Boolean).join(" · ");
+  return [
+    model.recurrent ? `recurrent ${model.family}` : model.family,
+    layers,
+    model.recurrent ? null : `${model.heads} heads`,
+    `width ${model.width}`,
+    `${count} parameters`,
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }
 
-const ENGLISH = ["I ate an apple.", "The old teacher gives the child a red ball.", "Does the woman see the small dog?", "We believe that the cat sleeps in the garden."];
-const GERMAN = ["Ich habe einen Apfel gegessen.", "Der alte Lehrer gibt dem Kind einen roten Ball.", "Sieht die Frau den kleinen Hund?"];
+// sentences of the embedded grammar: a model trained by `qkv demo` knows their words
+const ENGLISH = [
+  "I ate an apple.",
+  "Did our man go to the garden?",
+  "She reads the books aloud in warm gardens.",
+  "We believe that my teacher should laugh.",
+];
+const GERMAN = [
+  "Ich habe einen Apfel gegessen.",
+  "Der Junge des Studenten holt mich am Abend ab.",
+  "Ist unser Mann zum Garten gegangen?",
+];
 
 /** Texts to begin with. */
 export function examples(model) {
   const gap = model.can.includes("fill") ? "[MASK]" : "";
   switch (main(model)?.ability) {
-    case "translate": return model.source === "de" ? GERMAN : ENGLISH;
-    case "fill": return [`The movie was ${gap} and I loved every minute.`, `I ate an ${gap}.`];
-    case "classify": return ["A wonderful film with a clever story.", "It was boring, and the actors were terrible.", "Does the woman see the dog?"];
-    case "tag": return ENGLISH;
-    case "answer": return [];
-    case "chat": return ["Hello! Who are you?", "Tell me a short story."];
-    case "generate": return model.family === "decoder" ? ["First Citizen:\nWe are", "ROMEO:\nBut, soft!", "The old teacher", "I have seen the"] : ENGLISH;
-    default: return ENGLISH;
+    case "translate":
+      return model.source === "de" ? GERMAN : ENGLISH;
+    case "fill":
+      return [`The movie was ${gap} and I loved every minute.`, `I ate an ${gap}.`];
+    case "classify":
+      return [
+        "A wonderful film with a clever story.",
+        "It was boring, and the actors were terrible.",
+        "Did our man go to the garden?",
+      ];
+    case "tag":
+      return ENGLISH;
+    case "answer":
+      return ["The old teacher played against the child, and the child won."];
+    case "chat":
+      return ["Hello! Who are you?", "Tell me a short story."];
+    case "generate":
+      return model.family === "decoder"
+        ? ["First Citizen:\nWe are", "ROMEO:\nBut, soft!", "The old teacher", "I have seen the"]
+        : ENGLISH;
+    default:
+      return ENGLISH;
   }
 }

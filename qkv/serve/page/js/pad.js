@@ -8,7 +8,13 @@ const COLOURS = ["#dc2828", "#28aa46", "#325aeb", "#f0e13c", "#a03cc8", "#fa8c1e
 
 export function pad(model) {
   const grey = model.channels === 1;
-  const canvas = h("canvas.pad", { width: SIDE, height: SIDE, tabindex: "0", role: "img", "aria-label": "A picture to draw on; the examples and a file can be chosen by keyboard" });
+  const canvas = h("canvas.pad", {
+    width: SIDE,
+    height: SIDE,
+    tabindex: "0",
+    role: "img",
+    "aria-label": "A picture to draw on; the examples and a file can be chosen by keyboard",
+  });
   const context = canvas.getContext("2d", { willReadFrequently: true });
   let [colour, drawing] = [grey ? "#fff" : COLOURS[0], false];
 
@@ -37,18 +43,42 @@ export function pad(model) {
   canvas.addEventListener("pointermove", stroke);
   canvas.addEventListener("pointerup", () => drawing && ((drawing = false), done()));
 
-  const file = h("input", { type: "file", accept: "image/*", "aria-label": "A picture from a file", onchange: () => file.files[0] && open(file.files[0]) });
+  const file = h("input", {
+    type: "file",
+    accept: "image/*",
+    "aria-label": "A picture from a file",
+    onchange: () => file.files[0] && open(file.files[0]),
+  });
   async function open(one) {
     const image = await createImageBitmap(one);
     empty();
     const size = SIDE / Math.max(image.width, image.height);
-    context.drawImage(image, (SIDE - image.width * size) / 2, (SIDE - image.height * size) / 2, image.width * size, image.height * size);
+    context.drawImage(
+      image,
+      (SIDE - image.width * size) / 2,
+      (SIDE - image.height * size) / 2,
+      image.width * size,
+      image.height * size,
+    );
     done();
   }
-  const example = ([name, draw]) => h("button.chip", { type: "button", onclick: () => (empty(), draw(context), done()) }, name);
+  const example = ([name, draw]) =>
+    h("button.chip", { type: "button", onclick: () => (empty(), draw(context), done()) }, name);
   const own = grey ? DIGITS : SHAPES;
-  const paints = grey ? null : h("div.paints", { role: "group", "aria-label": "Colour" }, COLOURS.map((one) =>
-    h("button.paint", { type: "button", "aria-label": `colour ${one}`, style: { background: one }, onclick: () => (colour = one) })));
+  const paints = grey
+    ? null
+    : h(
+        "div.paints",
+        { role: "group", "aria-label": "Colour" },
+        COLOURS.map((one) =>
+          h("button.paint", {
+            type: "button",
+            "aria-label": `colour ${one}`,
+            style: { background: one },
+            onclick: () => (colour = one),
+          }),
+        ),
+      );
   empty();
   if (state.image) restore(context, state.image);
   else {
@@ -56,8 +86,17 @@ export function pad(model) {
     state.image = small(canvas);
   }
   const clearing = h("button", { type: "button", onclick: () => (empty(), done()) }, "Empty");
-  return h("div.pad-card", canvas, h("div.pad-side", h("p.quiet", `Draw with the mouse or a finger; the model sees ${model.image_size} × ${model.image_size} pixels.`),
-    paints, h("div.row", clearing, h("label.file", "From a file", file)), h("div.chips", h("span.quiet", "Try"), own.map(example))));
+  return h(
+    "div.pad-card",
+    canvas,
+    h(
+      "div.pad-side",
+      h("p.quiet", `Draw with the mouse or a finger; the model sees ${model.image_size} × ${model.image_size} pixels.`),
+      paints,
+      h("div.row", clearing, h("label.file", "From a file", file)),
+      h("div.chips", h("span.quiet", "Try"), own.map(example)),
+    ),
+  );
 }
 
 function restore(context, image) {
@@ -84,10 +123,53 @@ function curve(points) {
 }
 
 const DIGITS = [
-  ["a three", curve([[0.32, 0.27], [0.45, 0.2], [0.6, 0.24], [0.63, 0.35], [0.55, 0.45], [0.45, 0.48], [0.58, 0.51], [0.67, 0.62], [0.62, 0.75], [0.48, 0.8], [0.33, 0.74]])],
-  ["a seven", curve([[0.3, 0.25], [0.68, 0.25], [0.58, 0.45], [0.47, 0.8]])],
-  ["a two", curve([[0.33, 0.33], [0.4, 0.23], [0.56, 0.22], [0.64, 0.33], [0.58, 0.47], [0.33, 0.77], [0.69, 0.76]])],
-  ["a four", curve([[0.37, 0.22], [0.31, 0.52], [0.66, 0.52], [0.61, 0.3], [0.62, 0.8]])],
+  [
+    "a three",
+    curve([
+      [0.32, 0.27],
+      [0.45, 0.2],
+      [0.6, 0.24],
+      [0.63, 0.35],
+      [0.55, 0.45],
+      [0.45, 0.48],
+      [0.58, 0.51],
+      [0.67, 0.62],
+      [0.62, 0.75],
+      [0.48, 0.8],
+      [0.33, 0.74],
+    ]),
+  ],
+  [
+    "a seven",
+    curve([
+      [0.3, 0.25],
+      [0.68, 0.25],
+      [0.58, 0.45],
+      [0.47, 0.8],
+    ]),
+  ],
+  [
+    "a two",
+    curve([
+      [0.33, 0.33],
+      [0.4, 0.23],
+      [0.56, 0.22],
+      [0.64, 0.33],
+      [0.58, 0.47],
+      [0.33, 0.77],
+      [0.69, 0.76],
+    ]),
+  ],
+  [
+    "a four",
+    curve([
+      [0.37, 0.22],
+      [0.31, 0.52],
+      [0.66, 0.52],
+      [0.61, 0.3],
+      [0.62, 0.8],
+    ]),
+  ],
 ];
 
 const disc = (x, y, radius, colour) => (context) => {
@@ -100,7 +182,10 @@ const box = (x, y, radius, colour) => (context) => {
   context.fillStyle = colour;
   context.fillRect((x - radius) * SIDE, (y - radius) * SIDE, 2 * radius * SIDE, 2 * radius * SIDE);
 };
-const all = (...parts) => (context) => parts.forEach((part) => part(context));
+const all =
+  (...parts) =>
+  (context) =>
+    parts.forEach((part) => part(context));
 
 const SHAPES = [
   ["a circle and a square", all(disc(0.28, 0.5, 0.185, COLOURS[0]), box(0.75, 0.5, 0.1, COLOURS[2]))],

@@ -1,6 +1,18 @@
 // What the page shows, kept in the address: a link to it shows the same.
 
-const START = { model: "", view: "", text: "", target: "", kind: "", layer: -1, head: 0, token: -1, step: 0, as: "matrix", off: "" };
+const START = {
+  model: "",
+  view: "",
+  text: "",
+  target: "",
+  kind: "",
+  layer: -1,
+  head: 0,
+  token: -1,
+  step: 0,
+  as: "matrix",
+  off: "",
+};
 const OWN = ["layer", "head", "token", "step"]; // whole numbers
 const listeners = [];
 const MOST = 4000; // characters of a text that go into the address
@@ -44,6 +56,15 @@ export function read() {
 
 /** Heads that are switched off: "0.1,1.3" <-> [[0, 1], [1, 3]]. */
 export const heads = {
-  read: (text) => text.split(",").filter(Boolean).map((one) => one.split(".").map(Number)).filter((one) => one.length === 2 && one.every(Number.isInteger)),
-  write: (list) => list.map((one) => one.join(".")).sort().join(","),
+  read: (text) =>
+    text
+      .split(",")
+      .filter(Boolean)
+      .map((one) => one.split(".").map(Number))
+      .filter((one) => one.length === 2 && one.every(Number.isInteger)),
+  write: (list) =>
+    list
+      .map((one) => one.join("."))
+      .sort()
+      .join(","),
 };

@@ -1,13 +1,20 @@
 // Vectors as strips of colour: one box for each number, told on hover.
 import { h, number, shown } from "./dom.js";
-import { paint, share, signed } from "./colour.js";
+import { paint, signed } from "./colour.js";
 
 /** One vector. `most` is the number with the full colour; `say` is given what is under the pointer. */
 export function strip(values, most, say = null, name = "") {
-  const canvas = paint(h("canvas.strip", { role: "img", "aria-label": `${name}: ${values.length} numbers` }), [values.map((x) => x / most)], signed);
+  const canvas = paint(
+    h("canvas.strip", { role: "img", "aria-label": `${name}: ${values.length} numbers` }),
+    [values.map((x) => x / most)],
+    signed,
+  );
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
-    const i = Math.max(0, Math.min(values.length - 1, Math.floor(((event.clientX - box.left) / box.width) * values.length)));
+    const i = Math.max(
+      0,
+      Math.min(values.length - 1, Math.floor(((event.clientX - box.left) / box.width) * values.length)),
+    );
     say?.(`${name}[${i}] = ${number(values[i])}`);
   };
   canvas.addEventListener("pointermove", at);
@@ -17,18 +24,31 @@ export function strip(values, most, say = null, name = "") {
 
 /** The first numbers of a vector, as one writes them. */
 export function written(values, count = 3) {
-  return h("span.written", `[${values.slice(0, count).map((x) => number(x, 2)).join(", ")}${values.length > count ? ", …" : ""}]`);
+  return h(
+    "span.written",
+    `[${values
+      .slice(0, count)
+      .map((x) => number(x, 2))
+      .join(", ")}${values.length > count ? ", …" : ""}]`,
+  );
 }
 
 /** One line of a table of tokens: its name, something wide, something narrow. A token that can be chosen is a button. */
 export function line({ token, wide, narrow = null, on = false, faint = false, choose = null, label = "" }) {
   const name = choose
-    ? h("button.token-name", { type: "button", "aria-pressed": on, "aria-label": `${label}${shown(token)}`, onclick: choose }, shown(token))
+    ? h(
+        "button.token-name",
+        { type: "button", "aria-pressed": on, "aria-label": `${label}${shown(token)}`, onclick: choose },
+        shown(token),
+      )
     : h("span.token-name", shown(token));
-  return h(`div.line${on ? ".on" : ""}${faint ? ".faint" : ""}`, name, h("div.wide", wide), narrow === null ? null : h("div.narrow", narrow));
+  return h(
+    `div.line${on ? ".on" : ""}${faint ? ".faint" : ""}`,
+    name,
+    h("div.wide", wide),
+    narrow === null ? null : h("div.narrow", narrow),
+  );
 }
 
 /** A number as a bar from 0 to 1. */
 export const weight = (x) => h("span.bar-track", h("span.bar-fill", { style: { width: `${100 * x}%` } }));
-
-export { share, signed };

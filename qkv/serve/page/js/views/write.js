@@ -11,12 +11,19 @@ export const writing = {
   title: (model) => main(model).title,
   fits: (model) => model !== null && writes(model),
   reads: true,
+  writes: true,
   mount,
 };
 
 function mount(root, { model, limits, onDrop }) {
   const { ability, button } = main(model);
-  const how = { max_tokens: bothSides(model) ? Math.min(200, limits.tokens) : 80, temperature: bothSides(model) ? 0 : 0.8, top_k: 0, top_p: 1, seed: 1 };
+  const how = {
+    max_tokens: Math.min(bothSides(model) ? 200 : 80, limits.tokens),
+    temperature: bothSides(model) ? 0 : 0.8,
+    top_k: 0,
+    top_p: 1,
+    seed: 1,
+  };
   let [tokens, chosen, running, finish, forced] = [[], -1, null, "", 0];
 
   const output = h("div.output", { "aria-live": "polite" });
@@ -24,11 +31,21 @@ function mount(root, { model, limits, onDrop }) {
   const note = h("p.note");
   const more = h("div.more");
   const go = h("button.main", { type: "button", onclick: () => (running ? stop() : write()) }, button);
-  const onwards = h("button", { type: "button", hidden: bothSides(model), onclick: () => set({ text: state.text + text(), token: -1 }) }, "Add it to the beginning");
+  const onwards = h(
+    "button",
+    { type: "button", hidden: bothSides(model), onclick: () => set({ text: state.text + text(), token: -1 }) },
+    "Add it to the beginning",
+  );
   const title = ability === "translate" && model.target ? language(model.target) : "What it writes";
-  clear(root,
-    h("div.two", h("section.card", h("div.row.head", h("h2", title), legend(), h("span.grow"), onwards, go), output, note), h("section.card", side)),
-    bothSides(model) ? more : settings(how, limits));
+  clear(
+    root,
+    h(
+      "div.two.write",
+      h("section.card", h("div.row.head", h("h2", title), legend(), h("span.grow"), onwards, go), output, note),
+      h("section.card.beside", side),
+      bothSides(model) ? more : settings(how, limits),
+    ),
+  );
   onDrop(stop);
 
   const text = () => tokens.map((one) => one.text).join("");
@@ -48,8 +65,16 @@ function mount(root, { model, limits, onDrop }) {
     go.textContent = "Stop";
     root.setAttribute("aria-busy", "true");
     clear(more);
+    clear(side, h("p.quiet", "Choose a token to see what could have stood there."));
     draw();
-    const body = { model: model.name, prompt: state.text, chat: ability === "chat", prefix: kept.map((one) => one.id), alternatives: Math.min(ALTERNATIVES, limits.top), ...how };
+    const body = {
+      model: model.name,
+      prompt: state.text,
+      chat: ability === "chat",
+      prefix: kept.map((one) => one.id),
+      alternatives: Math.min(ALTERNATIVES, limits.top),
+      ...how,
+    };
     try {
       for await (const event of stream("/api/generate", body, own.signal)) {
         if (own !== running) return;
@@ -63,8 +88,11 @@ function mount(root, { model, limits, onDrop }) {
     } catch (error) {
       if (error.name !== "AbortError") clear(output, failed(error));
     } finally {
-      if (own === running) stop();
-      root.removeAttribute("aria-busy");
+      if (own === running) {
+        stop();
+        output.querySelector(".caret")?.remove();
+        root.removeAttribute("aria-busy");
+      }
     }
   }
 
@@ -77,8 +105,14 @@ function mount(root, { model, limits, onDrop }) {
   function ended() {
     if (chosen < 0 && tokens.length) choose(unsure());
     const sure = tokens.reduce((sum, one) => sum + Math.log(Math.max(one.probability, 1e-12)), 0);
-    clear(note, `${tokens.length} tokens, log-probability ${number(sure, 2)}. `, finish === "length" ? "It stopped because it may write no more. " : "",
-      forced ? h("button.link", { type: "button", onclick: () => (set({ target: "" }), write()) }, "Back to its own answer") : null);
+    clear(
+      note,
+      `${tokens.length} tokens, log-probability ${number(sure, 2)}. `,
+      finish === "length" ? "It stopped because it may write no more. " : "",
+      forced
+        ? h("button.link", { type: "button", onclick: () => (set({ target: "" }), write()) }, "Back to its own answer")
+        : null,
+    );
     if (ability === "translate") beam();
   }
 
@@ -89,19 +123,34 @@ function mount(root, { model, limits, onDrop }) {
 
   function draw() {
     const within = output.contains(document.activeElement);
-    clear(output, tokens.map(token), running ? h("span.caret", { "aria-hidden": "true" }) : null, !tokens.length && !running ? h("p.state", "It wrote nothing.") : null);
-    if (within) output.children[chosen]?.focus();
+    clear(
+      output,
+      tokens.map(token),
+      running ? h("span.caret", { "aria-hidden": "true" }) : null,
+      !tokens.length && !running ? h("p.state", "It wrote nothing.") : null,
+    );
+    if (within) output.querySelectorAll(".tok")[chosen]?.focus();
   }
 
   function token(one, i) {
-    const space = one.text.match(/^\s+/)?.[0] ?? "";
-    const rest = one.text.slice(space.length);
-    const name = rest || shown(one.text);
-    return h(`button.tok${i < forced ? ".forced" : ""}${rest ? "" : ".blank"}`, {
-      type: "button", tabindex: i === Math.max(0, chosen) ? "0" : "-1", "aria-pressed": i === chosen,
-      "aria-label": `${name}, ${percent(one.probability)}`, title: percent(one.probability), "data-space": space.includes("\n") ? "line" : space ? "yes" : null,
-      style: { "--unsure": Math.round(100 * (1 - one.probability)) + "%" }, onclick: () => choose(i),
-    }, name);
+    const [space, rest] = [one.text.match(/^\s*/)[0], one.text.trimStart()];
+    const blank = rest ? "" : space.includes("\n") ? "↵" : "\u00a0";
+    const button = h(
+      `button.tok${i < forced ? ".forced" : ""}${rest ? "" : ".blank"}`,
+      {
+        type: "button",
+        tabindex: i === Math.max(0, chosen) ? "0" : "-1",
+        "aria-pressed": i === chosen,
+        "aria-label": `${rest || "a space"}, ${percent(one.probability)}`,
+        title: percent(one.probability),
+        "data-space": rest && space ? "yes" : null,
+        style: { "--unsure": Math.round(100 * (1 - one.probability)) + "%" },
+        onclick: () => choose(i),
+      },
+      rest || blank,
+    );
+    const lines = Array.from({ length: space.split("\n").length - 1 }, () => h("br"));
+    return rest ? [lines, button] : [button, lines];
   }
 
   output.addEventListener("keydown", (event) => {
@@ -121,9 +170,19 @@ function mount(root, { model, limits, onDrop }) {
       one.tabIndex = j === i ? 0 : -1;
     });
     const one = tokens[i];
-    const rows = one.alternatives.map((each) => ({ text: shown(each.text), probability: each.probability, on: each.id === one.id }));
-    clear(side, h("h2", "Instead of ", h("b", shown(one.text))), h("p.quiet", "Choose another token, and the model goes on from there."),
-      rows.length ? bars(rows, (j) => write([...tokens.slice(0, i), { ...one, ...pickOf(one.alternatives[j]) }])) : null);
+    const rows = one.alternatives.map((each) => ({
+      text: shown(each.text),
+      probability: each.probability,
+      on: each.id === one.id,
+    }));
+    clear(
+      side,
+      h("h2", "Instead of ", h("b", shown(one.text))),
+      h("p.quiet", "Choose another token, and the model goes on from there."),
+      rows.length
+        ? bars(rows, (j) => write([...tokens.slice(0, i), { ...one, ...pickOf(one.alternatives[j]) }]))
+        : null,
+    );
   }
 
   const pickOf = ({ id, text, probability }) => ({ id, text, probability });
@@ -134,11 +193,27 @@ function mount(root, { model, limits, onDrop }) {
     const [own, target] = [state.text, text()];
     try {
       const size = Math.min(4, limits.beam, limits.alternatives + 1);
-      const found = (await ask("/api/translate", { model: model.name, texts: own, beam: size, n_best: size })).results[0];
+      const found = (await ask("/api/translate", { model: model.name, texts: own, beam: size, n_best: size }))
+        .results[0];
       if (own !== state.text || target !== text()) return;
-      const rows = (found.n_best ?? [found]).map((one) => h("tr", h("td", one.text), h("td.num", number(one.score, 3))));
-      clear(more, h("section.card", h("h2", "Beam search"), h("p.quiet", `The best of ${size} hypotheses at a time; the score is log-probability per token. Above: the likeliest token at each step.`),
-        h("div.scroll", h("table.plain", h("thead", h("tr", h("th", "Translation"), h("th.num", "Score"))), h("tbody", rows)))));
+      const rows = (found.n_best ?? [found]).map((one) =>
+        h("tr", h("td", one.text), h("td.num", number(one.score, 3))),
+      );
+      clear(
+        more,
+        h(
+          "section.card",
+          h("h2", "Beam search"),
+          h(
+            "p.quiet",
+            `The best of ${size} hypotheses at a time; the score is log-probability per token. Above: the likeliest token at each step.`,
+          ),
+          h(
+            "div.scroll",
+            h("table.plain", h("thead", h("tr", h("th", "Translation"), h("th.num", "Score"))), h("tbody", rows)),
+          ),
+        ),
+      );
     } catch (error) {
       clear(more, failed(error));
     }
@@ -157,11 +232,28 @@ const legend = () => h("span.legend", "sure", h("span.legend-bar.unsure"), "unsu
 function settings(how, limits) {
   const field = (name, label, least, most, step) => {
     const value = h("output", String(how[name]));
-    const range = h("input", { type: "range", min: least, max: most, step, value: how[name], "aria-label": label, oninput: () => ((how[name] = Number(range.value)), (value.textContent = range.value)) });
+    const range = h("input", {
+      type: "range",
+      min: least,
+      max: most,
+      step,
+      value: how[name],
+      "aria-label": label,
+      oninput: () => ((how[name] = Number(range.value)), (value.textContent = range.value)),
+    });
     return h("label.field", h("span", label, " ", value), range);
   };
-  return h("section.card", h("h2", "How tokens are chosen"), h("div.fields.even",
-    field("temperature", "Temperature", 0, 2, 0.05), field("top_k", "Only the top k (0 = all)", 0, 50, 1), field("top_p", "Only the top share p", 0.05, 1, 0.05),
-    field("seed", "Seed", 0, 100, 1), field("max_tokens", "Tokens", 1, Math.min(400, limits.tokens), 1)),
-  h("p.quiet", "Temperature 0 always takes the likeliest. The same seed gives the same text."));
+  return h(
+    "section.card",
+    h("h2", "How tokens are chosen"),
+    h(
+      "div.fields.even",
+      field("temperature", "Temperature", 0, 2, 0.05),
+      field("top_k", "Only the top k (0 = all)", 0, 50, 1),
+      field("top_p", "Only the top share p", 0.05, 1, 0.05),
+      field("seed", "Seed", 0, 100, 1),
+      field("max_tokens", "Tokens", 1, Math.min(400, limits.tokens), 1),
+    ),
+    h("p.quiet", "Temperature 0 always takes the likeliest. The same seed gives the same text."),
+  );
 }
