@@ -81,9 +81,9 @@ from qkv.parts.tap import edit, record
 model = qkv.load("folder")
 batch = model.batch(model.encode("The old man sleeps."))
 with record(model.network, ["stack.blocks.0.attention.layer.tap_mixed"]) as kept, torch.no_grad():
-    model.network(batch)                                                  # kept[name] is the tensor
+    model.network(batch)  # kept[name] is the tensor
 with edit(model.network, {"stack.blocks.0.feedforward.tap_out": torch.zeros_like}), torch.no_grad():
-    logits = model.network(batch).logits                                  # without the first feed-forward layer
+    logits = model.network(batch).logits  # without the first feed-forward layer
 ```
 
 Any other module can be named too: `embed`, `stack.blocks.0`, `stack`. A layer that serves several times (ALBERT) has a name for
