@@ -79,6 +79,9 @@ def test_from_text_to_words(here: Path, run: Run) -> None:
     code, out, _ = run("nearest", "runs/w2v", "king", "Dog", "--n", "2", "--json")
     near = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and {one["word"] for one in near[0]["nearest"]} <= {"queen", "crown", "throne"}
+    listed = run("nearest", "runs/w2v", "king", "Dog", "--n", "2")[1].split("\n\n")
+    assert [one.split("\n")[0] for one in listed if one] == ["king", "Dog"]  # each list under its word
+    assert run("nearest", "runs/w2v", "king", "--n", "2")[1].strip() == listed[0].partition("\n")[2]
     code, out, _ = run("analogy", "runs/w2v", "king", "queen", "dog", "--n", "3")
     assert code == 0 and len(out.splitlines()) == 3
     vectors = qkv.load("runs/w2v")

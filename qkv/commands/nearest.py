@@ -27,7 +27,8 @@ def run(
     n: HowMany = 10,
     as_json: Json = False,
 ) -> None:
-    """List the words whose vectors point most in the direction of a word's: cosine and word, a blank line after each list.
+    """List the words whose vectors point most in the direction of a word's: cosine and word; of several words, each list
+    under its word.
 
     [dim]qkv nearest runs/word2vec dog today[/]
     [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
@@ -38,11 +39,10 @@ def run(
     lists = {word: found.nearest(word, n) for word in words}
     with writing():
         for word, near in lists.items():
-            print(
-                json.dumps({"word": word, "nearest": fields(near)}, ensure_ascii=False)
-                if as_json
-                else shown(near) + "\n"
-            )
+            if as_json:
+                print(json.dumps({"word": word, "nearest": fields(near)}, ensure_ascii=False))
+            else:
+                print(shown(near) if len(lists) == 1 else f"{word}\n{shown(near)}\n")
 
 
 def fields(near: list[Near]) -> list[dict[str, object]]:

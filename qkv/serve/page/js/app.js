@@ -4,7 +4,7 @@ import { refresh } from "./colour.js";
 import { clear, failed, h } from "./dom.js";
 import { input } from "./input.js";
 import { about } from "./models.js";
-import { listen, read, set, state } from "./state.js";
+import { START, listen, read, set, state } from "./state.js";
 import { views } from "./views/all.js";
 
 const at = (id) => document.getElementById(id);
@@ -51,23 +51,7 @@ function header() {
     page.models.map((one) => h("option", { value: one.name }, one.name)),
   );
   list.parentElement.hidden = !page.models.length;
-  list.onchange = () =>
-    set(
-      {
-        model: list.value,
-        view: "",
-        text: "",
-        target: "",
-        kind: "",
-        layer: -1,
-        head: 0,
-        token: -1,
-        step: 0,
-        off: "",
-        image: null,
-      },
-      true,
-    );
+  list.onchange = () => set({ ...START, as: state.as, image: null, model: list.value }, true); // another model: all else anew
 }
 
 function tabs(own) {

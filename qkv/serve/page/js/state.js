@@ -1,6 +1,6 @@
 // What the page shows, kept in the address: a link to it shows the same.
 
-const START = {
+export const START = {
   model: "",
   view: "",
   text: "",
