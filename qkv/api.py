@@ -150,12 +150,12 @@ class Model:
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
         """Of a text to go on from, or with `chat` or a system message of a message to the assistant."""
-        if self.config.family == "encoder-decoder" and self.config.eos_ids and not chat and system is None:
+        if chat or system is not None:
+            messages = [] if system is None else [{"role": "system", "content": system}]
+            return self.chat_ids([*messages, {"role": "user", "content": prompt}])
+        if self.config.family == "encoder-decoder" and self.config.eos_ids:
             return self.translator(fast=False).read(prompt)[0]  # a source ends with an end token, as in training
-        if not chat and system is None:
-            return self.encode(prompt)
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        return self.chat_ids([*messages, {"role": "user", "content": prompt}])
+        return self.encode(prompt)
 
     def last_ids(self, ids: list[int], max_new_tokens: int) -> list[int]:
         """The end of a prompt that is too long: half of the context, or more where the answer needs less."""
@@ -277,29 +277,26 @@ class Model:
 
     def translator(self, fast: bool = True) -> Translator:
         source = self.words()
-        network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
-        return Translator(self.config, network, source, self.target_words())
+        return Translator(self.config, self.packed(fast), source, self.target_words())
 
     def summarize(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, max_length: int = 64,
                   no_repeat_ngram: int = 3, fast: bool = True) -> list[Translation]:  # fmt: skip
         """A short text for each; of one that is longer than the model reads, the beginning counts."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("summarize takes a list of texts: put the text into brackets")
-        network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
-        writer = Summarizer(self.config, network, self.words(), self.target_words())
+        writer = Summarizer(self.config, self.packed(fast), self.words(), self.target_words())
         how = Request(Beam(beam, length_penalty), max_length=max_length, no_repeat_ngram=no_repeat_ngram)
         return writer.translate(texts, how)
 
-    def packed(self) -> Network:
-        """The network with its weights laid out for the processor; made once, and again when they have changed. While
-        somebody looks into the network, or has switched heads off, it is the network itself."""
-        if looked_into(self.network):
+    def packed(self, fast: bool = True) -> Any:
+        """The network with its weights laid out for the processor; made once, and again when they have changed. If not
+        `fast`, on a GPU, or while somebody looks into the network or has switched heads off, it is the network itself."""
+        if not fast or self.device.type != "cpu" or looked_into(self.network):
             return self.network
         versions = tuple(weight._version for weight in self.network.parameters())
         if self.twin[1] is None or self.twin[0] != versions:
             self.twin = versions, pack(self.network)
-        network: Network = self.twin[1]
-        return network
+        return self.twin[1]
 
     # --- classifying, tagging and answering
 
@@ -360,8 +357,7 @@ class Model:
         if isinstance(pictures, str | Path):
             raise QkvError("describe takes a list of pictures: put the picture into brackets")
         check(self.config)
-        network: Any = self.packed() if fast and self.device.type == "cpu" else self.network
-        captioner = Captioner(self.config, network, self.target_words())
+        captioner = Captioner(self.config, self.packed(fast), self.target_words())
         return captioner.describe(pictures, Beam(beam, length_penalty, n_best), max_length)
 
     # --- looking inside

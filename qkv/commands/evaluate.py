@@ -72,7 +72,7 @@ def run(
     [dim]qkv evaluate runs/word2vec --similarity wordsim353.tsv[/]
     [dim]qkv evaluate vectors.bin --analogies questions-words.txt   # word2vec's[/]
     """
-    from qkv.evaluate.scores import by_length, read_sentences, score, sentence_scores
+    from qkv.evaluate.scores import read_sentences
     from qkv.vectors.store import holds_vectors
 
     told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty}
@@ -89,7 +89,6 @@ def run(
             )
         other_task(what, as_json)
         return
-    names = metrics.split(",")
     if not references:
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
     targets = [read_sentences(path) for path in references]
@@ -100,6 +99,14 @@ def run(
     else:
         hypotheses = read_sentences(what)
     how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
+    tell_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+
+
+def tell_scores(hypotheses: list[str], targets: list[list[str]], names: list[str], how: dict[str, Any], bootstrap: int,
+                sentences: bool, as_json: bool) -> None:  # fmt: skip
+    """Of each sentence, or of all together and by their length."""
+    from qkv.evaluate.scores import by_length, score, sentence_scores
+
     if sentences:
         print_sentences(hypotheses, targets, sentence_scores(hypotheses, targets, names, **how), as_json)
         return

@@ -128,7 +128,13 @@ class Embedding(BaseModel):
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["OpenAI"], dependencies=[Depends(service.asks_for_key)])
+    listing(routes, service)
+    writing(routes, service)
+    embedding(routes, service)
+    return routes
 
+
+def listing(routes: APIRouter, service: Service) -> None:
     def card(one: Served) -> dict[str, Any]:
         return {"id": one.name, "object": "model", "created": service.created, "owned_by": "qkv"}
 
@@ -145,6 +151,8 @@ def router(service: Service) -> APIRouter:
             raise Refusal(404, f"there is no model {name[:100]!r} here", "model_not_found", "model")
         return card(found)
 
+
+def writing(routes: APIRouter, service: Service) -> None:
     @routes.post("/completions")
     async def completions(asked: Completion, request: Request) -> Any:
         """Go on from a prompt; an encoder-decoder writes the target of it as a source."""
@@ -176,6 +184,8 @@ def router(service: Service) -> APIRouter:
         prompts = repeated(service, [Prompt(ids)], asked.n)
         return await answered(service, request, asked, served, prompts, manner, Chatted(asked, served))
 
+
+def embedding(routes: APIRouter, service: Service) -> None:
     @routes.post("/embeddings")
     async def embeddings(asked: Embedding, request: Request) -> dict[str, Any]:
         """A vector for each text: the mean of its tokens' last vectors, of length 1."""
@@ -195,8 +205,6 @@ def router(service: Service) -> APIRouter:
         count = sum(len(ids) for ids in served.model.words().plain(texts))
         return {"object": "list", "model": served.name, "data": data,
                 "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
-
-    return routes
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:

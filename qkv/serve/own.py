@@ -121,6 +121,7 @@ def router(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/api", tags=["qkv"], dependencies=[Depends(service.asks_for_key)])
     writing(routes, service)
     reading(routes, service)
+    seeing(routes, service)
 
     @routes.get("/models")
     async def models() -> dict[str, Any]:
@@ -267,8 +268,7 @@ def reading(routes: APIRouter, service: Service) -> None:
     async def fill(asked: Texts, request: Request) -> dict[str, Any]:
         """Words for the gaps, written [MASK] or <mask>."""
         served = service.named(asked.model, "fill")
-        texts = something(listed(asked.texts))
-        service.limits.texts_of(texts)
+        texts = read_texts(service, asked.texts)
         service.limits.at_most("top", asked.top_k, "words for a gap")
         work = lambda some: served.model.fill(some, asked.top_k)  # noqa: E731
         found = await service.attended(request, served.caller.ask(("fill", asked.top_k), work, texts))
@@ -288,6 +288,8 @@ def reading(routes: APIRouter, service: Service) -> None:
         (found,) = await service.attended(request, served.caller.ask(("answer", how), work, [pair]))
         return {"model": served.name, **found._asdict()}
 
+
+def seeing(routes: APIRouter, service: Service) -> None:
     @routes.post("/describe")
     async def describe(asked: Describe, request: Request) -> dict[str, Any]:
         """A sentence about each picture."""
@@ -303,11 +305,17 @@ def reading(routes: APIRouter, service: Service) -> None:
     async def embed(asked: Embed, request: Request) -> dict[str, Any]:
         """A vector for each text."""
         served = service.named(asked.model, "embed")
-        texts = something(listed(asked.texts))
-        service.limits.texts_of(texts)
+        texts = read_texts(service, asked.texts)
         work = lambda some: served.model.embed(some, asked.pooling, truncate=True).tolist()  # noqa: E731
         found = await service.attended(request, served.caller.ask(("embed", asked.pooling), work, texts))
         return {"model": served.name, "results": found}
+
+
+def read_texts(service: Service, given: Any) -> list[Any]:
+    """One or several texts, none of them empty, within the limits."""
+    texts = something(listed(given))
+    service.limits.texts_of(texts)
+    return texts
 
 
 def something(items: list[Any]) -> list[Any]:
