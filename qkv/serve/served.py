@@ -69,7 +69,7 @@ class Served:
         # on a CPU texts are written by a packed twin; elsewhere whoever looks into the network has it for himself
         alone: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
         self.desk, self.caller = Desk(self.limits, lanes), Caller(self.name, self.limits, self.metrics, alone)
-        network = self.model.packed() if on_cpu and lanes else self.model.network
+        network = self.model.packed(fast=lanes > 0)
         self.lanes = [
             Lane(number, self.desk, network, self.pad_id, max(1, threads // lanes), self.name, self.metrics, alone)
             for number in range(lanes)
