@@ -11,8 +11,12 @@ from qkv.config import ModelConfig
 from qkv.errors import QkvError
 from qkv.look import attention, taps
 from qkv.look.attention import chosen, looks_at, maps, sites
-from qkv.look.lens import lens, lens_logits
-from qkv.look.stream import hidden_states, layers, points, stream
+from qkv.look.heads import head_statistics
+from qkv.look.lens import lens, vectors
+from qkv.look.question import chances, probabilities, question
+from qkv.look.rollout import rollout
+from qkv.look.stream import hidden_states, layers, points, residual, stream
+from qkv.look.walk import walk
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.parts.attention import Attention
@@ -179,6 +183,52 @@ def test_a_wrong_layer_head_row_or_kind_is_said() -> None:
             maps(network, batch, **wrong)
 
 
+def test_no_head_and_no_row_are_nothing_to_look_at() -> None:
+    c = tiny("gpt2")
+    network, batch = randomised(c), example(c)
+    for wrong in ({"heads": []}, {"rows": []}):
+        with pytest.raises(QkvError, match="asked for"):
+            maps(network, batch, 0, **wrong)
+
+
+def test_of_a_hybrid_only_the_layers_with_weights_are_shown() -> None:
+    """Window, compressed, window, compressed: maps of 0 and 2, the last of them by default; all four can be switched off."""
+    c = ModelConfig(family="decoder", vocab_size=60, d_model=32, n_layers=4, n_heads=4, d_ff=48, position="rotary",
+                    mixer=["window", "compressed"], window=3, compression=2)  # fmt: skip
+    network, batch = randomised(c), Batch(torch.randint(60, (1, 9)))
+    assert [site.weighs for site in sites(network)] == [True, False, True, False]
+    assert not any(site.walks for site in sites(network)) and all(s.walks for s in sites(randomised(tiny("gpt2"))))
+    assert torch.equal(maps(network, batch, -1), maps(network, batch, 2))
+    assert torch.equal(maps(network, batch, -2), maps(network, batch, 0))
+    assert head_statistics(network, batch).layers == [0, 2] and looks_at(network, batch, 3, [0]).size(0) == 2
+    first, second = ((maps(network, batch, layer).mean(1) + torch.eye(9)) / 2 for layer in (0, 2))
+    torch.testing.assert_close(rollout(network, batch), second @ first)
+    assert [site.layer for site in chosen(network)] == [0, 1, 2, 3]
+    with pytest.raises(QkvError, match="weighs no tokens"):
+        maps(network, batch, 1)
+
+
+@pytest.mark.parametrize(
+    "variant", ["scaled", "t5", "bilinear", "low-rank", "additive", "shaw", "alibi", "rotary, grouped"]
+)
+def test_a_walk_tells_how_its_numbers_come_about(variant: str) -> None:
+    """scores = the score of q and k, times the scale, and the bias; mixed = weights on values, and the value's bias."""
+    fields = VARIANTS | {"scaled": {}, "t5": {"position": "t5", "relative_buckets": 8, "score": "dot"}}
+    c = ModelConfig(family="decoder", vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **fields[variant])
+    network, batch = randomised(c), Batch(torch.randint(60, (1, 7)))
+    found = walk(network, batch, 1, 2)
+    kinds = {"bilinear", "low-rank", "additive"}
+    assert found.score == (variant if variant in kinds else "dot")
+    assert found.scale == pytest.approx(1.0 if variant in kinds | {"t5"} else 8**-0.5)
+    if found.score == "dot":
+        added = 0 if found.bias is None else found.bias
+        torch.testing.assert_close(found.scores, found.query @ found.key.T * found.scale + added, atol=1e-5, rtol=1e-4)
+    assert (found.bias is not None) == (variant in ("t5", "shaw", "alibi"))
+    assert (found.value_bias is not None) == (variant == "shaw")
+    of_values = 0 if found.value_bias is None else found.value_bias
+    torch.testing.assert_close(found.mixed, found.weights @ found.value + of_values, atol=1e-5, rtol=1e-4)
+
+
 def test_looks_at_is_a_corner_of_the_maps() -> None:
     c = tiny("bert-base")
     network, batch = randomised(c), example(c, rows=1)
@@ -198,17 +248,84 @@ def test_the_lens_ends_at_the_logits(name: str) -> None:
     network, batch = randomised(c), padded(c)
     if c.head in HEADS_WITHOUT_ANSWERS:
         with pytest.raises(QkvError, match="vectors"):
-            list(lens_logits(network, batch))
+            lens(network, batch, [], str)
         return
-    found = list(lens_logits(network, batch))
     with torch.no_grad():
+        found = [(label, network.head(x, batch.mask)) for label, x in vectors(network, batch)]
         assert torch.equal(found[-1][1], network(batch).logits)
+        chance = probabilities(network.head, network(batch).logits)[0]  # (T, n) or (n,)
     assert len({label for label, _ in found}) == len(found) >= 2
     assert (found[0][1] - found[-1][1]).abs().max() > 1e-3
     shown = lens(network, batch.rows(slice(0, 1)), ["x"] * found[0][1].size(1), str, k=2)
     assert len(shown.words) == len(found)
     torch.testing.assert_close(shown.final[-1], shown.probabilities[-1, :, 0])
+    torch.testing.assert_close(shown.probabilities[-1, :, 0], chance.view(-1, chance.size(-1)).amax(-1))
     assert (shown.to_json()["entropy"][0][0] or 0) >= 0
+
+
+def test_the_lens_never_holds_the_words_of_all_tokens() -> None:
+    """Some rows at a time, which is the same as all at once."""
+    length, words = 150, 4000
+    c = ModelConfig(family="decoder", vocab_size=words, d_model=8, n_layers=2, n_heads=2, d_ff=8, tie="none")
+    network, batch = randomised(c), Batch(torch.randint(words, (1, length)))
+    with Largest() as seen:
+        shown = lens(network, batch, ["x"] * length, str, k=3)
+    assert seen.size <= 64 * words < length * words
+    with torch.no_grad():
+        *_, (_, first), _ = vectors(network, batch)
+        chance = network.head(first)[0].softmax(-1)  # (T, V) at the last point but one
+        answers = network(batch).logits[0].argmax(-1, keepdim=True)
+    torch.testing.assert_close(shown.probabilities[-2], chance.topk(3).values)
+    torch.testing.assert_close(shown.final[-2], chance.gather(1, answers)[:, 0])
+    torch.testing.assert_close(shown.entropy[-2], -(chance * chance.log()).sum(-1), atol=1e-4, rtol=1e-4)
+
+
+HEADS_OF_TOKENS: dict[str, dict[str, object]] = {
+    "replaced": {"head": "replaced"},
+    "span": {"head": "span"},
+    "tags": {"head": "tags", "n_classes": 4},
+    "classes": {"head": "classes", "n_classes": 3},
+    "regression": {"head": "classes", "n_classes": 1},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS_OF_TOKENS)
+def test_probabilities_are_those_of_the_head(kind: str) -> None:
+    """What is one choice adds up to 1: two answers of ELECTRA, the places of a span; a score stays a score."""
+    c = ModelConfig(family="encoder", vocab_size=60, d_model=32, n_layers=1, n_heads=4, d_ff=48, **HEADS_OF_TOKENS[kind])  # fmt: skip
+    network, batch = randomised(c), Batch(torch.randint(60, (1, 100)))
+    with torch.no_grad():
+        output = network(batch)
+        found = probabilities(network.head, output.logits)
+    if kind == "regression":
+        assert torch.equal(found, output.logits)
+    else:
+        summed = found.sum(1 if kind == "span" else -1)
+        torch.testing.assert_close(summed, torch.ones_like(summed))
+    if kind == "replaced":
+        torch.testing.assert_close(found[..., 1], output.logits.sigmoid())
+        sure = int(output.logits[0].abs().argmax())
+        ask = question(network, batch, sure)
+        assert ask.answer == int(output.logits[0, sure] > 0)
+    whole = kind in ("classes", "regression")
+    shown = lens(network, batch, ["x"] * 100, str, k=9)
+    assert shown.probabilities.shape[1:] == (1 if whole else 100, found.size(-1))
+    for place in [None] if whole else [0, 70]:
+        own = chances(output, place)[0].sort(descending=True).values
+        torch.testing.assert_close(shown.probabilities[-1, place or 0], own)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "palm-8b", "transformer-base", "lstm-lm"])
+def test_the_residual_stream_in_numbers(name: str) -> None:
+    c = tiny(name)
+    network, batch = randomised(c), example(c)
+    found = residual(network, batch, ["x"] * batch.inputs.size(1))
+    vectors_there = stream(network, batch, points(network))
+    assert len(found.points) == len(vectors_there)
+    before, after = vectors_there[0][0], vectors_there[1][0]
+    torch.testing.assert_close(found.norms[1], after.norm(dim=-1))
+    torch.testing.assert_close(found.turned[1] * found.norms[0] * found.norms[1], (before * after).sum(-1))
+    torch.testing.assert_close(found.turned[0], torch.ones_like(found.turned[0]))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-base", "palm-8b", "t5-small", "lstm-lm", "mamba-130m"])

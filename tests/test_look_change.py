@@ -16,7 +16,7 @@ from qkv.look.patch import PARTS, activations, patched, places, sweep
 from qkv.look.question import Question, question
 from qkv.models.build import build
 from qkv.models.example import example
-from qkv.parts.tap import record
+from qkv.parts.tap import edit, record
 from qkv.presets import tiny
 
 FAMILIES = ["gpt2", "llama-7b", "palm-8b", "bert-base", "vit-b16", "t5-small", "transformer-base", "albert-base"]
@@ -52,10 +52,9 @@ def test_a_head_that_is_off_adds_nothing(name: str, fast: bool) -> None:
         if hasattr(module, "fast"):
             module.fast = fast
     for site in sites(network)[:2] + sites(network)[-1:]:
-        if c.share_layers:
-            continue
         before, head = logits(network, batch), site.heads - 1
-        with without(network, [(site.layer, head)], kind=site.kind):
+        layers = range(c.n_layers) if c.share_layers else [site.layer]  # one matrix serves all layers of ALBERT
+        with without(network, [(layer, head) for layer in layers], kind=site.kind):
             off = logits(network, batch)
         assert (off - before).abs().max() > 1e-5
         output = network.get_submodule(site.name).output
@@ -71,16 +70,30 @@ def test_a_head_that_is_off_adds_nothing(name: str, fast: bool) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_any_layer_the_head_reads_the_embedding(name: str) -> None:
+    """Through the norms alone: those that stand behind the sublayers (post-norm), and the last one."""
     c, network, batch, _ = made(name)
-    if c.norm_order == "post":
-        return  # the norms between the layers stay
     count = c.decoder_layers if c.family == "encoder-decoder" else c.n_layers
     with without(network, layers=range(count)):
         off = logits(network, batch)
     embed, stack = ("target", network.decoder) if c.family == "encoder-decoder" else ("embed", network.stack)
     with record(network, [embed]) as kept, torch.no_grad():
         network(batch)
-        torch.testing.assert_close(off, network.head(stack.norm(kept[embed])), atol=1e-6, rtol=1e-5)
+        x = kept[embed]
+        for block in stack.blocks:
+            for part in ("attention", "cross", "feedforward"):
+                x = getattr(getattr(block, part, None), "after", torch.nn.Identity())(x)
+        torch.testing.assert_close(off, network.head(stack.norm(x)), atol=1e-6, rtol=1e-5)
+
+
+def test_a_layer_has_two_names() -> None:
+    """-1 and 1 are one layer of two: both heads are off."""
+    _, network, batch, _ = made("gpt2")
+    with without(network, [(-1, 0), (1, 1)]):
+        mixed = logits(network, batch)
+    with without(network, [(1, 0), (1, 1)]):
+        torch.testing.assert_close(mixed, logits(network, batch))
+    with without(network, [(1, 1)]):
+        assert (mixed - logits(network, batch)).abs().max() > 1e-5
 
 
 def test_the_mean_of_a_text_of_one_word_said_again_is_the_word_itself() -> None:
@@ -160,10 +173,11 @@ def test_patching_everything_is_the_other_run(name: str) -> None:
     if length:
         half = list(range(length // 2))
         with patched(network, activations(network, other, names[-1:]), half):
-            mixed = torch.cat([other.inputs[:, : length // 2], batch.inputs[:, length // 2 :]], 1)
-            wanted = logits(network, Batch(mixed, source=batch.source, segments=batch.segments))
-            if c.n_segments == 0:
-                torch.testing.assert_close(logits(network, batch), wanted, atol=1e-5, rtol=1e-4)
+            found = logits(network, batch)
+        mixed, segments = (None if new is None else torch.cat([new[:, : length // 2], old[:, length // 2 :]], 1)
+                           for new, old in ((other.inputs, batch.inputs), (other.segments, batch.segments)))  # fmt: skip
+        wanted = logits(network, Batch(mixed, source=batch.source, segments=segments))
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "palm-8b", "bert-base", "transformer-base"])
@@ -181,14 +195,28 @@ def test_a_sweep_patches_one_place_at_a_time(name: str) -> None:
         )
         _, tap = places(network, what, False)[-1]
         donor = activations(network, other, [tap])
-        if what != "heads":
+        if what == "heads":  # the second head, at all positions
+
+            def put(x: torch.Tensor, new: torch.Tensor = donor[tap]) -> torch.Tensor:
+                return torch.cat([x[:, :1], new[:, 1:2], x[:, 2:]], 1)
+
+            with edit(network, {tap: put}):
+                value = logits(network, batch)[0, 4]
+        else:
             with patched(network, donor, [4]):
                 value = logits(network, batch)[0, 4]
-            assert float(found.values[-1, 4]) == pytest.approx(float(value[3] - value[5]), abs=1e-4)
+        column = 1 if what == "heads" else 4
+        assert float(found.values[-1, column]) == pytest.approx(float(value[3] - value[5]), abs=1e-4)
+        assert what != "heads" or abs(found.values[-1, 1] - found.without) > 1e-4
     if c.family == "decoder":
         stream = sweep(network, batch, other, ask, "stream")
         assert stream.carried[-1, 4] == pytest.approx(1, abs=1e-4)  # the last vector alone is read
         assert stream.carried[:, 5:].abs().max() < 1e-4  # and nothing after it
+
+
+def test_heads_of_both_kinds_are_swept() -> None:
+    _, network, batch, other = made("transformer-base")
+    assert sweep(network, batch, other, Question(3), "heads").places == ["0", "0 cross", "1", "1 cross"]
 
 
 def test_two_inputs_of_other_length_are_refused() -> None:

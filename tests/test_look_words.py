@@ -1,21 +1,16 @@
-"""Looking with words: head statistics, rollout, positions, neighbours, probes, alignments, `model.look` and `qkv look`."""
+"""Looking with words: head statistics, rollout, positions, neighbours, probes, alignments and `model.look`."""
 
 import json
-import shutil
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-import qkv
 from qkv.api import Model
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
-from qkv.look import aligned, plots
+from qkv.look import aligned
 from qkv.look.attention import maps
 from qkv.look.heads import STATISTICS, head_statistics, said_twice
 from qkv.look.probe import contexts, probe
@@ -26,13 +21,12 @@ from qkv.models.example import example
 from qkv.presets import tiny
 from qkv.text.train import train_tokenizer
 
-Run = Callable[..., tuple[int, str, str]]
 TEXTS = ["a man rides a bicycle", "the dog runs", "two women sit in the park, and a child plays", "a man sleeps."]
 
 
-def make(name: str, **fields: object) -> Model:
+def make(name: str, special: tuple[str, ...] = (), **fields: object) -> Model:
     torch.manual_seed(3)
-    tokenizer = train_tokenizer(TEXTS * 20, "bpe", 90)
+    tokenizer = train_tokenizer(TEXTS * 20, "bpe", 90, special=list(special))
     c = tiny(name).changed(
         vocab_size=tokenizer.size, target_vocab_size=None, pad_id=0, bos_id=1, eos_id=2, start_id=None, **fields
     )
@@ -244,15 +238,50 @@ def test_an_encoder_decoder_looks_at_its_own_translation_or_at_another() -> None
     model = make("transformer-base")
     text = "a man rides a bicycle"
     own = model.look(text)
-    assert own.batch.inputs[0, 1:].tolist() == list(
-        model.generate(model.looker().read(text)[0], 2 * len(own.source) + 20)
-    )
+    assert "".join(own.tokens[1:]).strip() == model.translate([text], beam=1)[0].strip()
     given = model.look(text, "the dog runs")
     assert "".join(given.tokens[1:]).strip() == "the dog runs" and given.source == own.source
     assert given.attention(kind="cross").columns == given.source
     assert given.attention(kind="encoder").rows == given.source
     with pytest.raises(QkvError, match="encoder-decoder"):
         make("gpt2").look("a", "b")
+
+
+def test_what_a_task_reads_is_looked_at() -> None:
+    """A gap by any name, asked about where it is; words as the tagger cuts them; two texts with their segments."""
+    words = make("bert-base", ("<mask>",), head="masked")
+    for gap in ("<mask>", "[MASK]"):
+        text = f"a man {gap} a bicycle"
+        look, guess = words.look(text), words.fill([text], 3)[0].gaps[0]
+        assert look.tokens[look.place] == "<mask>" == look.answers().at
+        assert look.answers(k=3).probabilities.tolist() == pytest.approx([one.probability for one in guess], abs=1e-6)
+        assert look.answers(0, 3).at == look.tokens[0] != "<mask>"
+    tags = make("bert-base", head="tags", n_classes=3)
+    look, tagged = tags.look("the dog!runs"), tags.tag(["the dog!runs"])[0]
+    everywhere = look.everywhere(1)
+    best = everywhere.probabilities[:, 0].tolist()
+    assert len(everywhere.words) == len(look.tokens) == len(best)
+    assert [any(abs(p - one.probability) < 1e-6 for p in best) for one in tagged] == [True] * 4
+    assert look.answers(k=1).words == [tagged[0].tag]
+    pairs, two = make("bert-base", head="classes", n_classes=3), ("the dog runs", "a man sleeps.")
+    for look in (pairs.look(two[0], pair=two[1]), pairs.look(two)):
+        said = dict(zip(look.answers().words, look.answers().probabilities.tolist(), strict=True))
+        assert said == pytest.approx(pairs.classify([two])[0].probabilities, abs=1e-6)
+        assert look.batch.segments.unique().tolist() == [0, 1]
+    reader = make("bert-base", head="span")
+    look, answer = reader.look(TEXTS[0], pair="who rides?"), reader.answer("who rides?", TEXTS[0])
+    assert torch.equal(look.batch.inputs, reader.look(("who rides?", TEXTS[0])).batch.inputs)
+    assert "".join(look.tokens[look.place :]).strip().startswith(TEXTS[0]) and answer.text in TEXTS[0]
+    for wrong in (words, make("gpt2"), make("transformer-base")):
+        with pytest.raises(QkvError, match="one text"):
+            wrong.look(*two[:1], pair=two[1])
+
+
+def test_a_regression_has_a_score() -> None:
+    model = make("bert-base", head="classes", n_classes=1)
+    found = model.look("the dog runs").answers()
+    assert found.words == ["score"]
+    assert found.probabilities.tolist() == pytest.approx([model.classify(["the dog runs"])[0].score], abs=1e-6)
 
 
 def test_a_picture_is_looked_at() -> None:
@@ -299,53 +328,21 @@ def test_a_word_among_words() -> None:
     assert table.cosines[0, 1] == pytest.approx(1, abs=1e-5) and table.cosines[0, 2] < 0.999
     with pytest.raises(QkvError, match="does not contain"):
         model.contexts("horse", texts)
+    with pytest.raises(QkvError, match="does not contain"):
+        model.contexts("man", ["two women sit"])  # within another word it is none
 
 
-# --- pictures and the command
-
-
-def test_every_result_has_a_picture_and_strange_tokens_are_shown_as_they_are() -> None:
-    pytest.importorskip("plotly")
-    model = make("transformer-base")
-    look = model.look("a man </script> rides", "a dog")
-    results = [look.attention(), look.attention(head=1), look.lens(), look.attribution("gradient", [0, 1]), look.answers(), look.heads(),
-               look.rollout(), look.positions(8), look.effect_of_heads(), look.patch(look, what="heads"), look.looks_at(0, [1, 2]),
-               model.neighbours("man"), model.looker().alignment_errors([Grammar(0).pair(0)])]  # fmt: skip
-    for one in results:
-        assert one.figure().to_dict()["data"]
-    assert "plotly" in results[4]._repr_html_()
-    assert make("bert-base").contexts("man", TEXTS[:1] * 2).figure().to_dict()["data"]
-    page = plots.page("<b>title", {"attention": results[0], "lens": results[2]})
-    assert page.count("</html>") == 1 and "<h1>&lt;b&gt;title" in page
-    assert "&lt;s&gt;" in json.dumps(results[3].figure().to_dict(), default=str)
-    assert "src=" not in page.split("</head>")[0] and page.count("<h2>") == 2
-
-
-def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    make("transformer-base").save(tmp_path / "model")
-    out = tmp_path / "seen.html"
-    code, said, _ = run("look", tmp_path / "model", "the dog runs", "--target", "a man", "--out", out)
-    assert code == 0 and "attention, lens, attribution" in said and out.read_text().startswith("<!doctype html>")
-    asked = ["look", tmp_path / "model", "the dog runs", "--target", "a"]
-    code, said, _ = run(*asked, *"--what attention --layer 0 --kind encoder --json".split())
-    model = qkv.load(tmp_path / "model")
-    wanted = model.look("the dog runs", "a").attention(0, kind="encoder")
-    found = json.loads(said)["attention"]
-    assert code == 0 and found["rows"] == wanted.rows
-    torch.testing.assert_close(torch.tensor(found["weights"]), wanted.weights)
-    for arguments in (["--layer", "9", "-w", "attention"], ["-w", "patch"], ["--out", "x.pdf"], ["-w", "attribution", "--method", "x"],
-                      ["-w", "attention", "--kind", "self"]):  # fmt: skip
-        code, _, problem = run(*asked, *arguments)
-        assert code == 2 and problem.startswith("error: ") and problem.count("\n") == 1
-    if not any(map(shutil.which, plots.BROWSERS)):
-        code, _, problem = run(*asked, "-w", "answers", "--out", out, "--png", tmp_path / "x.png")
-        assert code == 2 and "browser" in problem
-
-
-def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    result = make("gpt2").look("the dog").answers()
-    with pytest.raises(QkvError, match=r"pip install \"qkv\[look\]\""):
-        result.figure()
-    assert result._repr_html_() is None
+@pytest.mark.parametrize("name", ["bert-base", "gpt2", "transformer-base", "albert-base"])
+def test_a_static_vector_knows_no_place(name: str) -> None:
+    """At layer 0 a word differs from itself only by where it stands: by nothing, once no position is added."""
+    model = make(name)
+    texts = ["the dog runs", "a man runs and the dog runs"]
+    looker = model.looker()
+    embed = model.network.get_submodule("source" if name == "transformer-base" else "embed")
+    assert looker.contexts("dog", texts, 0).static.max() < 1 - 1e-4
+    embed.position = None
+    if embed.segments is not None:
+        embed.segments = None
+    found = looker.contexts("dog", texts, 0)
+    torch.testing.assert_close(found.static, torch.ones(2))
+    torch.testing.assert_close(found.cosines, torch.ones(2, 2))

@@ -1,35 +1,25 @@
-"""The page, driven by a real browser: Debian's Chromium by Playwright. Where there is none, all of this is skipped (and said so)."""
+"""The page, driven by a real browser. Where there is none, what needs it is skipped (and said so)."""
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import language_model, model, running
 
 pytest.importorskip("fastapi")
-pytest.importorskip("playwright.sync_api", reason="the page is not tested: pip install playwright")
-from playwright.sync_api import expect, sync_playwright
+
+from paging import TEXT, expect, go, idle, needs_browser, opened
+from served import language_model, running
 
 from qkv.serve.keys import Keys
 from qkv.serve.pages import PAGE, files
 from qkv.serve.served import Served
 from qkv.serve.service import Service
-from qkv.serve.watch import Watch
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
-         "--disable-sync --disable-dev-shm-usage").split()  # fmt: skip
-TEXT = "a man sleeps"
-WAIT = 20_000
-"""Milliseconds that the slowest machine may take for one answer."""
-expect.set_options(timeout=WAIT)
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="the page is not tested: apt-get install chromium")
+pytest_plugins = ("paging",)
 VIEWS = ["write", "attention", "walk", "lens", "off", "positions", "run"]
 
 
@@ -53,78 +43,18 @@ def test_the_page_fetches_nothing_from_elsewhere() -> None:
         assert name in known
 
 
+def test_functions_and_files_are_short() -> None:
+    """A function of the page has at most 60 lines, a file 400."""
+    begins = re.compile(r"^( *)(?!if|for|while|switch|catch)(?:(?:export|async|function\*?) )*\w+\([^;]*\) \{$")
+    for path in PAGE.rglob("*.js"):
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 400, path
+        found = [(at, match[1]) for at, line in enumerate(lines) if (match := begins.match(line))]
+        for at, indent in found:
+            assert lines.index(indent + "}", at) - at < 60, (path.name, lines[at])
+
+
 # --- with one
-
-
-@pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("run")
-    lines = [{"step": step, "loss": 5 / step, "learning_rate": 1e-3} for step in range(1, 30)]
-    lines[-1] |= {"valid_loss": 0.5, "valid_bleu": 12.5}
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def service(run_folder: Path) -> Service:
-    labels = {"max_length": 64, "labels": ("bad", "fair", "good")}
-    models = [
-        Served("en-de", model("transformer-base", max_length=40), "translation", ("en", "de")),
-        Served("lm", language_model()),
-        Served("classes", model("bert-base", head="classes", **labels)),
-        Served("eye", model("vit-b16", labels=("cat", "dog", "cow"))),
-    ]
-    return Service(models, watch=Watch(run_folder))
-
-
-@pytest.fixture(scope="module")
-def url(service: Service) -> Iterator[str]:
-    with running(service) as (address, _):
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_playwright() as play:
-        found = play.chromium.launch(executable_path=BROWSER, args=FLAGS)
-        yield found
-        found.close()
-
-
-@pytest.fixture
-def problems() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def page(browser: Any, problems: list[str]) -> Iterator[Any]:
-    """A page on a desk; whatever it complains of in its console fails the test."""
-    yield from opened(browser, problems, {"width": 1280, "height": 860})
-
-
-@pytest.fixture
-def phone(browser: Any, problems: list[str]) -> Iterator[Any]:
-    yield from opened(browser, problems, {"width": 375, "height": 812}, has_touch=True, color_scheme="dark")
-
-
-def opened(browser: Any, problems: list[str], size: dict[str, int], **more: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport=size, reduced_motion="reduce", **more)
-    found = context.new_page()
-    found.set_default_timeout(WAIT)
-    found.on("pageerror", lambda error: problems.append(str(error)))
-    found.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
-    yield found
-    context.close()
-    assert problems == []
-
-
-def go(page: Any, url: str, **state: object) -> None:
-    page.goto(url + "/#" + "&".join(f"{name}={value}" for name, value in ({"text": TEXT} | state).items()))
-
-
-def idle(page: Any) -> None:
-    """Nothing is being computed any more."""
-    expect(page.locator(".state.busy, [aria-busy=true]")).to_have_count(0)
 
 
 @needs_browser
@@ -141,9 +71,15 @@ def test_a_text_is_translated_and_gone_on_from_an_alternative(page: Any, url: st
     chosen = other.locator(".bar-name").text_content()
     other.click()
     idle(page)
-    expect(page.locator(".tok.forced")).to_have_count(2)
+    expect(page.locator(".tok.forced")).to_have_count(1)  # what the reader decided, not what stands before it
     assert [tokens.nth(i).text_content().strip() for i in range(2)] == [first.strip(), chosen.replace("␣", "").strip()]
     assert "target=" in page.url  # the other views look at this answer
+    written = tokens.all_text_contents()
+    page.get_by_role("tab", name="Attention").click()
+    idle(page)
+    page.get_by_role("tab", name="Translate").click()
+    expect(page.locator(".tok.forced")).to_have_count(1)
+    assert tokens.all_text_contents() == written
     page.get_by_role("button", name="Back to its own answer").click()
     expect(page.locator(".tok.forced")).to_have_count(0)
     expect(page.locator(".view-write table tbody tr").first).to_be_visible()  # what beam search found
@@ -169,6 +105,37 @@ def test_a_head_is_picked_and_told(page: Any, url: str, service: Service) -> Non
 
 
 @needs_browser
+def test_a_choice_by_keyboard_keeps_the_focus(page: Any, url: str, service: Service) -> None:
+    focus = lambda: page.evaluate("() => document.activeElement.dataset.keep")  # noqa: E731
+    weights = service.models[0].model.look(TEXT).attention(1, 0, "cross").weights[0]
+    go(page, url, view="attention", layer=1, head=0)
+    page.locator(".matrix").focus()
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_url("**token=1*")
+    idle(page)
+    assert focus() == "matrix"
+    page.keyboard.press("ArrowDown")  # it goes on from where it was
+    expect(page.locator(".readout")).to_contain_text(f"{weights[2, 0]:.3f}")
+    page.get_by_role("button", name="Lines").click()
+    page.locator(".words.from .word").nth(2).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".words.from .word").nth(2)).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("ArrowDown")
+    assert focus() == "word3"
+    go(page, url, view="walk", layer=1, head=0, token=1)
+    page.locator("button.token-name").nth(2).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("button.token-name").nth(2)).to_have_attribute("aria-pressed", "true")
+    assert focus() == "from2"
+    for _ in range(7):  # to the last step, where "Next" can be pressed no more
+        page.locator("[data-keep=next]:not(:disabled)").press("Enter") if page.locator(
+            "[data-keep=next]"
+        ).is_enabled() else None
+    assert focus() is not None
+
+
+@needs_browser
 def test_the_walk_through_a_head_shows_its_numbers(page: Any, url: str, service: Service) -> None:
     go(page, url, view="walk", kind="decoder", layer=1, head=0, token=2)
     expect(page.get_by_role("heading", name="1. Every token is a vector")).to_be_visible()
@@ -182,9 +149,27 @@ def test_the_walk_through_a_head_shows_its_numbers(page: Any, url: str, service:
     weights = service.models[0].model.look(TEXT).attention(1, 0, "decoder").weights[0, 2]
     shown = [float(text) for text in page.locator(".line .narrow b").all_text_contents()]
     assert shown == pytest.approx(weights.tolist(), abs=6e-4) and shown[-1] == 0.0  # what comes later is hidden
+    go(page, url, view="walk", kind="cross", layer=1, head=0, token=2)
+    looks = page.get_by_label("The token that looks").locator("option:checked")
+    expect(looks).to_contain_text(page.locator("button.token-name[aria-pressed=true]").text_content())
     page.locator(".trail button").nth(2).click()
     page.locator(".lines-table button.token-name").first.click()
     expect(page.locator(".sum")).to_contain_text("√")
+
+
+@needs_browser
+def test_a_score_is_the_sum_of_what_is_shown(page: Any, url: str) -> None:
+    """T5's scores are not divided by the root of the width, and positions add to them."""
+    numbers = lambda: [float(text.replace("−", "-")) for text in page.locator(".sum b").all_text_contents()]  # noqa: E731
+    go(page, url, model="t5", view="walk", kind="decoder", layer=1, head=1, token=2, step=2)
+    expect(page.locator(".formula")).to_contain_text("what positions add")
+    dot, added, score = numbers()
+    assert dot + added == pytest.approx(score, abs=0.01) and abs(added) > 0.01
+    assert "√" not in page.locator(".step").text_content()
+    go(page, url, view="walk", kind="decoder", layer=1, head=1, token=2, step=2)
+    expect(page.locator(".formula")).to_contain_text("√")
+    dot, score = numbers()
+    assert dot / 8**0.5 == pytest.approx(score, abs=0.01)
 
 
 @needs_browser
@@ -200,26 +185,18 @@ def test_heads_are_switched_off(page: Any, url: str, service: Service) -> None:
     expect(page.locator(".verdict")).to_have_text("The text has changed.")
     page.get_by_role("button", name="All on").click()
     expect(page.locator(".verdict")).to_have_text("The text is the same.")
+    with page.expect_response("**/effects") as measured:
+        page.get_by_role("button", name="Measure every head").click()
+    word = measured.value.json()["word"].strip()
+    expect(page.locator(".view-off")).to_contain_text(f"How far the logit of “{word}” falls")
 
 
 @needs_browser
 def test_the_layers_end_in_what_the_model_says(page: Any, url: str, service: Service) -> None:
-    go(page, url, view="lens", model="lm")
-    answers = service.models[1].model.look(TEXT).answers()
+    go(page, url, view="lens", model="writer")
+    answers = service.models[4].model.look(TEXT).answers()
     last = page.locator(".lens-table tbody tr").last.locator("td").last
     expect(last.locator("span")).to_have_text(answers.words[0].strip() or "␣")
-
-
-@needs_browser
-def test_a_language_model_writes_on(page: Any, url: str) -> None:
-    go(page, url, model="lm")
-    idle(page)
-    before = page.locator(".output .tok").count()
-    assert before > 0
-    text = page.locator("#text").input_value()
-    page.get_by_role("button", name="Add it to the beginning").click()
-    idle(page)
-    assert len(page.locator("#text").input_value()) > len(text)
 
 
 @needs_browser
@@ -247,6 +224,13 @@ def test_curves_grow_with_the_run(page: Any, url: str, run_folder: Path) -> None
         log.write('{"step": 30, "loss": 0.125, "learning_rate": 0.001}\n')
     expect(page.locator(".live")).to_contain_text("update 30")
     expect(page.locator(".readout").first).to_contain_text("0.125")
+    again = [
+        {"step": step, "loss": 0.0625, "learning_rate": 0.001} for step in range(1, 40)
+    ]  # resumed, and further by now
+    (run_folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
+    expect(page.locator(".live")).to_contain_text("update 39")
+    expect(page.locator(".chart")).to_have_count(2)  # nothing was measured yet
+    expect(page.locator(".chart").first.locator("circle")).to_have_count(39)
 
 
 @needs_browser
@@ -257,6 +241,19 @@ def test_every_view_fits_a_phone(phone: Any, url: str) -> None:
         idle(phone)
         assert phone.locator(".state.bad").count() == 0, view
         assert phone.evaluate("() => document.documentElement.scrollWidth") == 375, view
+
+
+@needs_browser
+def test_a_finger_reads_the_matrix(phone: Any, url: str, service: Service) -> None:
+    weights = service.models[0].model.look(TEXT, "a man").attention(1, 0, "cross").weights[0]
+    go(phone, url, view="attention", layer=1, head=0, target="a man")
+    canvas = phone.locator(".matrix canvas")
+    canvas.scroll_into_view_if_needed()
+    idle(phone)
+    box = canvas.bounding_box()
+    phone.touchscreen.tap(box["x"] + box["width"] - 6, box["y"] + box["height"] - 6)  # the last cell
+    expect(phone.locator(".readout")).to_contain_text(f"{weights[-1, -1]:.3f}")
+    phone.wait_for_url(f"**token={len(weights) - 1}*")  # and its row is chosen
 
 
 @needs_browser

@@ -26,6 +26,8 @@ class What(StrEnum):
     heads = "heads"
     rollout = "rollout"
     positions = "positions"
+    residual = "residual"
+    walk = "walk"
     patch = "patch"
     neighbours = "neighbours"
 
@@ -36,9 +38,14 @@ GIVEN = typer.Argument(metavar="TEXT", help="What it reads: a text, or the file 
 WHAT = typer.Option(
     "--what", "-w", help="What to look at; may be repeated. patch needs --other, neighbours takes a word."
 )
+PAIR = typer.Option(metavar="TEXT", help="The second text of a model that compares two; the question about a text.")
 TARGET = typer.Option(metavar="TEXT", help="Encoder-decoder: what it writes; default: its own translation.")
-LAYER = typer.Option(help="Attention: which layer, 0 = the lowest; -1 = the last.")
-HEAD = typer.Option(help="Attention: one head; default: all, with a menu.", show_default=False)
+LAYER = typer.Option(help="attention, walk: which layer, 0 = the lowest; -1 = the last.")
+HEAD = typer.Option(help="attention: one head, default: all, with a menu; walk: which, default: 0.", show_default=False)
+POSITION = typer.Option(
+    help="answers, attribution, effect: the token at which is asked, 0 = the first; default: the gap, or the last.",
+    show_default=False,
+)
 KIND = typer.Option(help="Attention of an encoder-decoder: encoder, decoder or cross.", show_default=False)
 OTHER = typer.Option(metavar="TEXT", help="patch: the text of as many tokens that the patches come from.")
 METHOD = typer.Option(help="attribution: gradient, integrated or occlusion.")
@@ -56,6 +63,8 @@ def run(
     layer: Annotated[int, LAYER] = -1,
     head: Annotated[int | None, HEAD] = None,
     kind: Annotated[str | None, KIND] = None,
+    position: Annotated[int | None, POSITION] = None,
+    pair: Annotated[str | None, PAIR] = None,
     other: Annotated[str | None, OTHER] = None,
     method: Annotated[str, METHOD] = "gradient",
     out: Annotated[Path, OUT] = Path("look.html"),
@@ -77,7 +86,7 @@ def run(
         raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")
     model = load(folder, device=device.value)
     found: dict[str, Result] = {}
-    look = model.look(given, target) if what != [What.neighbours] else None
+    look = model.look(given, target, pair) if what != [What.neighbours] else None
     for one in what or EVERY:
         try:
             if one is What.neighbours:
@@ -86,10 +95,10 @@ def run(
                 if other is None:
                     raise QkvError("patch needs a second text: give it with --other")
                 assert look is not None
-                found[one.value] = look.patch(model.look(other, target))
+                found[one.value] = look.patch(model.look(other, target, pair))
             else:
                 assert look is not None
-                found[one.value] = seen(look, one, layer, head, kind, method)
+                found[one.value] = seen(look, one, layer, head, kind, method, position)
         except QkvError:
             if what is not None:
                 raise
@@ -102,15 +111,21 @@ def run(
     write(found, given, out, png)
 
 
-def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str) -> Result:
+def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str, position: int | None
+         ) -> Result:  # fmt: skip
     """One of the methods of a Look."""
     if what is What.attention:
         return look.attention(layer, head, kind)
+    if what is What.walk:
+        return look.walk(layer, head or 0, kind)
+    if what is What.answers:
+        every_token = position is None and look.config.head in ("tags", "replaced")
+        return look.everywhere() if every_token else look.answers(position)
     if what is What.attribution:
         every = range(len(look.tokens)) if look.source else None  # of a translation, each of its words
-        return look.attribution(method, every)
+        return look.attribution(method, every if position is None else [position])
     if what is What.effect:
-        return look.effect_of_heads(kind=kind)
+        return look.effect_of_heads(look.question(position), kind)
     if what in (What.heads, What.rollout):
         return getattr(look, what.value)(kind)  # type: ignore[no-any-return]
     return getattr(look, what.value)()  # type: ignore[no-any-return]
@@ -124,5 +139,5 @@ def write(found: dict[str, Result], title: str, out: Path, png: Path | None) -> 
     write_text(out, html)
     print(f"wrote {out}: {', '.join(found)}")
     if png is not None:
-        plots.png(html, png, height=260 + 560 * len(found))
+        plots.png(html, png, *plots.room(found))
         print(f"wrote {png}")

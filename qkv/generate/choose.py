@@ -10,6 +10,9 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 
+COLD = 1e-5
+"""Below this temperature the best token is taken: logits divided by less overflow, and no other had a chance anyway."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -44,20 +47,22 @@ def seeded(seed: int, count: int) -> list[torch.Generator]:
 
 def choose(logits: Tensor, how: Sampling, generators: Sequence[torch.Generator] = ()) -> Tensor:
     """(B, V) -> (B,) token ids, with one generator per row unless greedy."""
-    if how.temperature == 0 or how.top_k == 1:
+    if how.temperature < COLD or how.top_k == 1:
         return best(logits, 1)[1].squeeze(-1)
     best_first, ids = (logits.float() / how.temperature).sort(dim=-1, descending=True, stable=True)  # (B, V)
     chances = best_first.softmax(-1)
     if how.top_k:
         chances[:, how.top_k :] = 0
         chances = chances / chances.sum(-1, keepdim=True)
-    above = chances.cumsum(-1) - chances  # probability of all better tokens; 0 for the best, which always stays
-    chances = chances * (above < how.top_p) * (chances >= how.min_p * chances[:, :1])
+    above = chances.cumsum(-1) - chances  # probability of all better tokens
+    stays = (above < how.top_p) & (chances >= how.min_p * chances[:, :1])  # (B, V)
+    stays[:, 0] = True  # the best one, however small top_p is: as a float32 it may be 0
+    chances = chances * stays
     draws = torch.stack([torch.rand(1, generator=g) for g in generators]).to(logits.device)  # (B, 1)
     heights = chances.cumsum(-1)  # (B, V)
     index = (heights <= draws * heights[:, -1:]).sum(-1, keepdim=True)  # the first token whose height passes the draw
     last = (chances > 0).sum(-1, keepdim=True) - 1  # rounding must not reach a token of chance 0
-    return ids.gather(-1, index.minimum(last)).squeeze(-1)
+    return ids.gather(-1, index.minimum(last).clamp(min=0)).squeeze(-1)  # -1: a broken network's scores are no numbers
 
 
 def best(scores: Tensor, count: int, chunk: int = 64) -> tuple[Tensor, Tensor]:

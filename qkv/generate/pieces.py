@@ -64,10 +64,15 @@ class Until:
         self.held += text
         places = [at for end in self.stop if (at := self.held.find(end)) >= 0]
         self.found = bool(places)
-        keep = max((n for end in self.stop for n in range(1, len(end)) if self.held.endswith(end[:n])), default=0)
+        keep = max((self.begun(end) for end in self.stop), default=0)
         cut = min(places) if places else len(self.held) - keep
         given, self.held = self.held[:cut], "" if places else self.held[cut:]
         return given
+
+    def begun(self, end: str) -> int:
+        """How many of the last characters could be the beginning of this stop string."""
+        longest = min(len(end) - 1, len(self.held))
+        return next((n for n in range(longest, 0, -1) if self.held.endswith(end[:n])), 0)
 
 
 def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:

@@ -59,12 +59,11 @@ def head_taps(network: nn.Module, heads: Collection[Head], kind: str | None) -> 
     """Where to cut, and which heads there."""
     if not heads:
         return {}
-    found: dict[str, Tensor | None] = {}
-    for layer in sorted({layer for layer, _ in heads}):
+    own: dict[Site, list[int]] = {}
+    for layer, head in heads:  # -1 and 5 may be names of one layer
         (site,) = chosen(network, layer, kind)
-        own = whole_numbers([head for at, head in heads if at == layer], site.heads, "head")
-        found[tap_of(network, site)] = own
-    return found
+        own.setdefault(site, []).append(head)
+    return {tap_of(network, site): whole_numbers(some, site.heads, "head") for site, some in own.items()}
 
 
 def tap_of(network: nn.Module, site: Site) -> str:
@@ -112,6 +111,8 @@ class Effect(Result):
     """With all heads."""
     alone: Tensor
     """(layers, heads): without this one."""
+    word: str = ""
+    """What is measured: the answer whose logit this is."""
 
 
 @torch.no_grad()

@@ -54,7 +54,7 @@ class AlignmentErrors(Result):
 
 def errors(network: Any, sentences: Iterable[Sentence]) -> AlignmentErrors:
     """Over all links of all sentences together."""
-    own = chosen(network, None, "cross")
+    own = chosen(network, None, "cross", weighs=True)
     right = torch.zeros(len(own) + 1, max(site.heads for site in own))
     total = torch.zeros_like(right)
     sentences, device = list(sentences), next(network.parameters()).device

@@ -2,7 +2,8 @@
 
 The network runs once, as fast as ever. As each attention layer is passed, its mixer's own `weights` are computed again from
 the queries and keys that came by, for the asked heads alone and a few rows at a time: one head's rows of an 8,192-token text
-need no (T, S) table. The linear mixers form no weights; theirs are what their formula implies.
+need no (T, S) table. The linear mixers form no weights; theirs are what their formula implies. Layers that read a summary of the
+tokens (`Site.weighs` is False) have none, and are passed over where all layers are asked for.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ class Site:
     """Who looks at whom: "self"; in an encoder-decoder "encoder" or "decoder" (at themselves) or "cross" (at the source)."""
     layer: int
     heads: int
+    weighs: bool = True
+    """Whether it has a weight for each token; gated, compressed and Linformer's attention read a summary of them."""
+    walks: bool = False
+    """Whether walk.py can explain it: a softmax over scores."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +75,25 @@ def sites(network: nn.Module, kind: str | None = None) -> list[Site]:
             heads = module.query.out_features // module.d_key
             own = parts[0] if hasattr(network, "encoder") else "self"
             layer = int(parts[parts.index("blocks") + 1])
-            found.append(Site(name, "cross" if module.cross else own, layer, heads))
+            weighs, plain = isinstance(module.mixer, Softmax | Window | Linear), type(module) is Attention
+            walks = plain and isinstance(module.mixer, Softmax)
+            found.append(Site(name, "cross" if module.cross else own, layer, heads, weighs, walks))
         elif isinstance(module, StepAttention):
             found.append(Site(name, "cross", 0, 1))
     return [site for site in found if kind in (None, site.kind)]
 
 
-def chosen(network: nn.Module, layer: int | None = None, kind: str | None = None) -> list[Site]:
-    """The layers asked for: of the kind (None = cross-attention where there is any), one of them or all."""
-    every = sites(network)
-    if not every:
+def chosen(network: nn.Module, layer: int | None = None, kind: str | None = None, weighs: bool = False) -> list[Site]:
+    """The layers asked for: of the kind (None = cross-attention where there is any), one of them or all; with `weighs` of
+    those that have weights. A negative number counts from the last of them."""
+    there = sites(network)
+    if not there:
         raise QkvError(
             "no attention to look at: layers that carry a state have none, a packed network does not show its own"
         )
+    every = [site for site in there if site.weighs or not weighs]
+    if not every:
+        raise QkvError("the attention of this model weighs no tokens: it reads a summary of them")
     kinds = list(dict.fromkeys(site.kind for site in every))
     kind = kind or ("cross" if "cross" in kinds else kinds[0])
     if kind not in kinds:
@@ -90,11 +101,16 @@ def chosen(network: nn.Module, layer: int | None = None, kind: str | None = None
     own = [site for site in every if site.kind == kind]
     if layer is None:
         return own
-    last = own[-1].layer
-    found = [site for site in own if site.layer == (layer + last + 1 if layer < 0 else layer)]
+    found = own[layer:][:1] if -len(own) <= layer < 0 else [site for site in own if site.layer == layer]
+    if not found and any(site.layer == layer and site.kind == kind for site in there):
+        raise QkvError(f"layer {layer} weighs no tokens, it reads a summary of them; layers that do: {numbers(own)}")
     if not found:
-        raise QkvError(f"layers with attention of kind {kind}: {', '.join(str(s.layer) for s in own)}; given {layer}")
+        raise QkvError(f"layers with attention of kind {kind}: {numbers(own)}; given {layer}")
     return found
+
+
+def numbers(own: Sequence[Site]) -> str:
+    return ", ".join(str(site.layer) for site in own)
 
 
 def whole_numbers(given: Sequence[int] | Tensor | None, size: int, what: str) -> Tensor:
@@ -102,6 +118,8 @@ def whole_numbers(given: Sequence[int] | Tensor | None, size: int, what: str) ->
     if given is None:
         return torch.arange(size)
     index = torch.as_tensor(given, dtype=torch.long).reshape(-1)
+    if not len(index):
+        raise QkvError(f"no {what} was asked for: name at least one, or leave the list out for all")
     wrong = index[(index < -size) | (index >= size)]
     if len(wrong):
         raise QkvError(f"there is no {what} {int(wrong[0])}: they go from 0 to {size - 1}")
@@ -123,7 +141,8 @@ def maps(network: nn.Module, batch: Batch, layer: int, kind: str | None = None, 
          rows: Sequence[int] | Tensor | None = None) -> Tensor:  # fmt: skip
     """(B, h, r, S): the weights of one layer, of the asked heads and rows (None = all)."""
     parts: list[Tensor] = []
-    visit(network, batch, chosen(network, layer, kind), lambda site, some, weights: parts.append(weights), heads, rows)
+    own = chosen(network, layer, kind, weighs=True)
+    visit(network, batch, own, lambda site, some, weights: parts.append(weights), heads, rows)
     return torch.cat(parts, 2)
 
 
@@ -140,10 +159,6 @@ def reader(network: nn.Module, site: Site, use: Use, heads: Sequence[int] | None
 
         return f"{site.name}.tap_weights", formed
     mixer: Any = module.mixer
-    if not isinstance(mixer, Softmax | Window | Linear):
-        raise QkvError(
-            f"layer {site.layer} weighs no tokens: its mixer ({type(mixer).__name__.lower()}) reads a summary of them"
-        )
 
     def passed(inputs: tuple[Any, ...], output: Any) -> None:
         query, key, _, mask, place = inputs  # the last one, of a linear mixer, is its sum over what came before: none
@@ -184,12 +199,6 @@ def implied(mixer: Linear, query: Tensor, key: Tensor, mask: Mask) -> Tensor:
 def looks_at(network: nn.Module, batch: Batch, row: int, columns: Sequence[int], kind: str | None = None) -> Tensor:
     """(L, H, n): how much token `row` looks at each of some tokens, in every layer and head: what "it" means."""
     found: list[Tensor] = []
-    visit(
-        network,
-        batch,
-        chosen(network, None, kind),
-        lambda site, rows, w: found.append(w[0, :, 0, list(columns)]),
-        None,
-        [row],
-    )
+    own = chosen(network, None, kind, weighs=True)
+    visit(network, batch, own, lambda site, rows, w: found.append(w[0, :, 0, list(columns)]), None, [row])
     return torch.stack(found)

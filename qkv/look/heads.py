@@ -52,7 +52,7 @@ class HeadStatistics(Result):
 
 def head_statistics(network: Any, batch: Batch, kind: str | None = None) -> HeadStatistics:
     """Of self-attention, on texts without padding. The maps are read a few rows at a time and not kept."""
-    own = chosen(network, None, kind or ("decoder" if hasattr(network, "encoder") else "self"))
+    own = chosen(network, None, kind or ("decoder" if hasattr(network, "encoder") else "self"), weighs=True)
     if own[0].kind == "cross":
         raise QkvError("head statistics are about self-attention: 'encoder' or 'decoder'")
     ids = batch.source if own[0].kind == "encoder" else batch.inputs  # None of an image

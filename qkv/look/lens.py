@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.look.question import of_the_whole
+from qkv.look.question import of_the_whole, probabilities
 from qkv.look.result import Result
 from qkv.look.stream import halves, hidden_states, points, stream
+from qkv.parts.heads import Span
 from qkv.parts.recurrent import RecurrentStack
+
+ROWS = 64
+"""Tokens whose words are weighed at a time: the table of all tokens and all words, at every point, would be gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Lens(Result):
     final: Tensor
     """(points, tokens): the probability of what is answered in the end."""
     entropy: Tensor
-    """(points, tokens): in nats."""
+    """(points, tokens): in nats; of a span, how open it is among all tokens where it begins and ends."""
 
 
 def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -53,30 +57,40 @@ def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
     yield "output", last
 
 
+def tables(network: Any, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
+    """The probabilities (t, n) of all answers for one input's vectors x (1, T, C), some tokens at a time; of classes (1, n)."""
+    head = network.head
+    if of_the_whole(head):
+        yield probabilities(head, head(x, mask))
+        return
+    for part in [x] if isinstance(head, Span) else x.split(ROWS, 1):  # of a span, all tokens are one choice
+        yield probabilities(head, head(part, None))[0]
+
+
 @torch.no_grad()
-def lens_logits(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """Label and logits, one point after the other: (B, T, V) words or tags, (B, n) classes."""
-    of_the_whole(network.head)  # or say that it has no answers
-    for label, x in vectors(network, batch):
-        yield label, network.head(x, batch.mask)
-
-
 def lens(network: Any, batch: Batch, tokens: list[str], name: Callable[[int], str], k: int = 5) -> Lens:
     """The lens on the first input of a batch; `name` gives the words of ids, or the classes."""
-    labels, logs, columns = [], [], tokens
-    for label, logits in lens_logits(network, batch):
-        if of_the_whole(network.head):
-            logits, columns = logits[:, None], ["(all)"]
-        logits = logits[..., None] if logits.dim() == 2 else logits
-        labels.append(label)
-        logs.append(logits[0].float().log_softmax(-1))  # (T, V)
-    answer = logs[-1].argmax(-1, keepdim=True)  # (T, 1)
-    tops = [log.topk(min(k, log.size(-1)), -1) for log in logs]
-    return Lens(
-        labels,
-        list(columns),
-        [[[name(i) for i in row] for row in top.indices.tolist()] for top in tops],
-        torch.stack([top.values.exp() for top in tops]),
-        torch.stack([log.gather(-1, answer)[:, 0].exp() for log in logs]),
-        torch.stack([-(log.exp() * log.clamp(min=-1e9)).sum(-1) for log in logs]),
-    )
+    whole = of_the_whole(network.head)  # or say that it has no answers
+    mask = None if batch.mask is None else batch.mask[:1]
+    found = [(label, x[:1]) for label, x in vectors(network, batch)]
+    answers = [p.argmax(-1) for p in tables(network, found[-1][1], mask)]  # (t,) each
+    words: list[list[list[str]]] = []
+    kept: list[list[Tensor]] = []
+    for _, x in found:
+        parts = zip(tables(network, x, mask), answers, strict=True)
+        seen = [read(p, answer, k, isinstance(network.head, Span)) for p, answer in parts]
+        ids, *numbers = (torch.cat(some) for some in zip(*seen, strict=True))
+        words.append([[name(i) for i in row] for row in ids.tolist()])
+        kept.append(numbers)
+    likeliest, final, entropy = (torch.stack(some).cpu() for some in zip(*kept, strict=True))
+    labels, columns = [label for label, _ in found], ["(all)"] if whole else list(tokens)
+    return Lens(labels, columns, words, likeliest, final, entropy)
+
+
+def read(p: Tensor, answer: Tensor, k: int, span: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of probabilities (t, n) what is kept: the k likeliest answers (t, k) and theirs, those of the final answers (t,), and the
+    entropy (t,), of a span over the tokens; a score is no distribution and has none."""
+    top = p.topk(min(k, p.size(-1)), -1)
+    parts = torch.special.entr(p) if p.size(-1) > 1 else torch.zeros_like(p)
+    entropy = parts.sum(0)[answer] if span else parts.sum(-1)
+    return top.indices, top.values, p.gather(-1, answer[:, None])[:, 0], entropy

@@ -79,7 +79,8 @@ def activations(network: Any, batch: Batch, names: Sequence[str]) -> dict[str, T
 # --- sweeps
 
 PARTS = ("stream", "attention", "cross", "feedforward", "heads")
-"""What can be patched: the stream after each block, what each sublayer adds to it, the mixed values of each head."""
+"""What can be patched: the stream after each block, what each sublayer adds to it, the mixed values of each head
+(of self-attention and of cross-attention)."""
 
 
 def places(network: nn.Module, what: str, source: bool) -> list[tuple[str, str]]:
@@ -88,9 +89,9 @@ def places(network: nn.Module, what: str, source: bool) -> list[tuple[str, str]]
     if what == "stream":
         return [(point.label, point.name) for point in points(network, source, blocks=True)]
     if what == "heads":
-        own = [site for site in sites(network) if site.name.startswith(stack + ".") and site.kind != "cross"]
-        return [(str(site.layer), f"{site.name}.tap_mixed") for site in own
-                if isinstance(network.get_submodule(site.name), Attention)]  # fmt: skip
+        own = [site for site in sites(network) if site.name.startswith(stack + ".")]
+        return [(f"{site.layer} cross" if site.kind == "cross" else str(site.layer), f"{site.name}.tap_mixed")
+                for site in own if isinstance(network.get_submodule(site.name), Attention)]  # fmt: skip
     names = [name for name, _ in network.named_modules(remove_duplicate=False) if name.endswith(f".{what}.tap_out")]
     return [(name.split(".")[2], name) for name in names if name.startswith(stack + ".")]
 

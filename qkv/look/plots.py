@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import singledispatch
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
@@ -26,14 +28,18 @@ from qkv.look.attribution import Attribution
 from qkv.look.heads import STATISTICS, HeadStatistics
 from qkv.look.lens import Lens
 from qkv.look.patch import Sweep
-from qkv.look.probe import Contexts
+from qkv.look.probe import Contexts, Probe
 from qkv.look.result import Result
 from qkv.look.rollout import Rollout
 from qkv.look.space import Neighbours, Positions
-from qkv.look.view import Answers, Pull
+from qkv.look.stream import Residual
+from qkv.look.view import Answers, Everywhere, Pull
+from qkv.look.walk import Walk
 
 PLAIN, TWO_WAYS = "Blues", "RdBu"
 """Colours of weights from 0, and of numbers on both sides of it."""
+SECONDS = 120
+"""A browser that has taken no picture by then takes none."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 
 
@@ -133,9 +139,9 @@ def _(result: Sweep) -> Any:
 
 @figure.register
 def _(result: Effect) -> Any:
-    return by_head(
-        "what the answer's logit loses without each head", {"": result.alone - result.whole}, result.layers, True
-    )
+    name = f" of '{result.word.strip()}'" if result.word else ""
+    title = f"what the logit{name} loses without each head"
+    return by_head(title, {"": result.whole - result.alone}, result.layers, True)
 
 
 @figure.register
@@ -171,11 +177,44 @@ def _(result: Contexts) -> Any:
 
 @figure.register
 def _(result: Pull) -> Any:
-    layers = list(range(result.weights.size(0)))
     panels = {
         f"{result.token.strip()} → {other.strip()}": result.weights[..., i] for i, other in enumerate(result.others)
     }
-    return by_head(f"what '{result.token.strip()}' looks at", panels, layers)
+    return by_head(f"what '{result.token.strip()}' looks at", panels, result.layers)
+
+
+@figure.register
+def _(result: Walk) -> Any:
+    """Its tables: what positions add, scores, who may look, weights."""
+    parts = {"scores": result.scores, "what positions add": result.bias, "who may look": result.allowed,
+             "weights": result.weights}  # fmt: skip
+    panels = {name: part for name, part in reversed(parts.items()) if part is not None}
+    rows, columns = (
+        names or [str(i) for i in range(size)]
+        for names, size in zip((result.rows, result.columns), result.scores.shape, strict=True)
+    )
+    return table(
+        f"head {result.head} of layer {result.layer} ({result.kind}), step by step", panels, rows, columns, True
+    )
+
+
+@figure.register
+def _(result: Residual) -> Any:
+    panels = {"length of the vector": result.norms, "cosine with the vector before": result.turned}
+    return table("the residual stream", panels, result.points, result.tokens)
+
+
+@figure.register
+def _(result: Everywhere) -> Any:
+    rows = [f"{number + 1}." for number in range(result.probabilities.size(1))]
+    words = [list(row) for row in zip(*result.words, strict=True)]
+    return table("answers at every token", {"": result.probabilities.T}, rows, result.tokens, words=words)
+
+
+@figure.register
+def _(result: Probe) -> Any:
+    title = f"a probe tells {', '.join(result.labels)} apart"
+    return bars(title, ["accuracy", "chance"], torch.tensor([result.accuracy, result.chance]))
 
 
 @figure.register
@@ -213,6 +252,12 @@ def page(title: str, results: Mapping[str, Result]) -> str:
     )
 
 
+def room(results: Mapping[str, Result]) -> tuple[int, int]:
+    """Width and height of the page of these results, its headings and margins included."""
+    sizes = [figure(one).layout for one in results.values()]
+    return max(size.width for size in sizes) + 80, 120 + sum(size.height + 100 for size in sizes)
+
+
 def png(html: str, path: Path, width: int = 1400, height: int = 1000) -> None:
     """A photograph of a page by a browser without a window."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
@@ -223,7 +268,8 @@ def png(html: str, path: Path, width: int = 1400, height: int = 1000) -> None:
         source.write_text(html, encoding="utf-8")
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={shot}",
                    f"--window-size={width},{height}", "--virtual-time-budget=8000", source.as_uri()]  # fmt: skip
-        subprocess.run(command, capture_output=True, timeout=120, check=False)
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
         if not shot.is_file():
             raise QkvError(f"{Path(browser).name} took no picture of the page: open the HTML instead")
         shutil.copyfile(shot, path)

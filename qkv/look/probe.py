@@ -39,7 +39,7 @@ class Contexts(Result):
     cosines: Tensor
     """(texts, texts): between its vectors in context."""
     static: Tensor
-    """(texts,): of each with the vector that the word has before any context, which is the same in all of them."""
+    """(texts,): of each with the vector of the word itself, before any context and without its place."""
 
 
 def probe(vectors: Tensor, labels: Sequence[str], strength: float = 1.0) -> Probe:

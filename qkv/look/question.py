@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.models.output import Output
-from qkv.parts.heads import Classes, Nothing, Pooler
+from qkv.parts.heads import Classes, Nothing, Pooler, Replaced, Span
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,30 @@ def answers(output: Output, position: int | None) -> Tensor:
     if position is None:
         return output.logits
     found = output.head(output.hidden[:, position, None], None)[:, 0]
-    return found[:, None] if found.dim() == 1 else found  # of ELECTRA one number, replaced or not
+    # ELECTRA has one number z; its two answers, original and replaced, lie z apart, and each can be explained
+    return torch.stack([-found / 2, found / 2], -1) if isinstance(output.head, Replaced) else found
+
+
+def probabilities(head: nn.Module, logits: Tensor) -> Tensor:
+    """How likely each answer is: (B, T, n), or of the whole input (B, n), from what the head says of all T tokens.
+
+    A softmax over words, tags or classes. ELECTRA's one number tells original from replaced; where a span begins (and ends) is
+    one choice among the tokens of one input; a regression has no probability, but a score, which stays as it is.
+    """
+    logits = logits.float()
+    if isinstance(head, Replaced):
+        return torch.stack([-logits, logits], -1).sigmoid()
+    if isinstance(head, Classes) and logits.size(-1) == 1:
+        return logits
+    return logits.softmax(1 if isinstance(head, Span) else -1)
+
+
+def chances(output: Output, position: int | None) -> Tensor:
+    """(B, n): the probabilities of all answers at one position, or of the whole input."""
+    if position is None or isinstance(output.head, Span):
+        found = probabilities(output.head, output.logits)
+        return found if position is None else found[:, position]
+    return probabilities(output.head, output.head(output.hidden[:, position, None], None))[:, 0]
 
 
 @torch.no_grad()

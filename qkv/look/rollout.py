@@ -1,7 +1,8 @@
 """Attention rollout: how much of each input token is in each output vector, all layers together (Abnar and Zuidema 2020).
 
 Each layer passes on half of what was there (the residual) and half of what its heads gather, on average:
-R_l = (I + mean_h A_l) / 2 . R_(l-1). Of a Vision Transformer the row of the [class] vector is the picture of what it looked at.
+R_l = (I + mean_h A_l) / 2 . R_(l-1). Layers without weights are passed over. Of a Vision Transformer the row of the [class]
+vector is the picture of what it looked at.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from qkv.look.attention import Site, chosen, visit
 from qkv.look.result import Result
 
 LONGEST = 4096
-"""The table of all pairs is formed: 64 MB at this length."""
+"""The table of all pairs is formed, and while a layer is passed a second one: 64 MB each at this length."""
 
 
 @dataclass(frozen=True)
@@ -34,21 +35,25 @@ class Rollout(Result):
 
 def rollout(network: Any, batch: Batch, kind: str | None = None) -> Tensor:
     """(B, T, T) of self-attention: of an encoder-decoder the encoder's, or with kind = "decoder" that one's."""
-    own = chosen(network, None, kind or ("encoder" if hasattr(network, "encoder") else "self"))
+    own = chosen(network, None, kind or ("encoder" if hasattr(network, "encoder") else "self"), weighs=True)
     if own[0].kind == "cross":
         raise QkvError("rollout goes through the layers of one stack: 'encoder' or 'decoder'")
-    means: dict[int, list[Tensor]] = {}
+    total = torch.empty(0)
+    new: list[Tensor] = []  # the rows of the next total, as far as they are known
 
-    def keep(site: Site, rows: Tensor, weights: Tensor) -> None:
-        if weights.size(-1) > LONGEST:
-            raise QkvError(f"rollout forms the table of all pairs: {weights.size(-1)} tokens are more than {LONGEST}")
-        means.setdefault(site.layer, []).append(weights.mean(1))  # (B, r, T)
+    def fold(site: Site, rows: Tensor, weights: Tensor) -> None:
+        nonlocal total
+        length = weights.size(-1)
+        if length > LONGEST:
+            raise QkvError(f"rollout forms the table of all pairs: {length} tokens are more than {LONGEST}")
+        if not total.numel():
+            total = torch.eye(length, device=weights.device).expand(weights.size(0), -1, -1)  # (B, T, T)
+        new.append((total[:, rows] + weights.mean(1) @ total) / 2)  # (B, r, T)
+        if sum(part.size(1) for part in new) == length:
+            total = torch.cat(new, 1)
+            new.clear()
 
-    visit(network, batch, own, keep)
-    steps = [torch.cat(parts, 1) for parts in means.values()]  # (B, T, T) of each layer
-    total = torch.eye(steps[0].size(-1), device=steps[0].device).expand_as(steps[0])
-    for step in steps:
-        total = (total + step @ total) / 2
+    visit(network, batch, own, fold)
     return total
 
 

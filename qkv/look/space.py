@@ -52,6 +52,19 @@ def word_vectors(network: Any, source: bool = True) -> Tensor:
     return embed.tokens.weight.detach()
 
 
+@torch.no_grad()
+def static_vectors(network: Any, ids: Tensor, source: bool = True) -> Tensor:
+    """ids (N,) -> (N, C): words as they enter the network, scaled, normed and projected, but with no position or segment."""
+    embed = network.get_submodule(halves(network, source)[0])
+    if not isinstance(embed, TokenEmbed):
+        raise QkvError("this model reads pictures: it has no word vectors")
+    x = embed.tokens(ids) * embed.scale  # (N, d_embed)
+    if embed.concat and embed.position is not None:
+        beside = embed.position.vectors(Mask(1, device=x.device)).size(-1)  # type: ignore[operator]
+        x = F.pad(x, (0, beside))
+    return embed.project(embed.norm(x))
+
+
 def nearest(table: Tensor, vector: Tensor, k: int = 10) -> tuple[Tensor, Tensor]:
     """The k rows of a table (V, C) nearest to a vector (C,): their numbers and cosines, best first."""
     unit = F.normalize(vector.float(), dim=0)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
+from qkv.look.result import Result
 from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.state import State
 from qkv.parts.tap import record
@@ -26,6 +28,18 @@ class Point:
     """The module that gives it."""
     layer: int
     """-1 for the embedding."""
+
+
+@dataclass(frozen=True)
+class Residual(Result):
+    """The vectors of the stream in two numbers each: how long they are, and how far each sublayer turns them."""
+
+    points: list[str]
+    tokens: list[str]
+    norms: Tensor
+    """(points, tokens)."""
+    turned: Tensor
+    """(points, tokens): the cosine with the vector at the point before; 1 = not turned at all."""
 
 
 def halves(network: Any, source: bool = False) -> tuple[str, str]:
@@ -57,6 +71,14 @@ def stream(network: Any, batch: Batch, where: Sequence[Point]) -> list[Tensor]:
     with torch.no_grad(), record(network, [point.name for point in where]) as kept:
         network(batch)
     return [kept[point.name] for point in where]
+
+
+def residual(network: Any, batch: Batch, tokens: list[str], source: bool = False) -> Residual:
+    """Of the first input of a batch; with `source` on the side that an encoder-decoder reads."""
+    where = points(network, source)
+    found = torch.stack([x[0].float() for x in stream(network, batch, where)]).cpu()  # (points, T, C)
+    turned = F.cosine_similarity(found, torch.cat([found[:1], found[:-1]]), -1)
+    return Residual([point.label for point in where], list(tokens), found.norm(dim=-1), turned)
 
 
 def layers(network: Any, batch: Batch, source_only: bool = False) -> list[Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,11 @@ from qkv.look import ablate, attribution, patch, rollout, taps
 from qkv.look.attention import Map, chosen, looks_at, maps, whole_numbers
 from qkv.look.heads import HeadStatistics, head_statistics
 from qkv.look.lens import Lens, lens
-from qkv.look.question import Question, answers, of_the_whole, question
+from qkv.look.question import Question, chances, of_the_whole, probabilities, question
 from qkv.look.result import Result
 from qkv.look.space import Positions, positions
-from qkv.look.stream import layers
+from qkv.look.stream import Residual, layers, residual
+from qkv.look.walk import Walk, walk
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,18 @@ class Answers(Result):
     at: str
     words: list[str]
     probabilities: Tensor
-    """(k,)."""
+    """(k,); of a regression its score."""
+
+
+@dataclass(frozen=True)
+class Everywhere(Result):
+    """What the network answers at each token (tags, original or replaced): the likeliest first."""
+
+    tokens: list[str]
+    words: list[list[str]]
+    """(tokens, k)."""
+    probabilities: Tensor
+    """(tokens, k)."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,7 @@ class Pull(Result):
     others: list[str]
     weights: Tensor
     """(layers, heads, others)."""
+    layers: list[int]
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,8 @@ class Look:
     """The source of an encoder-decoder; else empty."""
     name: Callable[[int], str]
     """An answer's name: the word of an id, the label of a class."""
+    place: int | None = None
+    """The token at which is asked where none is named: the gap of a text with a gap; None = the last."""
 
     # --- what it says
 
@@ -68,12 +83,26 @@ class Look:
         """The likeliest next words (classes, tags)."""
         ask = self.question(position)
         with torch.no_grad():
-            logits = answers(self.network(self.batch), ask.position)[0].float()  # (V,)
-        best = logits.softmax(-1).topk(min(k, len(logits)))
+            found = chances(self.network(self.batch), ask.position)[0]  # (n,)
+        best = found.topk(min(k, len(found)))
         return Answers(self.at(ask), [self.name(i) for i in best.indices.tolist()], best.values.cpu())
 
+    def everywhere(self, k: int = 3) -> Everywhere:
+        """The likeliest answers at every token, of a head that has few of them (tags)."""
+        if self.config.head not in ("tags", "replaced", "span"):
+            raise QkvError(
+                "only a head for tags answers at every token at once: ask at a position, or look through the lens"
+            )
+        with torch.no_grad():
+            found = probabilities(self.network.head, self.network(self.batch).logits)[0]  # (T, n)
+        best = found.topk(min(k, found.size(-1)), -1)
+        return Everywhere(
+            self.tokens, [[self.name(i) for i in row] for row in best.indices.tolist()], best.values.cpu()
+        )
+
     def question(self, position: int | None = None, answer: int | None = None, instead: int | None = None) -> Question:
-        """What is asked of the network: about its own answer at the last token, unless said otherwise."""
+        """What is asked of the network: about its own answer at the last token (in the gap), unless said otherwise."""
+        position = self.place if position is None else position
         return question(self.network, self.batch, position, answer, instead)
 
     def at(self, ask: Question) -> str:
@@ -84,7 +113,7 @@ class Look:
     def attention(self, layer: int = -1, head: int | Sequence[int] | None = None, kind: str | None = None,
                   rows: Sequence[int] | None = None) -> Map:  # fmt: skip
         """Exact weights of one layer: all heads or some, all rows or some. `kind`: "encoder", "decoder" or "cross"."""
-        (site,) = chosen(self.network, layer, kind)
+        (site,) = chosen(self.network, layer, kind, weighs=True)
         own = whole_numbers([head] if isinstance(head, int) else head, site.heads, "head").tolist()
         from_, to = self.sides(site.kind)
         weights = maps(self.network, self.batch, site.layer, site.kind, own, rows)[0].cpu()  # (h, r, S)
@@ -101,10 +130,17 @@ class Look:
 
     def looks_at(self, row: int, columns: Sequence[int], kind: str | None = None) -> Pull:
         """What one token looks at among some others: "it" at "chicken" and "road", in every layer and head."""
-        from_, to = self.sides(chosen(self.network, None, kind)[0].kind)
+        there = chosen(self.network, None, kind, weighs=True)
+        from_, to = self.sides(there[0].kind)
         own = whole_numbers(columns, len(to), "token").tolist()
         weights = looks_at(self.network, self.batch, row, own, kind).cpu()
-        return Pull(from_[row], [to[i] for i in own], weights)
+        return Pull(from_[row], [to[i] for i in own], weights, [site.layer for site in there])
+
+    def walk(self, layer: int = -1, head: int = 0, kind: str | None = None) -> Walk:
+        """One head step by step: queries, keys, values, scores, mask, weights, output."""
+        found = walk(self.network, self.batch, layer, head, kind)
+        rows, columns = self.sides(found.kind)
+        return replace(found, rows=rows, columns=columns)
 
     def heads(self, kind: str | None = None) -> HeadStatistics:
         """Where each head looks on average, on this text."""
@@ -128,9 +164,13 @@ class Look:
         with torch.no_grad():
             return [x[0] for x in layers(self.network, self.batch, source)]
 
-    def positions(self, length: int = 64) -> Positions:
-        """How order is told: the table of positions and how alike they are."""
-        return positions(self.network, length)
+    def residual(self, source: bool = False) -> Residual:
+        """The stream itself: how long its vectors are at each point, and how far each sublayer turns them."""
+        return residual(self.network, self.batch, self.source if source else self.tokens, source)
+
+    def positions(self, length: int = 64, source: bool = False) -> Positions:
+        """How order is told: the table of positions and how alike they are; with `source`, on the side that is read."""
+        return positions(self.network, length, source)
 
     def taps(self) -> dict[str, tuple[int, ...]]:
         """Every tap, with the shape of what flows through it."""
@@ -147,7 +187,8 @@ class Look:
 
     def effect_of_heads(self, ask: Question | None = None, kind: str | None = None) -> ablate.Effect:
         """What each head does for an answer: the answer's logit with that head switched off."""
-        return ablate.effect_of_heads(self.network, self.batch, ask or self.question(), kind)
+        ask = ask or self.question()
+        return replace(ablate.effect_of_heads(self.network, self.batch, ask, kind), word=self.name(ask.answer))
 
     def patch(
         self, other: Look, ask: Question | None = None, what: str = "stream", source: bool = False

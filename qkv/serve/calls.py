@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 from qkv.errors import QkvError
 from qkv.serve.limits import Limits
@@ -29,15 +31,22 @@ class Call:
     work: Work
     items: list[Any]
     answer: asyncio.Future[list[Any]]
+    """Cancelled when nobody waits for it any more: the client has gone, or the time is over."""
     loop: asyncio.AbstractEventLoop
+
+
+class GivenUp(Exception):
+    """Nobody waits for what is being computed."""
 
 
 class Caller(threading.Thread):
     """One thread that answers the calls to one model."""
 
-    def __init__(self, name: str, limits: Limits, metrics: Metrics, alone: Callable[[], AbstractContextManager[Any]]):
+    def __init__(self, name: str, networks: Sequence[nn.Module], limits: Limits, metrics: Metrics,
+                 alone: Callable[[], AbstractContextManager[Any]]):  # fmt: skip
         super().__init__(name=f"{name}-calls", daemon=True)
         self.model, self.limits, self.metrics, self.alone = name, limits, metrics, alone
+        self.halves = [module for network in networks for module in (network, *network.children())]
         self.waiting: deque[Call] = deque()
         self.changed = threading.Condition()
         self.closing = False
@@ -46,11 +55,13 @@ class Caller(threading.Thread):
         """An answer for each item."""
         loop = asyncio.get_running_loop()
         call = Call(key, work, list(items), loop.create_future(), loop)
+        self.limits.at_most("waiting", len(call.items), "texts to read at once")
         with self.changed:
             if self.closing:
                 raise busy("this server is shutting down", retry=5)
+            self.forget()
             count = sum(len(other.items) for other in self.waiting)
-            if count and count + len(call.items) > self.limits.waiting:
+            if count + len(call.items) > self.limits.waiting:
                 raise busy(f"{count} texts wait already")
             self.waiting.append(call)
             self.changed.notify()
@@ -71,7 +82,7 @@ class Caller(threading.Thread):
         """The first who waits, and all behind it who ask for the same; none at the end of the server."""
         with self.changed:
             while True:
-                self.waiting = deque(call for call in self.waiting if not call.answer.cancelled())
+                self.forget()
                 if self.waiting:
                     break
                 if self.closing:
@@ -86,10 +97,17 @@ class Caller(threading.Thread):
             self.waiting = rest
             return taken
 
+    def forget(self) -> None:
+        """Whoever has gone while waiting takes no place."""
+        self.waiting = deque(call for call in self.waiting if not call.answer.cancelled())
+
     def answer(self, calls: list[Call]) -> None:
         """Together; if that fails each for itself, so that what is wrong with one is told to it alone."""
         try:
-            found = list(calls[0].work([item for call in calls for item in call.items]))
+            with wanted(calls, self.halves):
+                found = list(calls[0].work([item for call in calls for item in call.items]))
+        except GivenUp:
+            return None
         except Exception as error:
             if len(calls) == 1:
                 if not isinstance(error, QkvError):
@@ -102,6 +120,22 @@ class Caller(threading.Thread):
             own, found = found[: len(call.items)], found[len(call.items) :]
             settle(call, own)
         return None
+
+
+@contextmanager
+def wanted(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Within the block no pass of these modules begins once nobody waits for the calls."""
+
+    def check(*_: Any) -> None:
+        if all(call.answer.cancelled() for call in calls):
+            raise GivenUp
+
+    handles = [module.register_forward_pre_hook(check) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def settle(call: Call, outcome: list[Any] | Exception) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -27,11 +27,18 @@ POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'sel
           "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")  # fmt: skip
 SAFE = [(b"content-security-policy", POLICY.encode()), (b"x-content-type-options", b"nosniff"),
         (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin")]  # fmt: skip
+ARRIVED = "qkv.arrived"
+"""In the scope of a request: when it came."""
 DRAINED = 32_000_000
 """Bytes of a body that is too large which are still read and thrown away, so that its sender hears why."""
 OPENING = re.compile(rb'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.S)
 FIELDS = 1000
 """Fields of a form."""
+FORMS = ("/translate", "/detect")
+"""Routes whose clients may also put fields into the address, as LibreTranslate's do."""
+URLENCODED = "application/x-www-form-urlencoded"
+BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})', re.I)
+NAME = re.compile(rb'^content-disposition:[^\r\n]{0,200}?\bname="([^"\r\n]*)"', re.I | re.M)
 
 
 class Front:
@@ -41,6 +48,8 @@ class Front:
         self.app, self.limits, self.metrics = app, limits, metrics
         self.closing = False
         """The server ends: who is here is served, nobody else."""
+        self.open = 0
+        """Requests that are being answered."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,6 +59,7 @@ class Front:
                 await self.app(scope, receive, send)
             return
         status, start = GONE, time.monotonic()
+        scope[ARRIVED] = start
 
         async def told(message: Message) -> None:
             nonlocal status
@@ -58,11 +68,13 @@ class Front:
                 message["headers"] = [*message["headers"], *SAFE]
             await send(message)
 
-        self.metrics.open.inc()
+        self.open += 1
+        self.metrics.open.set(self.open)
         try:
             await self.bounded(scope, receive, told)
         finally:
-            self.metrics.open.dec()
+            self.open -= 1
+            self.metrics.open.set(self.open)
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, status).inc()
             self.metrics.seconds.labels(route).observe(time.monotonic() - start)
@@ -71,6 +83,8 @@ class Front:
         try:
             if self.closing and scope["path"] != "/health":
                 raise busy("this server is shutting down", retry=5)
+            if self.open > self.limits.connections and scope["path"] != "/health":
+                raise busy(f"{self.limits.connections:,} requests are being answered already")
             headers = Headers(scope=scope)
             async with asyncio.timeout(self.limits.seconds):
                 body = await self.body(headers, receive)
@@ -120,24 +134,57 @@ def given(body: bytes, receive: Receive) -> Receive:
 
 
 def as_json(body: bytes, headers: Headers, scope: Scope) -> bytes:
-    """A form as the JSON that says the same: a field that occurs several times is a list. A body without a type, or JSON
-    that is said to be a form, as `curl -d` and urllib do, is taken for JSON."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/x-www-form-urlencoded" and not body.lstrip().startswith(b"{"):
-        try:
-            pairs = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS)
-        except (UnicodeDecodeError, ValueError):
-            raise Refusal(400, "this form cannot be read: it is not UTF-8, or has too many fields") from None
-        fields: dict[str, Any] = {}
-        for name, value in pairs:
-            fields[name] = value if name not in fields else [*listed(fields[name]), value]
-        body = json.dumps(fields).encode()
-    elif kind not in ("", "application/x-www-form-urlencoded") or not body:
+    """A form as the JSON that says the same. A body without a type, or JSON that is said to be a form, as `curl -d` and
+    urllib do, is taken for JSON."""
+    said = headers.get("content-type", "")
+    kind = said.partition(";")[0].strip().lower()
+    pairs = form_of(body, kind, said, scope)
+    if pairs is not None:
+        body = json.dumps(fields_of(pairs)).encode()
+    elif kind not in ("", URLENCODED) or not body:
         return body
     own = [(name, value) for name, value in scope["headers"] if name not in (b"content-type", b"content-length")]
     length = str(len(body)).encode()
     scope["headers"] = [*own, (b"content-type", b"application/json"), (b"content-length", length)]
     return body
+
+
+def form_of(body: bytes, kind: str, said: str, scope: Scope) -> list[tuple[str, str]] | None:
+    """The names and values of a form of either kind; where forms are usual also of the address. None: it is no form."""
+    query = scope["query_string"].decode("latin-1") if scope["path"] in FORMS and scope["method"] == "POST" else ""
+    try:
+        if kind == "multipart/form-data":
+            found = parts_of(body, said)
+        elif kind in ("", URLENCODED) and not body.lstrip().startswith(b"{") and (kind or not body):
+            found = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS)
+        else:
+            return None
+        return parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS) + found if found or query else None
+    except (UnicodeDecodeError, ValueError):
+        raise Refusal(400, "this form cannot be read: it is not UTF-8, or has too many fields") from None
+
+
+def parts_of(body: bytes, kind: str) -> list[tuple[str, str]]:
+    """The fields of a multipart form (RFC 7578), each behind a line with the boundary; files among them are left out."""
+    boundary = BOUNDARY.search(kind)
+    if boundary is None:
+        raise Refusal(400, "this form cannot be read: its type names no boundary")
+    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary[1].encode("latin-1"), FIELDS)
+    found = []
+    for part in parts:
+        head, _, value = part.partition(b"\r\n\r\n")
+        name = NAME.search(head)
+        if name is not None and b"filename" not in head:
+            found.append((name[1].decode(), value.decode()))
+    return found
+
+
+def fields_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """A field that occurs several times is a list."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        fields[name] = value if name not in fields else [*listed(fields[name]), value]
+    return fields
 
 
 def listed(value: Any) -> list[Any]:

@@ -90,10 +90,12 @@ class Desk:
 
     def put(self, tickets: Sequence[Ticket]) -> None:
         """All of them or none; who comes when many wait already is sent away."""
+        self.limits.at_most("waiting", len(tickets), "texts to write at once")
         with self.changed:
             if self.closing:
                 raise busy("this server is shutting down", retry=5)
-            if self.waiting and len(self.waiting) + len(tickets) > self.limits.waiting:
+            self.forget()
+            if len(self.waiting) + len(tickets) > self.limits.waiting:
                 raise busy(f"{len(self.waiting)} texts wait already")
             self.waiting.extend(tickets)
             self.changed.notify_all()
@@ -109,12 +111,14 @@ class Desk:
         do; None = there will be no more."""
         with self.changed:
             self.going[lane] = len(going)
-            while not going and not self.live():
+            self.forget()
+            while not going and not self.waiting:
                 if self.closing:
                     return None
                 self.changed.wait()
+                self.forget()
             few = PATIENCE * len(self.waiting) < len(going)
-            if (few and turn % PATIENCE) or not self.live():
+            if (few and turn % PATIENCE) or not self.waiting:
                 return []
             share = -(-(len(self.waiting) + sum(self.going)) // self.lanes) - len(going)
             taken: list[Ticket] = []
@@ -123,11 +127,10 @@ class Desk:
             self.going[lane] += len(taken)
             return taken
 
-    def live(self) -> bool:
-        """Whether anybody waits who still wants an answer; the others are forgotten."""
-        while self.waiting and self.waiting[0].gone:
-            self.waiting.popleft()
-        return bool(self.waiting)
+    def forget(self) -> None:
+        """Whoever has gone while waiting, wherever it stood, takes no place."""
+        if any(ticket.gone for ticket in self.waiting):
+            self.waiting = deque(ticket for ticket in self.waiting if not ticket.gone)
 
     def fits(self, tickets: Sequence[Ticket]) -> bool:
         """Whether these can be written together; one alone always can."""
@@ -159,22 +162,26 @@ class Lane(threading.Thread):
     def turn(self, new: list[Ticket]) -> None:
         """Whoever is gone leaves, whoever is new joins, and all get a token."""
         try:
-            self.running.drop([text for text, ticket in self.tickets.items() if ticket.gone])
-            self.tickets = {text: ticket for text, ticket in self.tickets.items() if not ticket.gone}
+            gone = [
+                text for text, ticket in self.tickets.items() if ticket.gone
+            ]  # read once: it can turn at any moment
+            self.running.drop(gone)
+            for text in gone:
+                del self.tickets[text]
             for some in similar(new):
                 self.enter(some)
             if self.running.going:
                 self.metrics.rows.labels(self.model).observe(len(self.running.going))
                 self.tell(self.running.step())
         except Exception as error:  # a lane must not die: whoever was in it is told, and it goes on with the next
-            self.fail(list(self.tickets.values()), error)
+            self.fail(list({*self.tickets.values(), *new}), error)
             self.running, self.tickets = Continuous(self.running.network), {}
 
     def enter(self, tickets: list[Ticket]) -> None:
         """Take some in; if they cannot be read together, one by one, so that one costs only itself."""
         sources = [ticket.source for ticket in tickets if ticket.source is not None]
-        batch = opened([ticket.inputs for ticket in tickets], sources, self.pad_id).to(self.device)
         try:
+            batch = opened([ticket.inputs for ticket in tickets], sources, self.pad_id).to(self.device)
             self.running.join(batch, [ticket.text for ticket in tickets])
         except Exception as error:
             if len(tickets) == 1:
@@ -191,7 +198,7 @@ class Lane(threading.Thread):
         for ticket in self.tickets.values():
             if steps := ticket.fresh():
                 news.append((ticket, steps))
-        news += [(self.tickets.pop(text), None) for text in ended]
+        news += [(self.tickets.pop(text), None) for text in ended if text in self.tickets]
         searched = [text.body.results() for text in ended if isinstance(text.body, Sentence)]
         count = sum(len(own) for _, own in news if own) + sum(len(found[0].ids) for found in searched if found)
         self.metrics.tokens.labels(self.model).inc(count)

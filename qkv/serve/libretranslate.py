@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.serve import sentences
+from qkv.serve.front import listed
 from qkv.serve.languages import guess, name_of
+from qkv.serve.limits import Many
 from qkv.serve.markup import Markup
 from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
@@ -21,7 +24,7 @@ Code = Annotated[str, Field(max_length=40)]
 class Translate(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    q: str | list[str]
+    q: str | Many[str]
     """One text or several."""
     source: Code = "auto"
     """Language code, or "auto"."""
@@ -35,22 +38,27 @@ class Translate(BaseModel):
 
 
 class Detect(BaseModel):
-    q: str | list[str]
+    q: str | Many[str]
     api_key: str | None = Field(default=None, max_length=1000)
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(tags=["LibreTranslate"])
 
-    @routes.post("/translate")
+    async def asks_for_key(request: Request) -> None:
+        """The key may be a field of the body: it is looked for there before anything else of it is checked."""
+        service.keys.check(request, await key_in_body(request))
+
+    @routes.post("/translate", dependencies=[Depends(asks_for_key)])
     async def translate(asked: Translate, request: Request) -> dict[str, Any]:
         """Translate a text, or several."""
-        service.keys.check(request, asked.api_key)
-        texts = listed(asked.q)
+        texts = something(asked.q)
         service.limits.texts_of(texts)
         service.limits.at_most("alternatives", asked.alternatives, "alternatives")
-        guesses = [guess(text, sources(service)) for text in texts] if asked.source == "auto" else []
-        codes = [own[0][0] if own else "" for own in guesses] if guesses else [asked.source] * len(texts)
+        known = [code for code in codes_of(service) if code == asked.target or code in sources_of(service)]
+        auto = asked.source == "auto"
+        guesses = await asyncio.to_thread(lambda: [guess(text, known) for text in texts]) if auto else []
+        codes = [own[0][0] for own in guesses] if guesses else [asked.source] * len(texts)
         work = translated(service, texts, codes, asked)
         found = await service.attended(request, work)  # of each text its translation and the alternatives
         one = isinstance(asked.q, str)
@@ -70,15 +78,14 @@ def router(service: Service) -> APIRouter:
         targets = {code: [target for source, target in pairs if source == code] for code in codes}
         return [{"code": code, "name": name_of(code), "targets": list(dict.fromkeys(targets[code]))} for code in codes]
 
-    @routes.post("/detect")
-    async def detect(asked: Detect, request: Request) -> list[dict[str, Any]]:
-        """Which of the languages here a text is in."""
-        service.keys.check(request, asked.api_key)
-        texts = listed(asked.q)
+    @routes.post("/detect", dependencies=[Depends(asks_for_key)])
+    async def detect(asked: Detect) -> list[dict[str, Any]]:
+        """Which of the languages here a text is in, the likeliest first; where nothing speaks for any, one with confidence 0."""
+        texts = something(asked.q)
         service.limits.texts_of(texts)
-        known = dict.fromkeys(code for one in service.translators() for code in one.pair or ())
-        found = guess(" ".join(texts), list(known))
-        return [{"language": code, "confidence": round(share)} for code, share in found if share or len(found) == 1]
+        first, *others = guess(" ".join(texts), codes_of(service))
+        found = [first, *(other for other in others if other[1])]
+        return [{"language": code, "confidence": round(share)} for code, share in found]
 
     @routes.get("/frontend/settings")
     async def settings() -> dict[str, Any]:
@@ -96,18 +103,34 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def listed(q: str | list[str]) -> list[str]:
+async def key_in_body(request: Request) -> str | None:
+    """The field api_key of a body that is an object in JSON; None where there is none."""
+    try:
+        body = await request.json()
+    except ValueError:
+        return None
+    key = body.get("api_key") if isinstance(body, dict) else None
+    return key if isinstance(key, str) else None
+
+
+def something(q: str | list[str]) -> list[str]:
     if not q:
         raise Refusal(400, "Invalid request: missing q parameter")
-    return [q] if isinstance(q, str) else q
+    return listed(q)
 
 
-def sources(service: Service) -> list[str]:
+def sources_of(service: Service) -> list[str]:
     """Languages that can be translated from."""
     found = list(dict.fromkeys(one.pair[0] for one in service.translators() if one.pair is not None))
     if not found:
         raise Refusal(404, "no model here translates: serve one that was trained for it")
     return found
+
+
+def codes_of(service: Service) -> list[str]:
+    """All languages here, those that can be translated from first: where nothing speaks for any, it is one of them."""
+    targets = [one.pair[1] for one in service.translators() if one.pair is not None]
+    return list(dict.fromkeys([*sources_of(service), *targets]))
 
 
 def translator(service: Service, source: str, target: str) -> Served:
@@ -120,11 +143,15 @@ def translator(service: Service, source: str, target: str) -> Served:
 
 
 async def translated(service: Service, texts: Sequence[str], codes: Sequence[str], asked: Translate) -> list[list[str]]:
-    """Of each text its translations, the best one first; texts of one language are translated together."""
+    """Of each text its translations, the best one first; texts of one language are translated together, and what is in the
+    target language already stays as it is."""
     found: dict[int, list[str]] = {}
     for code in dict.fromkeys(codes):
-        served = translator(service, code, asked.target)
         numbers = [number for number, own in enumerate(codes) if own == code]
+        if code == asked.target and code in codes_of(service):
+            found |= {number: [texts[number]] for number in numbers}
+            continue
+        served = translator(service, code, asked.target)
         some = [texts[number] for number in numbers]
         way = of_html if asked.format == "html" else of_texts
         found.update(zip(numbers, await way(served, some, 1 + asked.alternatives), strict=True))
@@ -133,7 +160,7 @@ async def translated(service: Service, texts: Sequence[str], codes: Sequence[str
 
 async def of_texts(served: Served, texts: Sequence[str], count: int) -> list[list[str]]:
     """`count` translations of each text or fewer, sentence by sentence: the second one is made of second-best sentences."""
-    split = [sentences.split(text) for text in texts]
+    split = await asyncio.to_thread(lambda: [sentences.split(text) for text in texts])
     parts = [part for own in split for part in own[::2]]
     served.limits.at_most("sentences", len(parts), "sentences")
     found = iter(await served.search(parts, served.request(n_best=count)))
@@ -147,7 +174,7 @@ async def of_texts(served: Served, texts: Sequence[str], count: int) -> list[lis
 
 async def of_html(served: Served, pages: Sequence[str], count: int) -> list[list[str]]:
     """The same for what stands between tags."""
-    markups = [Markup(page) for page in pages]
+    markups = [await asyncio.to_thread(Markup, page) for page in pages]  # one at a time: between two it can be given up
     found = iter(await of_texts(served, [text for markup in markups for text in markup.prose_of()], count))
     results = []
     for markup in markups:

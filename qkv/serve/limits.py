@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
 from qkv.config.strict import Strict, checked, override
 from qkv.serve.refusal import Refusal
+
+T = TypeVar("T")
+Many = Annotated[list[T], Field(max_length=100_000, fail_fast=True)]
+"""A list in a request: its first wrong entry is told, not each of a million."""
 
 
 class Limits(Strict):
@@ -20,7 +25,7 @@ class Limits(Strict):
     characters: int = Field(default=10_000, gt=0)
     """Characters of one text."""
     texts: int = Field(default=64, gt=0)
-    """Texts in one request, and messages of a chat."""
+    """Texts that one request has read or, with all choices of a completion, written; messages of a chat."""
     sentences: int = Field(default=512, gt=0)
     """Sentences, in all texts of a request, that are translated."""
     alternatives: int = Field(default=8, ge=0)
@@ -35,18 +40,20 @@ class Limits(Strict):
     """Tokens of a text that is looked into."""
     stops: int = Field(default=8, ge=0)
     """Stop strings of a completion."""
+    stop_characters: int = Field(default=200, gt=0)
+    """Characters of a stop string."""
     pixels: int = Field(default=4_000_000, gt=0)
     """Pixels of a picture."""
     seconds: float = Field(default=60.0, gt=0)
     """Time from the arrival of a request to the end of its answer."""
-    waiting: int = Field(default=128, gt=0)
+    waiting: int = Field(default=512, gt=0)
     """Texts that wait for one model; whoever comes then is told to come again later."""
     rows: int = Field(default=128, gt=0)
     """Rows of a running batch, of which a text takes as many as it has hypotheses."""
     batch_tokens: int = Field(default=16_384, gt=0)
     """Tokens, read and written, of a running batch; a text alone may be longer."""
     connections: int = Field(default=1024, gt=0)
-    """Connections at once."""
+    """Requests at once; twice as many connections may be open."""
 
     def at_most(self, name: str, given: int, what: str) -> None:
         """Refuse what is over the limit of that name."""
@@ -57,6 +64,14 @@ class Limits(Strict):
         """Refuse too many texts, or one that is too long."""
         self.at_most("texts", len(texts), what)
         self.at_most("characters", max(map(len, texts), default=0), "characters in a text")
+
+    def several(self, given: Any, what: str = "texts") -> list[Any]:
+        """One or several texts or lists of token ids, as a list; too many, or one that is too long, are refused."""
+        one = isinstance(given, str) or not given or isinstance(given[0], int)
+        found: list[Any] = [given or ""] if one else list(given)
+        self.at_most("texts", len(found), what)
+        self.at_most("characters", max(map(len, found)), "characters or tokens in a text")
+        return found
 
 
 def limits_of(settings: Sequence[str]) -> Limits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -14,21 +14,23 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from qkv.api import Model
-from qkv.generate.search import greedy
-from qkv.look.attention import sites
+from qkv.generate.search import FREE, greedy
+from qkv.look.attention import sites, whole_numbers
+from qkv.look.question import Question
 from qkv.look.result import plain
 from qkv.look.view import Look
-from qkv.look.walk import walk
 from qkv.serve.own import Ask, pictures
 from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
 from qkv.serve.service import Service
 
 Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
-Indices = Annotated[list[Index], Field(max_length=10_000)]
+Indices = Annotated[list[Index], Field(max_length=10_000, fail_fast=True)]
 Head = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Kind = Literal["self", "encoder", "decoder", "cross"] | None
 DIGITS = 6
+INTEGRALS = 16
+"""Answers that one request may have explained by integrated gradients: each takes up to 128 rounds, not 2."""
 
 
 class Looked(Ask):
@@ -40,6 +42,10 @@ class Looked(Ask):
     """A picture (PNG, JPEG ...) in base64, for a model that reads them."""
     target: str | None = None
     """What an encoder-decoder writes; without it, its own answer."""
+    pair: str | None = None
+    """The second text of a model that compares two; the question about a text in which it is answered."""
+    chat: bool = False
+    """The text is a message to the assistant."""
 
 
 class Answers(Looked):
@@ -82,13 +88,17 @@ class Ablation(Looked):
     layers: Indices = []
     """Whole layers that are switched off."""
     kind: Kind = None
+    position: Index | None = None
+    """The token at which it is asked; without one, the last, or the gap of a text with one."""
     max_tokens: int = Field(default=20, ge=1, le=2**31)
     top_k: int = Field(default=10, ge=1, le=2**31)
 
 
 class Patch(Looked):
-    other: str
+    other: str | None = None
     """Another text of as many tokens, from which activations are taken."""
+    other_image: str | None = None
+    """Of a model that reads pictures, the other picture, in base64."""
     other_target: str | None = None
     what: Literal["stream", "attention", "cross", "feedforward", "heads"] = "stream"
     source: bool = False
@@ -103,6 +113,8 @@ class Attribution(Looked):
 
 class Positions(Ask):
     length: int = Field(default=64, ge=1, le=256)
+    source: bool = False
+    """Those of the reading half of an encoder-decoder."""
 
 
 class Neighbours(Ask):
@@ -136,10 +148,12 @@ def maps(routes: APIRouter, service: Service) -> None:
         service.limits.at_most("top", asked.top_k, "answers")
 
         def work(one: Look) -> dict[str, Any]:
-            there = [{"kind": site.kind, "layer": site.layer, "heads": site.heads} for site in sites(one.network)]
+            there = [
+                {key: value for key, value in asdict(site).items() if key != "name"} for site in sites(one.network)
+            ]
             answers = one.config.head not in ("pooled", "none")
             found = one.answers(asked.position, asked.top_k).to_json() if answers else None
-            return {"tokens": one.tokens, "source": one.source, "sites": there, "answers": found}
+            return {"tokens": one.tokens, "source": one.source, "sites": there, "answers": found, "place": one.place}
 
         return await look(request, asked, work)
 
@@ -150,14 +164,9 @@ def maps(routes: APIRouter, service: Service) -> None:
 
     @routes.post("/walk")
     async def through_a_head(asked: Walk, request: Request) -> Any:
-        """One head step by step: x, q, k, v, scores, mask, softmax, output."""
-
-        def work(one: Look) -> dict[str, Any]:
-            found = walk(one.network, one.batch, asked.layer, asked.head, asked.kind)
-            rows, columns = one.sides(found.kind)
-            return {"rows": rows, "columns": columns, **found.to_json()}
-
-        return await look(request, asked, work)
+        """One head step by step: x, q, k, v, scores, mask, softmax, output; `bias` (tokens, tokens) is what positions add to the
+        scores, `value_bias` (tokens, width) what they add to the mixed values."""
+        return await look(request, asked, lambda one: one.walk(asked.layer, asked.head, asked.kind))
 
     @routes.post("/heads")
     async def heads(asked: OfKind, request: Request) -> Any:
@@ -174,6 +183,11 @@ def maps(routes: APIRouter, service: Service) -> None:
         """What would be answered after every sublayer (logit lens)."""
         service.limits.at_most("top", asked.top_k, "answers")
         return await look(request, asked, lambda one: one.lens(asked.top_k))
+
+    @routes.post("/residual")
+    async def residual(asked: Looked, request: Request) -> Any:
+        """The stream itself: how long each token's vector is at each point, and how far each sublayer turns it."""
+        return await look(request, asked, lambda one: one.residual())
 
     @routes.post("/taps")
     async def taps(asked: Looked, request: Request) -> Any:
@@ -196,7 +210,8 @@ def changes(routes: APIRouter, service: Service) -> None:
 
         def work(one: Look) -> dict[str, Any]:
             def said() -> dict[str, Any]:
-                found = {"answers": one.answers(None, asked.top_k).to_json(), "expected": expected(served.model, one)}
+                answers = one.answers(asked.position, asked.top_k).to_json()
+                found = {"answers": answers, "expected": expected(served.model, one)}
                 return {**found, "text": written(served.model, one, asked)}
 
             before = said()
@@ -207,29 +222,48 @@ def changes(routes: APIRouter, service: Service) -> None:
 
     @routes.post("/effects")
     async def effects(asked: Effects, request: Request) -> Any:
-        """What each head does for the answer: its logit with that head switched off."""
-        return await look(request, asked, lambda one: one.effect_of_heads(one.question(asked.position), asked.kind))
+        """What each head does for the answer: its logit with that head switched off. `word` is the answer that is measured: of a
+        text the token that stands there next, at its end (and of other models) what the model itself answers."""
+        return await look(request, asked, lambda one: one.effect_of_heads(measured(one, asked.position), asked.kind))
 
     @routes.post("/patch")
     async def patch(asked: Patch, request: Request) -> Any:
         """Put what the model thinks of another text into this one, a place at a time: what moves the answer over?"""
-        served = service.named(asked.model, "look")
-        limited(service, served, asked.other)
-
-        def work(one: Look) -> Any:
-            return one.patch(served.model.look(asked.other, asked.other_target), None, asked.what, asked.source)
-
-        return await look(request, asked, work)
+        if asked.other is not None and service.named(asked.model, "look").config.image_size is not None:
+            raise Refusal(400, "this model reads pictures: give the other one as other_image, in base64")
+        second = Looked(model=asked.model, text=asked.other, image=asked.other_image, target=asked.other_target,
+                        pair=asked.pair, chat=asked.chat)  # fmt: skip
+        other = await opened(service, second)
+        return await look(request, asked, lambda one: one.patch(other(), None, asked.what, asked.source))
 
     @routes.post("/attribution")
     async def attribution(asked: Attribution, request: Request) -> Any:
         """How much each token did for an answer."""
-        return await look(request, asked, lambda one: one.attribution(asked.method, asked.positions))
+
+        def work(one: Look) -> Any:
+            positions = asked.positions
+            if positions is not None:  # each once
+                positions = list(dict.fromkeys(whole_numbers(positions, len(one.tokens), "token").tolist()))
+            if asked.method == "integrated" and len(positions or ()) > INTEGRALS:
+                raise Refusal(400, f"{len(positions or ())} answers by integrated gradients, but this server explains at most "
+                              f"{INTEGRALS} at once: ask for some of them, or take another method")  # fmt: skip
+            return one.attribution(asked.method, positions)
+
+        return await look(request, asked, work)
 
 
 def writes(model: Model) -> bool:
     c = model.config
     return c.family != "encoder" and c.head == "vocabulary" and model.tokenizer is not None
+
+
+def measured(one: Look, position: int | None) -> Question:
+    """The token that stands behind `position`, where the model writes and there is one; else the model's own answer."""
+    ids = one.batch.inputs
+    if position is None or one.config.family == "encoder" or one.config.head != "vocabulary" or ids is None:
+        return one.question(position)
+    (place,) = whole_numbers([position], ids.size(1), "token").tolist()
+    return one.question(place, answer=int(ids[0, place + 1]) if place + 1 < ids.size(1) else None)
 
 
 @torch.no_grad()
@@ -252,7 +286,8 @@ def written(model: Model, one: Look, asked: Ablation) -> str | None:
     if c.family == "encoder-decoder":
         known, most = known[:, :1], 2 * len(one.source) + 20
     room = min(most, model.room(known[0].tolist()), c.max_length)
-    (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids)
+    rules = model.looker().rules() if c.family == "encoder-decoder" else FREE
+    (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids, rules)
     return model.target_words().decode(ids)
 
 
@@ -266,7 +301,8 @@ def words(routes: APIRouter, service: Service) -> None:
         from qkv.look.space import positions as table
 
         served = service.named(asked.model, "look")
-        return await called(service, request, served, lambda: table(served.model.network, asked.length))
+        network = served.model.network
+        return await called(service, request, served, lambda: table(network, asked.length, asked.source))
 
     @routes.post("/neighbours")
     async def neighbours(asked: Neighbours, request: Request) -> Any:
@@ -292,16 +328,29 @@ def words(routes: APIRouter, service: Service) -> None:
 
 async def looked(service: Service, request: Request, asked: Looked, work: Callable[[Look], Any]) -> Any:
     """One input, looked into."""
+    look = await opened(service, asked)
+    return await called(service, request, service.named(asked.model, "look"), lambda: work(look()))
+
+
+async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
+    """What is asked about, checked; the call, which belongs into the thread of the network, makes it a Look."""
     served = service.named(asked.model, "look")
-    given: Any = asked.text
-    if served.config.image_size is not None:
-        found = await asyncio.to_thread(pictures, [asked.image] if asked.image else [], served)
-        given = found[0] if found else None
-    if given is None:
-        raise Refusal(400, "there is nothing to look at: give a text, or to a model of pictures an image")
-    for text in (asked.text, asked.target):
+    if served.config.image_size is not None:  # a text would be the name of a file to such a model: it never gets there
+        if asked.image is None or asked.pair is not None:
+            raise Refusal(400, "this model reads pictures: give an image in base64")
+        (picture,) = await asyncio.to_thread(pictures, [asked.image], served)
+        limited(service, served, asked.target or "")
+        return lambda: served.model.look(picture, asked.target)
+    if asked.text is None:
+        raise Refusal(400, "there is nothing to look at: give a text")
+    for text in (asked.text, asked.pair, asked.target):
         limited(service, served, text or "")
-    return await called(service, request, served, lambda: work(served.model.look(given, asked.target)))
+    given: Any = asked.text
+    if asked.chat or (served.task == "summary" and served.config.family == "decoder"):
+        service.named(asked.model, "chat" if asked.chat else "look")
+        given = await asyncio.to_thread(served.prompt_ids, asked.text, asked.chat)
+        service.limits.at_most("looked", len(given), "tokens in a text that is looked into")
+    return lambda: served.model.look(given, asked.target, asked.pair)
 
 
 def limited(service: Service, served: Served, text: str) -> None:

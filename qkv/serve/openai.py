@@ -19,15 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Step
+from qkv.serve.front import listed
+from qkv.serve.limits import Many
 from qkv.serve.refusal import Refusal, busy
 from qkv.serve.served import Served
 from qkv.serve.service import Service
-from qkv.serve.told import chat_logprobs, completion_logprobs
-from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of
+from qkv.serve.told import Reader, chat_logprobs, completion_logprobs
+from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of, stops_of
 
 Count = Annotated[int, Field(ge=0, le=2**31)]
-Ids = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]
-Texts = str | list[str] | Ids | list[Ids]
+Ids = Annotated[Many[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]
+Texts = str | Many[str] | Ids | Many[Ids]
 
 
 class StreamOptions(BaseModel):
@@ -47,7 +49,7 @@ class Asked(BaseModel):
     """Only the likeliest tokens that together have this probability."""
     n: int | None = Field(default=None, ge=1, le=2**31)
     """How many texts."""
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     """Strings that end a text and are left out of it."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """The same seed gives the same text."""
@@ -57,13 +59,10 @@ class Asked(BaseModel):
     user: str | None = None
     presence_penalty: float | None = Field(default=None, allow_inf_nan=False)
     frequency_penalty: float | None = Field(default=None, allow_inf_nan=False)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
 
     def stops(self, service: Service) -> list[str]:
-        found = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        service.limits.at_most("stops", len(found), "stop strings")
-        service.limits.at_most("characters", max(map(len, found), default=0), "characters in a stop string")
-        return [each for each in found if each]
+        return stops_of(service.limits, listed(self.stop or []))
 
     def sampling(self) -> Sampling:
         temperature = 1.0 if self.temperature is None else self.temperature
@@ -96,7 +95,7 @@ class Part(BaseModel):
 
 class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    content: str | Many[Part]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
@@ -105,7 +104,7 @@ class Message(BaseModel):
 
 
 class Chat(Asked):
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
@@ -119,9 +118,10 @@ class Embedding(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: str = Field(max_length=200)
-    input: str | list[str]
-    """One or several texts."""
-    encoding_format: Literal["float", "base64"] = "float"
+    input: Texts
+    """One or several texts, or their token ids."""
+    encoding_format: Literal["float", "base64"] | None = None
+    """Numbers (the default), or the bytes of float32 numbers in base64."""
     dimensions: Count | None = None
     user: str | None = None
 
@@ -190,8 +190,7 @@ def embedding(routes: APIRouter, service: Service) -> None:
     async def embeddings(asked: Embedding, request: Request) -> dict[str, Any]:
         """A vector for each text: the mean of its tokens' last vectors, of length 1."""
         served = service.named(asked.model, "embed")
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
-        service.limits.texts_of(texts)
+        texts = await asyncio.to_thread(served.spelled, asked.input)
         if not texts or not all(texts):
             raise Refusal(400, "there is nothing to embed: an input is empty", param="input")
         if asked.dimensions not in (None, served.config.d_model):
@@ -202,29 +201,26 @@ def embedding(routes: APIRouter, service: Service) -> None:
             {"object": "embedding", "index": index, "embedding": encoded(vector, asked.encoding_format)}
             for index, vector in enumerate(vectors)
         ]
-        count = sum(len(ids) for ids in served.model.words().plain(texts))
+        count = await asyncio.to_thread(lambda: sum(len(ids) for ids in served.model.words().plain(texts)))
         return {"object": "list", "model": served.name, "data": data,
                 "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
 
 
-def encoded(vector: list[float], form: str) -> list[float] | str:
+def encoded(vector: list[float], form: str | None) -> list[float] | str:
     """Numbers, or the bytes of float32 numbers in base64."""
-    return vector if form == "float" else base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() if form == "base64" else vector
 
 
 def prompts_of(asked: Completion, served: Served) -> list[Prompt]:
     """The prompts in tokens."""
-    limits, asked_for = served.limits, asked.prompt
-    one = isinstance(asked_for, str) or not asked_for or isinstance(asked_for[0], int)
-    given: list[Any] = [asked_for or ""] if one else list(asked_for)
-    limits.at_most("texts", len(given), "prompts")
-    limits.at_most("characters", max(map(len, given)), "characters or tokens in a prompt")
+    given = served.limits.several(asked.prompt, "prompts")
     return [Prompt(served.prompt_ids(each) if isinstance(each, str) else each) for each in given]
 
 
 def repeated(service: Service, prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
     """Each prompt n times."""
     service.limits.at_most("alternatives", (n or 1) - 1, "choices beside the first")
+    service.limits.at_most("texts", len(prompts) * (n or 1), "texts (prompts times n)")
     return [prompt for prompt in prompts for _ in range(n or 1)]
 
 
@@ -239,19 +235,19 @@ class Said:
     def __init__(self, asked: Any, served: Served):
         self.asked, self.served = asked, served
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.readers: list[Reader] = []
+        """Who tells the tokens of each choice."""
 
     def frame(self, choices: list[dict[str, Any]], streamed: bool = False, **more: Any) -> dict[str, Any]:
         kind = self.chunk if streamed else self.kind
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.served.name,
-            "choices": choices,
-        } | more
+        same = {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
+        return same | {"choices": choices} | more
 
     async def prepare(self) -> None:
         """What must be known before the first piece."""
+
+    def began(self, writings: Sequence[Writing]) -> None:
+        self.readers = [one.reader() for one in writings]
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         """Choices that come before the first piece of a stream."""
@@ -273,6 +269,8 @@ class Completed(Said):
     async def prepare(self) -> None:
         """With echo and logprobs, those of the prompt too."""
         if self.asked.echo and self.asked.logprobs is not None and self.served.config.family == "decoder":
+            for prompt in self.prompts:
+                self.served.opened(prompt.ids)  # what cannot be read is refused before it is
             work = lambda items: [self.served.read(ids, self.asked.logprobs) for ids in items]  # noqa: E731
             self.read = await self.served.caller.ask(("read", self.asked.logprobs), work, [p.ids for p in self.prompts])
 
@@ -285,28 +283,37 @@ class Completed(Said):
         text = given if isinstance(given, str) else self.served.model.words().decode(self.prompts[number].ids)
         return text, self.read[number] if self.read else []
 
-    def logprobs(self, steps: list[Step]) -> dict[str, Any] | None:
+    def began(self, writings: Sequence[Writing]) -> None:
+        words = self.served.model.target_words()
+        self.readers = [Reader(words) if self.read else one.reader() for one in writings]  # the prompt comes first
+
+    def logprobs(self, index: int, steps: list[Step]) -> dict[str, Any] | None:
         wanted = self.asked.logprobs
-        return None if wanted is None else completion_logprobs(self.served.model.target_words(), steps, wanted)
+        return None if wanted is None else completion_logprobs(self.readers[index], steps, wanted)
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         text, steps = self.echo(index)
-        return [self.piece(index, text, steps, None)] if text else []
+        found = self.piece(index, text, steps, None)
+        self.readers[index].offset = len(text)  # as the prompt was given, which its tokens may spell otherwise
+        return [found] if text else []
 
     def whole(self, index: int, one: Writing) -> dict[str, Any]:
-        text, steps = self.echo(index)
-        return {"index": index, "text": text + one.text, "logprobs": self.logprobs([*steps, *one.steps]),
-                "finish_reason": one.finish}  # fmt: skip
+        opening, rest = self.opening(index), self.piece(index, one.text, one.steps, one.finish)
+        for before in opening:
+            rest["text"] = before["text"] + rest["text"]
+            for name, column in (rest["logprobs"] or {}).items():
+                rest["logprobs"][name] = None if column is None else before["logprobs"][name] + column
+        return rest
 
     def piece(self, index: int, text: str, steps: list[Step], finish: str | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": self.logprobs(steps), "finish_reason": finish}
+        return {"index": index, "text": text, "logprobs": self.logprobs(index, steps), "finish_reason": finish}
 
 
 class Chatted(Said):
     kind, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def logprobs(self, steps: list[Step]) -> dict[str, Any] | None:
-        return chat_logprobs(self.served.model.target_words(), steps) if self.asked.logprobs else None
+    def logprobs(self, index: int, steps: list[Step]) -> dict[str, Any] | None:
+        return chat_logprobs(self.readers[index], steps) if self.asked.logprobs else None
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -314,21 +321,23 @@ class Chatted(Said):
 
     def whole(self, index: int, one: Writing) -> dict[str, Any]:
         message = {"role": "assistant", "content": one.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": self.logprobs(one.steps), "finish_reason": one.finish}
+        told = self.logprobs(index, one.steps)
+        return {"index": index, "message": message, "logprobs": told, "finish_reason": one.finish}
 
     def piece(self, index: int, text: str, steps: list[Step], finish: str | None) -> dict[str, Any]:
         delta = {"content": text} if finish is None else {}
-        return {"index": index, "delta": delta, "logprobs": self.logprobs(steps), "finish_reason": finish}
+        return {"index": index, "delta": delta, "logprobs": self.logprobs(index, steps), "finish_reason": finish}
 
 
 async def answered(service: Service, request: Request, asked: Asked, served: Served, prompts: Sequence[Prompt],
                    manner: Manner, said: Said) -> Any:  # fmt: skip
     """All at once, or as a stream."""
-    await said.prepare()
+    await service.attended(request, said.prepare())
     writings = begin(served, prompts, manner)
+    said.began(writings)
     read = sum(len(prompt.ids) for prompt in prompts) // max(1, asked.n or 1)
     if asked.stream:
-        return Stream(streamed(service, asked, writings, said, read))
+        return Stream(streamed(service, request, asked, writings, said, read))
     try:
         await service.attended(request, together(writings))
     finally:
@@ -346,7 +355,7 @@ def usage(read: int, writings: Sequence[Writing]) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
-async def streamed(service: Service, asked: Asked, writings: Sequence[Writing], said: Said, read: int
+async def streamed(service: Service, request: Request, asked: Asked, writings: Sequence[Writing], said: Said, read: int
                    ) -> AsyncIterator[str]:  # fmt: skip
     """Events of all choices as they come, one that says how each ended, `[DONE]`."""
     told = asked.stream_options is not None and asked.stream_options.include_usage
@@ -355,7 +364,7 @@ async def streamed(service: Service, asked: Asked, writings: Sequence[Writing], 
     tasks = [asyncio.ensure_future(follow(index, one, said, pieces)) for index, one in enumerate(writings)]
     left = len(tasks)
     try:
-        async with asyncio.timeout(service.limits.seconds):
+        async with asyncio.timeout(service.remaining(request)):
             while left:
                 piece = await pieces.get()
                 if isinstance(piece, Exception):

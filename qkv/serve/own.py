@@ -13,23 +13,27 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qkv.data.images import FORMATS, Pixels, pixels
 from qkv.generate.choose import Sampling
 from qkv.generate.translate import Translation
+from qkv.serve.front import listed
+from qkv.serve.limits import Many
 from qkv.serve.refusal import Refusal, busy
 from qkv.serve.served import Served
 from qkv.serve.service import Service
 from qkv.serve.told import number, token_records
-from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of
+from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of, stops_of
 
 Name = Annotated[str | None, Field(max_length=200)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Id = Annotated[int, Field(ge=0, le=2**31)]
 BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
 """What Pillow raises on a file that is none."""
-TextOrPair = str | Annotated[list[str], Field(min_length=2, max_length=2)]
+TextOrPair = str | Annotated[Many[str], Field(min_length=2, max_length=2)]
+FIELDS = 100
+"""Fields of a request that are looked at."""
 
 
 class Ask(BaseModel):
@@ -40,6 +44,14 @@ class Ask(BaseModel):
     model: Name = None
     """Its name; without one, the first that can do it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def few(cls, given: Any) -> Any:
+        """Each unknown field is an error of its own: a request of nothing else would have as many."""
+        if isinstance(given, dict) and len(given) > FIELDS:
+            raise ValueError(f"{len(given):,} fields, but no request has more than {FIELDS}")
+        return given
+
 
 class Generate(Ask):
     prompt: str
@@ -48,7 +60,7 @@ class Generate(Ask):
     """The prompt is a message to the assistant."""
     system: str | None = None
     """A system message (implies chat)."""
-    prefix: list[Id] = Field(default=[], max_length=100_000)
+    prefix: Many[Id] = []
     """Token ids that the answer begins with: those before an alternative, and the alternative."""
     max_tokens: Count = 100
     temperature: float = Field(default=0.0, ge=0, le=100, allow_inf_nan=False)
@@ -56,14 +68,14 @@ class Generate(Ask):
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(default=None, ge=0, lt=2**62)
-    stop: list[str] = []
+    stop: Many[str] = []
     alternatives: int = Field(default=5, ge=0, le=2**31)
     """So many of the likeliest tokens are told at each step."""
     stream: bool = False
 
 
 class Search(Ask):
-    texts: str | list[str]
+    texts: str | Many[str]
     """One text or several."""
     beam: Count | None = None
     """Hypotheses per text; without it, as the model was scored."""
@@ -80,20 +92,20 @@ class Translate(Search):
 
 
 class Texts(Ask):
-    texts: str | list[str]
+    texts: str | Many[str]
     top_k: Count = 5
 
 
 class Classify(Ask):
-    texts: str | list[TextOrPair] | None = None
+    texts: str | Many[TextOrPair] | None = None
     """Texts, or pairs of texts."""
-    images: list[str] | None = None
+    images: Many[str] | None = None
     """Pictures (PNG, JPEG ...) in base64, for a model that reads them."""
     top_k: Count | None = None
 
 
 class Tag(Ask):
-    texts: str | list[str | list[str]]
+    texts: str | Many[str | Many[str]]
     """Sentences, or lists of words."""
 
 
@@ -106,14 +118,14 @@ class Answer(Ask):
 
 
 class Describe(Ask):
-    images: list[str]
+    images: Many[str]
     """Pictures (PNG, JPEG ...) in base64."""
     beam: Count | None = None
     n_best: Count = 1
 
 
 class Embed(Ask):
-    texts: str | list[str]
+    texts: str | Many[str]
     pooling: str = Field(default="mean", pattern="^(mean|cls|last)$", max_length=10)
 
 
@@ -149,17 +161,16 @@ def writing(routes: APIRouter, service: Service) -> None:
     async def generate(asked: Generate, request: Request) -> Any:
         """Go on from a prompt; every token with its probability and what could have stood there."""
         served = service.named(asked.model, "chat" if asked.chat or asked.system is not None else "generate")
-        service.limits.texts_of([asked.prompt, asked.system or "", *asked.stop])
-        service.limits.at_most("stops", len(asked.stop), "stop strings")
+        service.limits.texts_of([asked.prompt, asked.system or ""])
         service.limits.at_most("top", asked.alternatives, "alternatives")
-        service.limits.at_most("tokens", asked.max_tokens, "tokens")
+        service.limits.at_most("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
         ids = await asyncio.to_thread(served.prompt_ids, asked.prompt, asked.chat, asked.system)
         how = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
-        stop = [each for each in asked.stop if each]
+        stop = stops_of(service.limits, asked.stop)
         manner = Manner(asked.max_tokens, how, seed_of(asked.seed), asked.alternatives, stop)
         (one,) = begin(served, [Prompt(ids, asked.prefix)], manner)
         if asked.stream:
-            return Stream(streamed(service, one))
+            return Stream(streamed(service, request, one))
         try:
             await service.attended(request, one.whole())
         finally:
@@ -200,10 +211,6 @@ def checked(service: Service, asked: Search) -> list[str]:
     return texts
 
 
-def listed(texts: str | list[Any]) -> list[Any]:
-    return [texts] if isinstance(texts, str) else texts
-
-
 def shown(one: Translation) -> dict[str, Any]:
     """A translation in JSON, with all others of its n-best list."""
     own = {"text": one.text, "score": number(one.score), "tokens": one.tokens,
@@ -214,21 +221,17 @@ def shown(one: Translation) -> dict[str, Any]:
 
 
 def said(one: Writing) -> dict[str, Any]:
-    words = one.served.model.target_words()
-    before = [*one.prompt.ids, *one.prompt.prefix] if one.served.config.family == "decoder" else one.prompt.prefix
-    return {"model": one.served.name, "text": one.text, "tokens": token_records(words, before, one.steps),
+    return {"model": one.served.name, "text": one.text, "tokens": token_records(one.reader(), one.steps),
             "finish": one.finish, "prompt_tokens": len(one.prompt.ids)}  # fmt: skip
 
 
-async def streamed(service: Service, one: Writing) -> AsyncIterator[str]:
+async def streamed(service: Service, request: Request, one: Writing) -> AsyncIterator[str]:
     """Events {"text", "tokens"}, at last {"finish"}."""
-    words = one.served.model.target_words()
-    known = [*one.prompt.ids, *one.prompt.prefix] if one.served.config.family == "decoder" else list(one.prompt.prefix)
+    reader = one.reader()
     try:
-        async with asyncio.timeout(service.limits.seconds):
+        async with asyncio.timeout(service.remaining(request)):
             async for text, steps in one.pieces():
-                yield event({"text": text, "tokens": token_records(words, known, steps)})
-                known += [step.token for step in steps]
+                yield event({"text": text, "tokens": token_records(reader, steps)})
         yield event({"finish": one.finish})
     except (Refusal, TimeoutError) as error:
         refusal = error if isinstance(error, Refusal) else busy(f"this took longer than {service.limits.seconds:g} s")

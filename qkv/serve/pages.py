@@ -72,7 +72,7 @@ def router(app: FastAPI) -> APIRouter:
 
 
 def documentation(schema: dict[str, Any]) -> str:
-    """One page: every route, its fields with their meaning, an example to copy."""
+    """One page: every route, and its fields with their meaning."""
     groups: dict[str, list[str]] = {}
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():

@@ -10,21 +10,28 @@ END = re.compile(
     r"(?=[\"“«(¿¡‘„]*[^\W_a-zß-öø-ÿ])"
 )
 """The space behind a sentence: a mark that ends it, and then no small letter."""
+SPACE = re.compile(r"\s+")
+"""All of a space at once: what looks for a line break within it would begin anew at each of its characters."""
 
 
 def split(text: str) -> list[str]:
     """Pieces whose join is the text: sentences at even places, spaces and line breaks between them at odd ones."""
     pieces: list[str] = []
-    for number, part in enumerate(re.split(r"(\s*\n\s*)", text)):
-        if number % 2:
-            pieces.append(part)
-            continue
-        start = 0
-        for found in END.finditer(part):
-            pieces += [part[start : found.start(1)], found[1]]
-            start = found.end(1)
-        pieces.append(part[start:])
-    return pieces
+    begin = 0
+    for space in SPACE.finditer(text):
+        if "\n" in space[0]:
+            pieces += [*of_line(text[begin : space.start()]), space[0]]
+            begin = space.end()
+    return [*pieces, *of_line(text[begin:])]
+
+
+def of_line(text: str) -> list[str]:
+    """The same for what stands between two line breaks."""
+    pieces, begin = list[str](), 0
+    for found in END.finditer(text):
+        pieces += [text[begin : found.start(1)], found[1]]
+        begin = found.end(1)
+    return [*pieces, text[begin:]]
 
 
 def joined(pieces: Sequence[str], sentences: Sequence[str]) -> str:

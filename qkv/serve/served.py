@@ -17,15 +17,16 @@ import torch
 from qkv.api import Model, load
 from qkv.config import DataConfig, ModelConfig
 from qkv.config.strict import read_toml
+from qkv.data.glue import TASKS
 from qkv.errors import QkvError
 from qkv.generate.alignment import Link
 from qkv.generate.continuous import Step, Text
 from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
 from qkv.generate.rules import Rules
 from qkv.generate.search import FREE
-from qkv.generate.translate import Request, Translation, Translator, gathered
+from qkv.generate.translate import Job, Request, Translation, Translator, gathered
 from qkv.look.attention import sites
-from qkv.models.inputs import bounded
+from qkv.models.inputs import carries
 from qkv.serve.calls import Caller
 from qkv.serve.lanes import Desk, Lane, Ticket
 from qkv.serve.limits import Limits
@@ -54,6 +55,8 @@ class Served:
     """What it was trained for, where a recipe says so."""
     pair: Pair | None = None
     """The languages of a translator."""
+    pairs: bool = False
+    """Whether its classes are of pairs of texts."""
     beam: int = 4
     length_penalty: float = 1.0
     workers: int = 0
@@ -68,7 +71,10 @@ class Served:
         lock = threading.Lock()
         # on a CPU texts are written by a packed twin; elsewhere whoever looks into the network has it for himself
         alone: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
-        self.desk, self.caller = Desk(self.limits, lanes), Caller(self.name, self.limits, self.metrics, alone)
+        self.desk = Desk(self.limits, lanes)
+        # pictures are described in the thread of the calls, by a packed twin too
+        asked = [self.model.network, *([self.model.packed()] if "describe" in self.can else [])]
+        self.caller = Caller(self.name, asked, self.limits, self.metrics, alone)
         network = self.model.packed(fast=lanes > 0)
         self.lanes = [
             Lane(number, self.desk, network, self.pad_id, max(1, threads // lanes), self.name, self.metrics, alone)
@@ -131,23 +137,20 @@ class Served:
 
     def about(self) -> dict[str, Any]:
         """What /api/models says of it."""
-        c = self.config
+        c, filler = self.config, self.model.looker().filler
         return {
             "name": self.name, "task": self.task, "can": list(self.can), "family": c.family, "head": c.head,
             "parameters": sum(p.numel() for p in self.model.network.parameters()), "layers": c.n_layers,
             "decoder_layers": c.decoder_layers if c.family == "encoder-decoder" else None, "heads": c.n_heads,
             "width": c.d_model, "head_width": c.head_width, "vocabulary": c.vocab_size, "target_vocabulary": c.target_size,
             "context": c.max_length, "position": c.position, "recurrent": c.recurrent, "mixer": list(c.mixer),
-            "attention": list(dict.fromkeys(site.kind for site in sites(self.model.network))),
+            "attention": list(dict.fromkeys(site.kind for site in sites(self.model.network) if site.weighs)),
+            "mask": filler and filler.name, "pairs": "answer" in self.can or ("classify" in self.can and self.pairs),
             "labels": list(c.labels[:1000]), "image_size": c.image_size, "channels": c.n_channels,
-            "source": self.pair and self.pair[0], "target": self.pair and self.pair[1],
+            "source": self.pair and self.pair[0], "target": self.pair and self.pair[1], "ends": list(c.eos_ids),
         }  # fmt: skip
 
     # --- writing
-
-    def write(self, inputs: list[int], source: list[int] | None, text: Text) -> Ticket:
-        """Hand over one text."""
-        return self.write_all([(inputs, source, text)])[0]
 
     def write_all(self, given: Sequence[tuple[list[int], list[int] | None, Text]]) -> list[Ticket]:
         """Hand over some texts, all or none."""
@@ -156,32 +159,47 @@ class Served:
         return tickets
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
-        """A text in tokens: what is gone on from, a message to the assistant, or the source as a translator reads it."""
+        """A text in tokens: what is gone on from, a message to the assistant, or the source as a translator reads it; a decoder
+        that writes summaries goes on from the text and the token that opens the summary."""
         if self.config.family == "encoder-decoder":
             return self.translator.read(prompt)[0]
+        if self.task == "summary" and not chat and system is None:
+            source, places = self.translator.read(prompt)
+            opened = self.translator.begin([Job(0, source, places, [], [])]).inputs
+            assert opened is not None
+            return opened[0].tolist()
         return self.model.prompt_ids(prompt, chat, system)
+
+    def spelled(self, given: Any) -> list[str]:
+        """One or several texts as they are, token ids as the text that they spell."""
+        words, texts = self.model.words(), self.limits.several(given)
+        if any(max(each) >= words.size for each in texts if isinstance(each, list)):
+            raise Refusal(400, f"a token id is not in the vocabulary, which has {words.size} words", param="input")
+        return [each if isinstance(each, str) else words.decode(each) for each in texts]
 
     @cached_property
     def rules(self) -> Rules:
         """What a text that is drawn must obey; a translator writes neither padding nor the token that opens a target."""
-        return self.translator.rules(Request(), []) if self.config.family == "encoder-decoder" else FREE
+        ruled = self.config.family == "encoder-decoder" or self.task == "summary"
+        return self.translator.rules(Request(), []) if ruled else FREE
 
     def opened(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
         """What a lane reads of a prompt and the beginning of its answer, and how many tokens can follow."""
         c = self.config
-        known, size = ([*ids], c.vocab_size) if c.family == "encoder-decoder" else ([*ids, *prefix], c.vocab_size)
+        known = [*ids] if c.family == "encoder-decoder" else [*ids, *prefix]
+        most = math.inf if carries(c) else c.max_length
         if not known:
             raise QkvError("the prompt is empty, and this model has no token to begin with")
-        if max(known) >= size or max(prefix, default=0) >= c.target_size or min([*known, *prefix]) < 0:
-            raise QkvError(f"a token id is not in the vocabulary, which has {size} words")
-        if len(known) > c.max_length and (bounded(c) or c.recurrent is None):
-            raise Refusal(400, f"the prompt has {len(known):,} tokens, this model reads at most {c.max_length:,}",
+        for some, size in ((known, c.vocab_size), (prefix, c.target_size)):
+            if some and not 0 <= min(some) <= max(some) < size:
+                raise QkvError(f"a token id is not in the vocabulary, which has {size} words")
+        if len(known) > most:
+            raise Refusal(400, f"the prompt has {len(known):,} tokens, this model reads at most {most:,}",
                           code="context_length_exceeded", param="prompt")  # fmt: skip
         if c.family == "encoder-decoder":
             inputs = [self.model.start_id(), *prefix]
             return inputs, known, max(0, c.max_length - len(inputs) + 1)
-        free = c.recurrent is not None and not bounded(c)
-        return known, None, self.limits.tokens if free else max(0, c.max_length - len(known) + 1)
+        return known, None, int(min(self.limits.tokens, max(0, most - len(known) + 1)))
 
     @torch.no_grad()
     def read(self, ids: list[int], top: int) -> list[Step]:
@@ -260,15 +278,37 @@ def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str =
            search: Search | None = None) -> Served:  # fmt: skip
     """Load a model; its name is the folder's, its task, languages and search are those of the run that made it."""
     model = load(folder, device)
+    if not isinstance(model, Model):
+        raise QkvError(f"{folder} holds word vectors, and no network that could be served: ask them with `qkv nearest`")
     if model.tokenizer is not None:
         model.tokenizer.literal  # noqa: B018  # made now, not by several threads at once
-    run = folder.parent if folder.resolve().name == "best" else folder
+    run = run_of(folder)
     task, languages = trained_for(run)
     if languages is None and model.tokenizer is not None:
         told = [model.tokenizer.settings.get(key) for key in ("source_lang", "target_lang")]  # Marian says it here
         languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
-    shown = name or run.resolve().name.removesuffix(".gguf").removesuffix(".bin")
-    return Served(shown, model, task, pair or languages, workers=workers, **(search(run) if search else {}))
+    found = search(run) if search else {}
+    return Served(name or shown(folder), model, task, pair or languages, two_texts(run), workers=workers, **found)
+
+
+def run_of(folder: Path) -> Path:
+    """The run to which a model belongs; its own folder where it belongs to none."""
+    return folder.resolve().parent if folder.resolve().name == "best" else folder
+
+
+def shown(folder: Path) -> str:
+    """The name of a model that was given none."""
+    return run_of(folder).resolve().name.removesuffix(".gguf").removesuffix(".bin")
+
+
+def two_texts(run: Path) -> bool:
+    """Whether a run's recipe has pairs of texts with a label."""
+    data = read_toml(run / "recipe.toml").get("data") if (run / "recipe.toml").is_file() else None
+    valid = data.get("valid") if isinstance(data, dict) else None
+    if not isinstance(valid, dict):
+        return False
+    known = TASKS.get(str(valid.get("dataset", "")).rpartition("/")[2].replace("-", "").lower())
+    return len(valid.get("columns", ())) == 3 if known is None else len(known.texts) == 2
 
 
 def trained_for(run: Path) -> tuple[str | None, Pair | None]:

@@ -5,6 +5,7 @@ SIGTERM or Ctrl-C: whoever is here gets an answer, nobody else is taken in.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -13,12 +14,43 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qkv.errors import QkvError
 from qkv.serve.app import application
 from qkv.serve.front import Front
-from qkv.serve.served import Pair, Search, Served, opened
+from qkv.serve.served import Pair, Search, Served, opened, shown
 from qkv.serve.service import Service
+
+HEADERS = 20.0
+"""Seconds until the headers of a request must be there, from its first byte or from the opening of the connection."""
+
+
+class Connection(H11Protocol):
+    """Uvicorn's, which would wait for headers for ever: one that stays silent, or sends them a letter at a time, is closed."""
+
+    clock: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.clock = self.loop.call_later(HEADERS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        between = self.cycle is None or self.cycle.response_complete  # no request is being read or answered
+        if not between:
+            self.stop()
+        elif self.clock is None:
+            self.clock = self.loop.call_later(HEADERS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop()
+        super().connection_lost(exc)
+
+    def stop(self) -> None:
+        if self.clock is not None:
+            self.clock.cancel()
+            self.clock = None
 
 
 class Server(uvicorn.Server):
@@ -59,7 +91,8 @@ def server_of(service: Service, greeting: str = "") -> Server:
     front, limits = application(service), service.limits
     config = uvicorn.Config(
         front, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="on",
-        ws="none", limit_concurrency=limits.connections, timeout_keep_alive=30, timeout_graceful_shutdown=int(limits.seconds) + 1,
+        ws="none", http=Connection, timeout_keep_alive=30, timeout_graceful_shutdown=int(limits.seconds) + 1,
+        limit_concurrency=2 * limits.connections + 16,  # the front refuses requests before, in words; this is for what is idle
     )  # fmt: skip
     return Server(config, front, greeting)
 
@@ -85,8 +118,8 @@ def models_of(given: Sequence[str], languages: Sequence[str] = (), workers: int 
     for one in given:
         name, equals, folder = one.partition("=")
         path = Path(folder if equals and not Path(one).exists() else one)
-        name = name if path != Path(one) else ""
-        found.append(opened(path, name, pairs.pop(name or path.resolve().name, None), device, workers, search))
+        name = name if path != Path(one) else shown(path)
+        found.append(opened(path, name, pairs.pop(name, None), device, workers, search))
     if pairs:
         raise QkvError(f"--languages {next(iter(pairs))}=...: there is no model of that name")
     return found

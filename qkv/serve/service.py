@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from qkv.errors import QkvError
-from qkv.serve.front import Front
+from qkv.serve.front import ARRIVED, Front
 from qkv.serve.keys import Keys
 from qkv.serve.limits import Limits
 from qkv.serve.metrics import Metrics
@@ -80,15 +80,20 @@ class Service:
 
     # --- answering
 
-    def asks_for_key(self, request: Request) -> None:
+    async def asks_for_key(self, request: Request) -> None:
         """A dependency of routes."""
         self.keys.check(request)
 
+    def remaining(self, request: Request) -> float:
+        """Seconds until the answer must be there, counted from the arrival of the request."""
+        return max(0.0, self.limits.seconds - (time.monotonic() - request.scope[ARRIVED]))
+
     async def attended(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is given up when the client goes away or the time is over."""
-        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(left(request))
+        task, gone = asyncio.ensure_future(work), asyncio.ensure_future(departure(request))
         try:
-            done, _ = await asyncio.wait({task, gone}, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            left = self.remaining(request)
+            done, _ = await asyncio.wait({task, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if task in done:
                 return task.result()
             if done:
@@ -99,7 +104,7 @@ class Service:
             gone.cancel()
 
 
-async def left(request: Request) -> None:
+async def departure(request: Request) -> None:
     """Returns when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -3,71 +3,109 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from itertools import accumulate
+from functools import cache
 from typing import Any
 
 from qkv.generate.continuous import Step
+from qkv.generate.pieces import Pieces
 from qkv.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """A log-probability of minus infinity, which JSON cannot say; OpenAI's own number for it."""
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+"""A byte among the words of SentencePiece's kind."""
 
 
 def number(log_prob: float) -> float:
     return log_prob if math.isfinite(log_prob) else LEAST
 
 
-def token_text(words: Tokenizer, before: Sequence[int], token: int) -> str:
-    """How a token reads behind others; a special one by its name."""
-    context = list(before[-2:])
-    text = words.decode([*context, token])[len(words.decode(context)) :]
-    return text or words.backend.id_to_token(token) or ""
+@cache
+def alphabet() -> dict[str, int]:
+    """The letters by which byte-level tokenizers write bytes: a printable byte stands for itself, the others follow from
+    U+0100 on (GPT-2)."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
-def texts(words: Tokenizer, steps: Sequence[Step]) -> list[str]:
-    ids = [step.token for step in steps]
-    return [token_text(words, ids[max(0, at - 2) : at], token) for at, token in enumerate(ids)]
+class Reader:
+    """The tokens of one text, one after another: how each reads behind those before it, and where in the text it begins."""
+
+    def __init__(self, words: Tokenizer, before: Sequence[int] = ()):
+        self.words, self.pieces = words, Pieces(words, before)
+        self.offset = 0
+        """Characters of the text so far. A special token is none of it, and part of a character none yet."""
+        self.added = words.backend.get_added_tokens_decoder()
+        self.bytewise = "ByteLevel" in repr(words.backend.decoder)
+
+    def pass_by(self, token: int) -> None:
+        """The text goes on with this token."""
+        self.offset += len(self.pieces.add(token))
+
+    def name(self, token: int) -> str:
+        return self.words.backend.id_to_token(token) or ""
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes of a token, which may be part of a character; None of a special one, which stands for no text."""
+        name = self.name(token)
+        if token in self.added:
+            return None if self.added[token].special else name.encode("utf-8", "replace")
+        if self.bytewise and alphabet().keys() >= set(name):
+            return bytes(alphabet()[letter] for letter in name)
+        if byte := BYTE.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        return self.pieces.after([*self.pieces.fresh, token]).encode("utf-8", "replace")
+
+    def text(self, token: int) -> str:
+        """How it would read here: a special one by its name, part of a character by its bytes, as OpenAI writes them."""
+        own = self.bytes_of(token)
+        if own is None:
+            return self.name(token)
+        try:
+            return own.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
 
 
-def completion_logprobs(words: Tokenizer, steps: Sequence[Step], top: int) -> dict[str, Any]:
+def completion_logprobs(reader: Reader, steps: Sequence[Step], top: int) -> dict[str, Any]:
     """The object of /v1/completions: columns."""
-    ids, tokens = [step.token for step in steps], texts(words, steps)
-    offsets = [0, *accumulate(map(len, tokens))][: len(tokens)]
-    tops = [
-        {token_text(words, ids[:at], token): number(log_prob) for token, log_prob in step.top} if step.top else None
-        for at, step in enumerate(steps)
-    ]
-    # the first token of a prompt has no probability: nothing stands before it
-    own = [None if math.isnan(step.log_prob) else number(step.log_prob) for step in steps]
+    tokens, own, tops, offsets = list[str](), list[float | None](), list[dict[str, float] | None](), list[int]()
+    for step in steps:
+        tokens.append(reader.text(step.token))
+        offsets.append(reader.offset)
+        # the first token of a prompt has no probability: nothing stands before it
+        own.append(None if math.isnan(step.log_prob) else number(step.log_prob))
+        likely = {reader.text(token): number(log_prob) for token, log_prob in step.top}
+        tops.append(likely | {tokens[-1]: number(step.log_prob)} if likely else None)  # the chosen one is always told
+        reader.pass_by(step.token)
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops if top else None, "text_offset": offsets}
 
 
-def chat_logprobs(words: Tokenizer, steps: Sequence[Step]) -> dict[str, Any]:
+def chat_logprobs(reader: Reader, steps: Sequence[Step]) -> dict[str, Any]:
     """The object of /v1/chat/completions: a record for each token."""
-    ids = [step.token for step in steps]
 
-    def record(token: int, log_prob: float, before: Sequence[int]) -> dict[str, Any]:
-        text = token_text(words, before, token)
-        return {"token": text, "logprob": number(log_prob), "bytes": list(text.encode("utf-8", "replace"))}
+    def record(token: int, log_prob: float) -> dict[str, Any]:
+        own = reader.bytes_of(token)
+        return {"token": reader.text(token), "logprob": number(log_prob), "bytes": None if own is None else list(own)}
 
-    return {
-        "content": [
-            record(step.token, step.log_prob, ids[:at])
-            | {"top_logprobs": [record(token, log_prob, ids[:at]) for token, log_prob in step.top]}
-            for at, step in enumerate(steps)
-        ],
-        "refusal": None,
-    }
-
-
-def token_records(words: Tokenizer, before: Sequence[int], steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Our own: id, text, probability, and what could have stood there instead."""
-    known, records = list(before), list[dict[str, Any]]()
+    content = []
     for step in steps:
-        record = lambda token, log_prob: {  # noqa: E731
-            "id": token, "text": token_text(words, known, token), "probability": math.exp(min(number(log_prob), 0.0)),
-        }  # fmt: skip
+        content.append(record(step.token, step.log_prob) | {"top_logprobs": [record(*each) for each in step.top]})
+        reader.pass_by(step.token)
+    return {"content": content, "refusal": None}
+
+
+def token_records(reader: Reader, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Our own: id, text, probability, and what could have stood there instead."""
+
+    def record(token: int, log_prob: float) -> dict[str, Any]:
+        return {"id": token, "text": reader.text(token), "probability": math.exp(min(number(log_prob), 0.0))}
+
+    records = []
+    for step in steps:
         records.append(record(step.token, step.log_prob) | {"alternatives": [record(*each) for each in step.top]})
-        known.append(step.token)
+        reader.pass_by(step.token)
     return records

@@ -14,7 +14,9 @@ from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Step, text_of
 from qkv.generate.pieces import Pieces, Until
 from qkv.serve.lanes import Ticket
+from qkv.serve.limits import Limits
 from qkv.serve.served import Served
+from qkv.serve.told import Reader
 
 SEEDS = 2**62
 
@@ -45,6 +47,13 @@ def seed_of(seed: int | None) -> int:
     return random.randrange(SEEDS) if seed is None else seed % (SEEDS - 1000)
 
 
+def stops_of(limits: Limits, given: Sequence[str]) -> list[str]:
+    """Stop strings, within the limits; an empty one stops nothing."""
+    limits.at_most("stops", len(given), "stop strings")
+    limits.at_most("stop_characters", max(map(len, given), default=0), "characters in a stop string")
+    return [each for each in given if each]
+
+
 @dataclass
 class Writing:
     """A text that a lane writes. Whoever stops listening frees its place."""
@@ -59,11 +68,19 @@ class Writing:
     """Without the end token."""
     finish: str = "length"
 
+    @property
+    def before(self) -> list[int]:
+        """The tokens behind which the text is written."""
+        return [*(self.prompt.ids if self.served.config.family == "decoder" else ()), *self.prompt.prefix]
+
+    def reader(self) -> Reader:
+        """Who tells the tokens of the text."""
+        return Reader(self.served.model.target_words(), self.before)
+
     async def pieces(self) -> AsyncIterator[tuple[str, list[Step]]]:
         """Pieces of text, each with the tokens since the last one."""
         c, pending = self.served.config, list[Step]()
-        before = [*self.prompt.ids, *self.prompt.prefix] if c.family == "decoder" else self.prompt.prefix
-        pieces, until = Pieces(self.served.model.target_words(), before), Until(self.stop)
+        pieces, until = Pieces(self.served.model.target_words(), self.before), Until(self.stop)
         if self.ticket is None:
             return
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,7 +75,8 @@ class Filler:
         """Ids with the special tokens around them. [MASK] and <mask> are gaps in any model; the space before one belongs to
         the word that is missing."""
         for name in (*MASKS, self.name):
-            text = re.sub(rf"\s*{re.escape(name)}", lambda _: "\0", text)
+            *before, last = text.split(name)
+            text = "\0".join([*(part.rstrip() for part in before), last])
         text = text.replace("\0", self.name)
         begin, end = self.around
         return [*begin, *self.tokenizer.encode(text, special=False), *end]

@@ -1,9 +1,13 @@
-"""Looking inside with words: a text, ids or a picture becomes a Look; words find their neighbours and their senses."""
+"""Looking inside with words: a text, a pair of texts, ids or a picture becomes a Look; words find their neighbours and their
+senses. What a task reads is read as the task reads it: gaps, tags, pairs, questions."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,20 +17,40 @@ from qkv.config import ModelConfig
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
 from qkv.generate.alignment import written_spans
-from qkv.generate.choose import Sampling
-from qkv.generate.search import steps
-from qkv.generate.translate import Translator
+from qkv.generate.rules import Rules
+from qkv.generate.search import greedy
+from qkv.generate.translate import Request, Translator
 from qkv.look.aligned import AlignmentErrors, errors, sentence
 from qkv.look.probe import Contexts, contexts
-from qkv.look.space import Neighbours, nearest, word_vectors
+from qkv.look.space import Neighbours, nearest, static_vectors, word_vectors
 from qkv.look.stream import layers
 from qkv.look.view import Look
 from qkv.models.inputs import batch_of, bounded
+from qkv.tasks import answering, classification
 from qkv.tasks.embed import pieces_of
+from qkv.tasks.fill import Filler
+from qkv.tasks.tagging import WORD, Tagger
 from qkv.text.tokenizer import Tokenizer, in_words
 
 SPACES = "Ġ▁"
 """How byte-level BPE and SentencePiece write the space before a word."""
+
+
+OF_TOKENS = {"span": ("begins here", "ends here"), "replaced": ("original", "replaced")}
+"""The answers of heads that ask something of each token."""
+
+
+class Reading(NamedTuple):
+    """What a network reads of one input."""
+
+    first: Any
+    """One row of ids, or a picture (1, channels, height, width)."""
+    names: list[str]
+    """Of its tokens."""
+    segments: Sequence[int] | None = None
+    """Of each token, in a network that has segments: 0, or 1 in the second text."""
+    place: int | None = None
+    """The token at which is asked where none is named."""
 
 
 class Looker:
@@ -36,45 +60,97 @@ class Looker:
         self.config, self.network, self.source, self.target = c, network, source, target
         self.device = next(network.parameters()).device
 
-    def look(self, given: Any, target: str | Sequence[int] | None = None) -> Look:
+    def look(self, given: Any, target: str | Sequence[int] | None = None, pair: str | None = None) -> Look:
         """A text, the ids of one, or a picture (path, Pillow image, array, or a tensor as the network reads it). Of an
-        encoder-decoder also what it writes: `target`, or without one its own greedy answer."""
-        first, names = self.read(given)
+        encoder-decoder also what it writes: `target`, or without one its own greedy answer. Of a classifier of pairs the second
+        text: `pair`; of a reader that answers questions, `pair` is the question about the text. (first, second) is a pair too, in
+        the order in which the network reads it: a question comes before its text."""
+        if isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given):
+            given, pair = given if self.config.head != "span" else reversed(given)
+        read = self.read(given, pair)
         if self.config.family != "encoder-decoder":
             if target is not None:
                 raise QkvError("only an encoder-decoder has a target: leave it out")
-            return Look(self.config, self.network, batch_of(self.config, first).to(self.device), names, [], self.answer)
+            segments = [list(read.segments)] if read.segments is not None and self.config.n_segments else None
+            batch = batch_of(self.config, read.first, segments=segments).to(self.device)
+            return Look(self.config, self.network, batch, read.names, [], self.answer, read.place)
         start = self.config.first_id
         if start is None:
             raise QkvError(
                 "this model does not say which token opens the target: set start_id or bos_id in its configuration"
             )
-        ids = self.written(first, start, 2 * len(names) + 20) if target is None else self.target_ids(target)
-        batch = batch_of(self.config, first, [[start, *ids]]).to(self.device)
-        return Look(self.config, self.network, batch, [self.word(start), *self.spelled(ids)], names, self.answer)
+        ids = self.written(read.first, start, 2 * len(read.names) + 20) if target is None else self.target_ids(target)
+        batch = batch_of(self.config, read.first, [[start, *ids]]).to(self.device)
+        return Look(self.config, self.network, batch, [self.word(start), *self.spelled(ids)], read.names, self.answer)
 
     # --- what is given
 
-    def read(self, given: Any) -> tuple[Any, list[str]]:
+    def read(self, given: Any, pair: str | None = None) -> Reading:
         """What the network reads, as one row, and the names of its tokens."""
         c = self.config
+        if pair is not None and (c.head not in (*classification.HEADS, "span") or not isinstance(given, str)):
+            raise QkvError(
+                "this model reads one text: only a classifier of pairs, or a reader of questions, has a second"
+            )
         if c.image_size is not None:
             side = c.image_size // (c.patch_size or 1)
             names = ["[class]", *(f"{y},{x}" for y in range(side) for x in range(side))]
-            return self.picture(given), names
+            return Reading(self.picture(given), names)
         if not isinstance(given, str):
             ids = given[0] if isinstance(given, list | tuple) and given and isinstance(given[0], list) else given
             ids = ids.reshape(-1).tolist() if isinstance(ids, Tensor) else list(ids)
-            return [ids], [self.word(i, self.source) for i in ids]
+            return Reading([ids], [self.word(i, self.source) for i in ids], None, self.gap(ids))
         if c.family == "encoder-decoder":
             ids, _ = Translator(c, self.network, self.words(), self.target or self.words()).read(given)
-            return [ids], self.spelled(ids, self.words())
+            return Reading([ids], self.spelled(ids, self.words()))
+        return self.as_the_task_reads(given, pair) or self.plainly(given)
+
+    def as_the_task_reads(self, text: str, pair: str | None) -> Reading | None:
+        """With the special tokens, segments and gaps of its task; None where there is no task, but words that follow."""
+        c, words = self.config, self.words()
+        segments: Sequence[int] | None = None
+        place: int | None = None
+        if self.filler is not None:
+            ids = self.filler.read(text)
+            place = self.gap(ids)
+        elif c.head in classification.HEADS:
+            reader = classification.Reader(c, words, c.max_length)
+            row = reader([text if pair is None else (text, pair)])[0]
+            ids, segments = list(row.ids), row.segments
+        elif c.head == "span" and pair is not None:
+            window = answering.Reader(c, self.network, words).cut([(pair, text)])[0][0]
+            ids = list(window.ids)
+            segments, place = [int(i >= window.first) for i in range(len(ids))], window.first
+        elif c.head == "tags" and WORD.search(text):
+            first = Tagger(c, self.network, words).cut([WORD.findall(text)])[0][0]
+            ids, place = list(first.ids), first.places[0]
+        else:
+            return None
+        return Reading([ids], self.spelled(ids, words), segments, place)
+
+    def plainly(self, text: str) -> Reading:
+        """With what the tokenizer puts around it."""
         with in_words():
-            found = self.words().backend.encode(given)
-        ids, names = list(found.ids), pieces_of(given, found)
-        if not ids and c.bos_id is not None:
-            return [[c.bos_id]], [self.word(c.bos_id, self.source)]
-        return [ids], names
+            found = self.words().backend.encode(text)
+        ids, names = list(found.ids), pieces_of(text, found)
+        if not ids and self.config.bos_id is not None:
+            return Reading([[self.config.bos_id]], [self.word(self.config.bos_id, self.source)])
+        return Reading([ids], names)
+
+    @cached_property
+    def filler(self) -> Filler | None:
+        """What reads texts with gaps, where the head guesses words and the vocabulary has a name for a gap."""
+        if self.source is None or self.config.head not in ("masked", "masked-next"):
+            return None
+        try:
+            return Filler(self.config, self.network, self.source)
+        except QkvError:
+            return None
+
+    def gap(self, ids: Sequence[int]) -> int | None:
+        """Where the first gap of a text is."""
+        mask = None if self.filler is None else self.filler.mask
+        return next((place for place, token in enumerate(ids) if token == mask), None)
 
     def picture(self, given: Any) -> Tensor:
         """(1, channels, height, width)."""
@@ -98,11 +174,18 @@ class Looker:
         return (self.target or self.words()).plain([target])[0]
 
     def written(self, first: Any, start: int, most: int) -> list[int]:
-        """What the network itself writes, greedily, without its end token."""
+        """What the network itself writes, greedily and by the rules of every search, without its end token."""
         most = min(most, self.config.max_length - 1) if bounded(self.config) else most
         batch = batch_of(self.config, first, [[start]]).to(self.device)
-        found = [token for (token,) in steps(self.network, batch, most, self.config.eos_ids, Sampling(), 0)]
-        return [token for token in found if token is not None and token not in self.config.eos_ids]
+        (found,) = greedy(self.network, batch, most, self.config.eos_ids, self.rules())
+        return [token for token in found if token not in self.config.eos_ids]
+
+    def rules(self) -> Rules:
+        """What no encoder-decoder writes: padding, and the token that opens a target."""
+        c = self.config
+        if c.image_size is None and c.eos_ids:
+            return Translator(c, self.network, self.source, self.target).rules(Request(), [])  # type: ignore[arg-type]
+        return Rules(c.eos_ids, tuple({c.pad_id, c.first_id or 0} - set(c.eos_ids)))
 
     # --- names
 
@@ -120,17 +203,25 @@ class Looker:
         tokenizer = tokenizer or self.target
         if tokenizer is None:
             return [str(i) for i in ids]
-        text = tokenizer.decode(ids)
-        return [text[begin:end] or self.word(i, tokenizer)
-                for i, (begin, end) in zip(ids, written_spans(ids, tokenizer), strict=True)]  # fmt: skip
+        added = tokenizer.backend.get_added_tokens_decoder()
+        names: list[str] = []
+        for special, some in groupby(ids, lambda i: i in added and added[i].special):
+            run = list(some)
+            text, spans = (
+                ("", [(0, 0)] * len(run)) if special else (tokenizer.decode(run), written_spans(run, tokenizer))
+            )
+            names += [text[begin:end] or self.word(i, tokenizer) for i, (begin, end) in zip(run, spans, strict=True)]
+        return names
 
     def answer(self, number: int) -> str:
         """What an answer of the head is called."""
         c = self.config
+        if c.head in ("classes", "classes-words") and c.n_classes == 1:
+            return c.labels[0] if c.labels else "score"
         if c.head in ("classes", "classes-words", "tags"):
             return c.labels[number] if c.labels else f"LABEL_{number}"
-        if c.head in ("span", "replaced"):
-            return ("begins here", "ends here")[number] if c.head == "span" else "replaced"
+        if c.head in OF_TOKENS:
+            return OF_TOKENS[c.head][number]
         return self.word(number)
 
     # --- words among words
@@ -152,23 +243,32 @@ class Looker:
 
     def vectors(self, word: str, texts: Sequence[str], layer: int = -1) -> Tensor:
         """(texts, C): the word in each of them, at some layer; the mean of its pieces where it stands first."""
-        found = []
-        for number, text in enumerate(texts, 1):
-            at = text.find(word)
-            with in_words():
-                read = self.words().backend.encode(text)
-            own = [i for i, (b, e) in enumerate(read.offsets) if at >= 0 and b < at + len(word) and e > at and e > b]
-            if not own:
-                raise QkvError(f"text {number} does not contain {word!r}: {text[:80]!r}")
-            both = self.config.family == "encoder-decoder"
-            batch: Batch = batch_of(self.config, [list(read.ids)], encoding=both).to(self.device)
+        both, found = self.config.family == "encoder-decoder", []
+        for ids, own in self.found(word, texts):
+            batch: Batch = batch_of(self.config, [ids], encoding=both).to(self.device)
             with torch.no_grad():
                 found.append(layers(self.network, batch, both)[layer][0, own].float().mean(0).cpu())
         return torch.stack(found)
 
+    def found(self, word: str, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Of each text its ids, and which of them are the word's: a whole word, not a part of one."""
+        rows = []
+        for number, text in enumerate(texts, 1):
+            at = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+            with in_words():
+                read = self.words().backend.encode(text)
+            start, stop = at.span() if at is not None else (-1, -1)
+            own = [i for i, (b, e) in enumerate(read.offsets) if b < stop and e > start and e > b]
+            if not own:
+                raise QkvError(f"text {number} does not contain {word!r}: {text[:80]!r}")
+            rows.append((list(read.ids), own))
+        return rows
+
     def contexts(self, word: str, texts: Sequence[str], layer: int = -1) -> Contexts:
-        """How alike a word's vectors are in several texts, and to the one it enters the network with."""
-        return contexts(word, texts, self.vectors(word, texts, layer), self.vectors(word, texts, 0))
+        """How alike a word's vectors are in several texts, and to that of the word itself."""
+        own = [torch.tensor([ids[i] for i in places], device=self.device) for ids, places in self.found(word, texts)]
+        static = torch.stack([static_vectors(self.network, ids).float().mean(0).cpu() for ids in own])
+        return contexts(word, texts, self.vectors(word, texts, layer), static)
 
     # --- known alignments
 

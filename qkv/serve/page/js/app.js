@@ -133,7 +133,7 @@ async function begin() {
   read();
   header();
   listen(renew);
-  const again = () => read() && renew(new Set(["model", "view", "text", "target", "token", "off"]));
+  const again = () => read() && renew(new Set(Object.keys(START)));
   addEventListener("popstate", again);
   addEventListener("hashchange", again);
   renew(new Set(["model"]));

@@ -26,6 +26,7 @@ function colours() {
     quiet: of("--quiet"),
     line: of("--line"),
     masked: of("--masked"),
+    onAccent: of("--on-accent"),
   };
   probe.remove();
   return scales;
@@ -40,6 +41,21 @@ export const share = (x) => mix(colours().zero, colours().more, Math.sqrt(Math.m
 export function signed(x) {
   const size = Math.min(1, Math.abs(x)) ** 0.75;
   return mix(colours().zero, x < 0 ? colours().less : colours().more, size);
+}
+
+/** How bright a colour is, 0 … 1, as eyes see it (WCAG). */
+function brightness(rgb) {
+  const [r, g, b] = rgb.map((x) => (x <= 10 ? x / 3295 : ((x / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+/** Whether the letters of an accent can be read better on a colour than the page's own. */
+export function strong(rgb) {
+  const contrast = (letters) => {
+    const [low, high] = [brightness(rgb), brightness(letters)].sort((a, b) => a - b);
+    return (high + 0.05) / (low + 0.05);
+  };
+  return contrast(colours().onAccent) > contrast(colours().ink);
 }
 
 export const css = (rgb) => `rgb(${rgb.join(" ")})`;

@@ -44,11 +44,26 @@ export function clear(element, ...children) {
   return element;
 }
 
+/** Make a part of the page anew: what had the focus, known by its data-keep, has it again. */
+export function keeping(root, work) {
+  const before = root.contains(document.activeElement) ? document.activeElement.dataset.keep : undefined;
+  work();
+  if (before === undefined) return;
+  const again = root.querySelector(`[data-keep="${CSS.escape(before)}"]:not(:disabled)`);
+  const instead = root.querySelector("[aria-current]") ?? root.querySelector("button:not(:disabled), [tabindex='0']");
+  (again ?? instead)?.focus({ preventScroll: true });
+}
+
+/** Hear where a pointer is: a mouse that moves, a finger that taps. */
+export function pointed(element, work) {
+  for (const name of ["pointermove", "pointerdown"]) element.addEventListener(name, work);
+}
+
 /** A labelled list to choose from: options are [value, text]. */
 export function pick(label, options, value, change) {
   const list = h(
     "select",
-    { onchange: () => change(list.value) },
+    { "data-keep": label, onchange: () => change(list.value) },
     options.map(([v, text]) => h("option", { value: v }, text)),
   );
   list.value = String(value);
@@ -58,7 +73,11 @@ export function pick(label, options, value, change) {
 /** A few buttons of which one is on. */
 export function segments(label, options, value, change) {
   const one = ([v, text]) =>
-    h("button", { type: "button", "aria-pressed": v === value, onclick: () => change(v) }, text);
+    h(
+      "button",
+      { type: "button", "data-keep": `${label} ${v}`, "aria-pressed": v === value, onclick: () => change(v) },
+      text,
+    );
   return h(
     "div.field",
     h("span", { "aria-hidden": "true" }, label),

@@ -1,13 +1,13 @@
-// What goes into the model: a text with examples, of an encoder-decoder also what it writes, or a picture.
+// What goes into the model: a text with examples, of some models a second one, of an encoder-decoder also what it writes, or a
+// picture.
 import { clear, h, later } from "./dom.js";
-import { bothSides, examples, language, main, sees } from "./models.js";
+import { bothSides, examples, gapOf, language, main, second, sees } from "./models.js";
 import { pad } from "./pad.js";
 import { set, state } from "./state.js";
 
 const LABELS = {
   translate: "Text",
   summarize: "Text to summarise",
-  fill: "Text with a gap: [MASK]",
   classify: "Text",
   answer: "Text that has the answer",
   tag: "Sentence",
@@ -21,59 +21,63 @@ export function input(card, model) {
     clear(card, pad(model));
     return () => {};
   }
-  const ability = main(model)?.ability;
-  const label = ability === "translate" && model.source ? language(model.source) : (LABELS[ability] ?? "Text");
+  const other = second(model);
+  if (other && (!state.text || main(model).ability === "answer")) state.pair ||= other.example;
   if (!state.text) state.text = examples(model)[0] ?? "";
-  const changed = later(350, () => set({ text: text.value, target: "", token: -1 }));
-  const text = h("textarea", {
-    id: "text",
+  const fields = [area("text", labelOf(model), { target: "", token: -1 })];
+  if (other) fields.push(area("pair", other.label, { token: -1 }));
+  if (bothSides(model)) {
+    const writes = model.target ? language(model.target) : "What it writes";
+    const label = `${writes}, to look at another answer than its own`;
+    fields.push(area("target", label, {}, "its own answer"));
+    fields.at(-1).classList.add("wants");
+  }
+  clear(card, h("div.fields", fields), chips(model));
+  return () => fields.forEach(follow);
+}
+
+function labelOf(model) {
+  const { ability } = main(model) ?? {};
+  if (ability === "translate" && model.source) return language(model.source);
+  return ability === "fill" ? `Text with a gap: ${gapOf(model)}` : (LABELS[ability] ?? "Text");
+}
+
+/** A field for a part of the state; `also` is what else changes with it. */
+function area(name, label, also, placeholder = null) {
+  const changed = later(350, () => set({ [name]: field.value, ...also }));
+  const field = h("textarea", {
+    id: name,
     rows: "1",
     spellcheck: "false",
     autocomplete: "off",
-    oninput: () => (fit(text), changed()),
+    placeholder,
+    oninput: () => (fit(field), changed()),
   });
-  const parts = [h("label.field.grow", h("span", label), text)];
-  let target = null;
-  if (bothSides(model)) {
-    const written = later(350, () => set({ target: target.value }));
-    target = h("textarea", {
-      id: "target",
-      rows: "1",
-      spellcheck: "false",
-      placeholder: "its own answer",
-      oninput: () => (fit(target), written()),
-    });
-    parts.push(
-      h(
-        "label.field.grow.wants",
-        h(
-          "span",
-          `${model.target ? language(model.target) : "What it writes"}, to look at another answer than its own`,
-        ),
-        target,
-      ),
-    );
-  }
-  const chips = examples(model).map((one) =>
-    h(
-      "button.chip",
-      { type: "button", onclick: () => set({ text: one, target: "", token: -1 }) },
-      one.replace(/\n/g, " "),
-    ),
-  );
-  clear(card, h("div.fields", parts), chips.length ? h("div.chips", h("span.quiet", "Try"), chips) : null);
-  return () => {
-    if (document.activeElement !== text || text.value.trim() === "") text.value = state.text;
-    if (target && document.activeElement !== target) target.value = state.target;
-    for (const one of [text, target]) if (one) fit(one);
-  };
+  return h("label.field.grow", h("span", label), field);
+}
+
+/** Show the state, but not into what somebody is writing. */
+function follow(label) {
+  const field = label.querySelector("textarea");
+  const empty = field.id === "text" && field.value.trim() === "";
+  if (document.activeElement !== field || empty) field.value = state[field.id];
+  fit(field);
 }
 
 /** As high as its text. */
-function fit(area) {
-  if (!area.offsetParent) return;
-  area.style.height = "auto";
-  area.style.height = `${Math.min(area.scrollHeight + 2, 240)}px`;
+function fit(field) {
+  if (!field.offsetParent) return;
+  field.style.height = "auto";
+  field.style.height = `${Math.min(field.scrollHeight + 2, 240)}px`;
+}
+
+function chips(model) {
+  const chip = (one) => {
+    const take = () => set({ text: one, target: "", token: -1 });
+    return h("button.chip", { type: "button", onclick: take }, one.replace(/\n/g, " "));
+  };
+  const own = examples(model);
+  return own.length ? h("div.chips", h("span.quiet", "Try"), own.map(chip)) : null;
 }
 
 /** What is looked at, as the server wants it; null while there is nothing. */
@@ -83,6 +87,11 @@ export function subject(model) {
   return {
     model: model.name,
     text: state.text,
+    ...(second(model) && state.pair.trim() ? { pair: state.pair } : {}),
+    ...(main(model)?.ability === "chat" ? { chat: true } : {}),
     ...(bothSides(model) && state.target.trim() ? { target: state.target } : {}),
   };
 }
+
+/** The names of the state that a subject is made of. */
+export const SUBJECT = ["text", "pair", "target", "image"];

@@ -7,52 +7,26 @@ const FAINT = 0.03; // weights below this are not drawn
 
 export function lines({ rows, columns, values, chosen, choose, label }) {
   const height = ROW * Math.max(rows.length, columns.length);
-  const picture = s("svg", {
-    viewBox: `0 0 ${WIDTH} ${height}`,
-    preserveAspectRatio: "none",
-    height,
-    role: "img",
-    "aria-label": label,
-  });
-  const readout = h("p.readout", { "aria-live": "polite" });
-  const y = (i) => (i + 0.5) * ROW;
-  const of = rows.map((_, i) =>
-    values[i]
-      .map((x, j) =>
-        x < FAINT
-          ? null
-          : s("line", {
-              x1: 0,
-              x2: WIDTH,
-              y1: y(i),
-              y2: y(j),
-              "stroke-width": 1 + 4 * x,
-              "stroke-opacity": Math.min(1, 0.12 + x),
-            }),
-      )
-      .filter(Boolean),
+  const strokes = values.map(strokesOf);
+  const picture = s(
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${height}`, preserveAspectRatio: "none", height, role: "img", "aria-label": label },
+    strokes,
   );
-  picture.append(...of.flat());
-
+  const readout = h("p.readout", { "aria-live": "polite" });
   const from = rows.map((name, i) =>
-    h("button.word", { type: "button", "aria-pressed": i === chosen, onclick: () => choose(i) }, shown(name)),
+    h(
+      "button.word",
+      { type: "button", "data-keep": `word${i}`, "aria-pressed": i === chosen, onclick: () => choose(i) },
+      shown(name),
+    ),
   );
   const to = columns.map((name) => h("span.word", shown(name)));
 
   function mark(i) {
-    of.forEach((own, k) => own.forEach((line) => line.classList.toggle("off", i >= 0 && k !== i)));
+    strokes.forEach((own, k) => own.forEach((line) => line.classList.toggle("off", i >= 0 && k !== i)));
     to.forEach((word, j) => word.style.setProperty("--weight", i >= 0 ? `${Math.round(85 * values[i][j])}%` : "0%"));
-    if (i < 0)
-      return void readout.replaceChildren("Point at a word on the left to see what it looks at; click to keep it.");
-    const best = values[i]
-      .map((x, j) => [x, j])
-      .sort((a, b) => b[0] - a[0])
-      .slice(0, 3);
-    readout.replaceChildren(
-      h("b", shown(rows[i])),
-      " looks at ",
-      ...best.flatMap(([x, j], n) => [n ? ", " : "", h("b", shown(columns[j])), ` ${number(x)}`]),
-    );
+    readout.replaceChildren(...(i < 0 ? [HOW] : best(rows[i], columns, values[i])));
   }
 
   from.forEach((word, i) => {
@@ -67,4 +41,35 @@ export function lines({ rows, columns, values, chosen, choose, label }) {
   });
   mark(chosen);
   return h("figure.lines", h("div.lines-scroll", h("div.words.from", from), picture, h("div.words", to)), readout);
+}
+
+const HOW = "Point at a word on the left to see what it looks at; click to keep it.";
+
+/** The lines of the i-th word: one for each weight that can be seen. */
+function strokesOf(weights, i) {
+  const y = (n) => (n + 0.5) * ROW;
+  const seen = weights.map((x, j) => [x, j]).filter(([x]) => x >= FAINT);
+  return seen.map(([x, j]) =>
+    s("line", {
+      x1: 0,
+      x2: WIDTH,
+      y1: y(i),
+      y2: y(j),
+      "stroke-width": 1 + 4 * x,
+      "stroke-opacity": Math.min(1, 0.12 + x),
+    }),
+  );
+}
+
+/** What a word looks at most, in words. */
+function best(name, columns, weights) {
+  const most = weights
+    .map((x, j) => [x, j])
+    .sort((a, b) => b[0] - a[0])
+    .slice(0, 3);
+  return [
+    h("b", shown(name)),
+    " looks at ",
+    ...most.flatMap(([x, j], n) => [n ? ", " : "", h("b", shown(columns[j])), ` ${number(x)}`]),
+  ];
 }

@@ -1,9 +1,10 @@
-// A table of numbers as a picture: named rows and columns, the pair and its number told on hover and by the arrow keys.
-import { h, number, shown } from "./dom.js";
+// A table of numbers as a picture: named rows and columns, the pair and its number told on hover, by a tap and by the arrow keys.
+import { h, number, pointed, shown } from "./dom.js";
 import { css, named, paint, share } from "./colour.js";
 
 const FONT = "12px system-ui, sans-serif";
 const LONGEST = 14; // characters of a name beside the picture
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 const short = (name) => {
   const text = shown(name);
@@ -13,79 +14,129 @@ const short = (name) => {
 /**
  * rows, columns: names; values: numbers (rows x columns), null = masked.
  * told(i, j): what is said of a cell; chosen: a row that is marked; choose(i): a row was clicked.
+ * cursor: {at: [i, j]}: the cell that is told; whoever makes the picture anew hands over the same one.
  */
-export function matrix({
-  rows,
-  columns,
-  values,
-  colour = share,
-  told,
-  label,
-  chosen = -1,
-  choose = null,
-  largestCell = 46,
-  smallestCell = 9,
-}) {
-  const canvas = h("canvas");
-  const readout = h("p.readout", { "aria-live": "polite" }, "Point at a cell, or move with the arrow keys.");
-  const stage = h("div.matrix", { tabindex: "0", role: "img", "aria-label": label }, canvas);
-  const say =
-    told ?? ((i, j) => [h("b", shown(rows[i])), " → ", h("b", shown(columns[j])), `: ${number(values[i][j])}`]);
-  let [cell, left, top, at] = [10, 0, 0, null];
+export function matrix(given) {
+  return new Matrix(given).figure;
+}
 
-  function measure() {
-    const context = canvas.getContext("2d");
-    context.font = FONT;
-    const width = (names) => Math.max(...names.map((name) => context.measureText(short(name)).width));
-    const room = stage.clientWidth || 600;
-    left = Math.ceil(width(rows)) + 10;
-    cell = Math.max(smallestCell, Math.min(largestCell, Math.floor((room - left - 4) / columns.length)));
-    const upright = columns.every((name) => context.measureText(short(name)).width < cell - 2);
-    top = upright ? 18 : Math.ceil(width(columns)) + 10;
-    return upright;
+class Matrix {
+  constructor({ label, rows, columns, values, told, cursor = { at: null }, ...more }) {
+    Object.assign(this, { rows, columns, values, cursor });
+    Object.assign(this, { colour: share, chosen: -1, choose: null, largestCell: 46, smallestCell: 9 }, more);
+    this.told =
+      told ?? ((i, j) => [h("b", shown(rows[i])), " → ", h("b", shown(columns[j])), `: ${number(values[i][j])}`]);
+    [this.cell, this.left, this.top] = [10, 0, 0];
+    this.canvas = h("canvas");
+    this.readout = h("p.readout", { "aria-live": "polite" }, "Point at a cell, or move with the arrow keys.");
+    this.stage = h(
+      "div.matrix",
+      { tabindex: "0", role: "img", "aria-label": label, "data-keep": "matrix" },
+      this.canvas,
+    );
+    this.figure = h("figure.matrix-figure", this.stage, this.readout);
+    if (cursor.at && !(cursor.at[0] < rows.length && cursor.at[1] < columns.length)) cursor.at = null;
+    if (cursor.at) this.tell();
+    this.hear();
+    new ResizeObserver(() => this.draw()).observe(this.stage);
   }
 
-  function draw() {
-    const upright = measure();
-    const [width, height] = [left + cell * columns.length + 2, top + cell * rows.length + 2];
+  hear() {
+    pointed(this.stage, (event) => {
+      const cell = this.locate(event);
+      if (cell && String(cell) !== String(this.cursor.at)) this.go(...cell);
+    });
+    this.stage.addEventListener("click", (event) => {
+      const cell = this.locate(event);
+      if (cell) this.choose?.(cell[0]);
+    });
+    this.stage.addEventListener("keydown", (event) => {
+      const { at } = this.cursor;
+      if (event.key === "Enter" && at) this.choose?.(at[0]);
+      const step = ARROWS[event.key];
+      if (!step) return;
+      event.preventDefault();
+      event.stopPropagation();
+      this.go(at ? at[0] + step[0] : 0, at ? at[1] + step[1] : 0);
+    });
+  }
+
+  /** The cell under a pointer, [row, column]; null beside the table. */
+  locate(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const i = Math.floor((event.clientY - box.top - this.top) / this.cell);
+    const j = Math.floor((event.clientX - box.left - this.left) / this.cell);
+    return i >= 0 && j >= 0 && i < this.rows.length && j < this.columns.length ? [i, j] : null;
+  }
+
+  go(i, j) {
+    const within = (x, count) => Math.max(0, Math.min(count - 1, x));
+    this.cursor.at = [within(i, this.rows.length), within(j, this.columns.length)];
+    this.tell();
+    this.draw();
+  }
+
+  tell() {
+    this.readout.replaceChildren(...[this.told(...this.cursor.at)].flat());
+  }
+
+  // --- the picture
+
+  measure() {
+    const context = this.canvas.getContext("2d");
+    context.font = FONT;
+    const size = (name) => context.measureText(short(name)).width;
+    const widest = (names) => Math.ceil(Math.max(...names.map(size))) + 10;
+    const room = this.stage.clientWidth || 600;
+    this.left = widest(this.rows);
+    const fitting = Math.floor((room - this.left - 4) / this.columns.length);
+    this.cell = Math.max(this.smallestCell, Math.min(this.largestCell, fitting));
+    this.upright = this.columns.every((name) => size(name) < this.cell - 2);
+    this.top = this.upright ? 18 : widest(this.columns);
+  }
+
+  draw() {
+    this.measure();
+    const { canvas, cell, left, top } = this;
+    const [wide, high] = [cell * this.columns.length, cell * this.rows.length];
     const sharp = window.devicePixelRatio || 1;
-    Object.assign(canvas, { width: width * sharp, height: height * sharp });
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
+    Object.assign(canvas, { width: (left + wide + 2) * sharp, height: (top + high + 2) * sharp });
+    canvas.style.width = `${left + wide + 2}px`;
+    canvas.style.height = `${top + high + 2}px`;
     const context = canvas.getContext("2d");
     context.scale(sharp, sharp);
     context.imageSmoothingEnabled = false;
-    const pixels = paint(document.createElement("canvas"), values, colour);
-    context.drawImage(pixels, left, top, cell * columns.length, cell * rows.length);
-    if (cell >= 14) grid(context);
-    names(context, upright);
-    for (const [i, j] of [[chosen, -1], at ?? [-1, -1]]) mark(context, i, j);
+    context.drawImage(paint(document.createElement("canvas"), this.values, this.colour), left, top, wide, high);
+    if (cell >= 14) this.grid(context, wide, high);
+    this.names(context);
+    if (this.chosen >= 0) this.mark(context, this.chosen, 0, wide);
+    if (this.cursor.at) this.mark(context, ...this.cursor.at, cell);
   }
 
-  function grid(context) {
+  grid(context, wide, high) {
+    const { cell, left, top } = this;
     context.strokeStyle = named("line");
     context.lineWidth = 0.5;
     context.beginPath();
-    for (let j = 0; j <= columns.length; j++)
-      lineTo(context, left + j * cell, top, left + j * cell, top + cell * rows.length);
-    for (let i = 0; i <= rows.length; i++)
-      lineTo(context, left, top + i * cell, left + cell * columns.length, top + i * cell);
+    this.columns.concat("").forEach((_, j) => lineTo(context, left + j * cell, top, left + j * cell, top + high));
+    this.rows.concat("").forEach((_, i) => lineTo(context, left, top + i * cell, left + wide, top + i * cell));
     context.stroke();
   }
 
-  function names(context, upright) {
+  names(context) {
+    const { cell, left, top, upright, cursor } = this;
+    const every = Math.max(1, Math.ceil(12 / cell)); // where cells are small, not all names have room
     context.font = FONT;
     context.textBaseline = "middle";
-    const every = Math.max(1, Math.ceil(12 / cell));
-    rows.forEach((name, i) => {
-      if (i % every && i !== at?.[0]) return;
-      context.fillStyle = named(i === at?.[0] || i === chosen ? "ink" : "quiet");
+    this.rows.forEach((name, i) => {
+      if (i % every && i !== cursor.at?.[0]) return;
+      context.fillStyle = named(i === cursor.at?.[0] || i === this.chosen ? "ink" : "quiet");
       context.textAlign = "right";
       context.fillText(short(name), left - 6, top + (i + 0.5) * cell);
     });
-    columns.forEach((name, j) => {
-      if (j % every && j !== at?.[1]) return;
-      context.fillStyle = named(j === at?.[1] ? "ink" : "quiet");
+    this.columns.forEach((name, j) => {
+      if (j % every && j !== cursor.at?.[1]) return;
+      context.fillStyle = named(j === cursor.at?.[1] ? "ink" : "quiet");
       context.save();
       context.translate(left + (j + 0.5) * cell, top - (upright ? 9 : 6));
       context.textAlign = upright ? "center" : "left";
@@ -95,38 +146,11 @@ export function matrix({
     });
   }
 
-  function mark(context, i, j) {
-    if (i < 0) return;
+  mark(context, i, j, width) {
     context.strokeStyle = named("ink");
     context.lineWidth = 1.5;
-    if (j < 0) context.strokeRect(left, top + i * cell, cell * columns.length, cell);
-    else context.strokeRect(left + j * cell, top + i * cell, cell, cell);
+    context.strokeRect(this.left + j * this.cell, this.top + i * this.cell, width, this.cell);
   }
-
-  function go(i, j) {
-    at = [Math.max(0, Math.min(rows.length - 1, i)), Math.max(0, Math.min(columns.length - 1, j))];
-    readout.replaceChildren(...[say(...at)].flat());
-    draw();
-  }
-
-  stage.addEventListener("pointermove", (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [i, j] = [
-      Math.floor((event.clientY - box.top - top) / cell),
-      Math.floor((event.clientX - box.left - left) / cell),
-    ];
-    if (i >= 0 && j >= 0 && i < rows.length && j < columns.length && (i !== at?.[0] || j !== at?.[1])) go(i, j);
-  });
-  stage.addEventListener("click", () => at && choose?.(at[0]));
-  stage.addEventListener("keydown", (event) => {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (event.key === "Enter" && at) choose?.(at[0]);
-    if (!step) return;
-    event.preventDefault();
-    go(at ? at[0] + step[0] : 0, at ? at[1] + step[1] : 0);
-  });
-  new ResizeObserver(draw).observe(stage);
-  return h("figure.matrix-figure", stage, readout);
 }
 
 function lineTo(context, x, y, x2, y2) {

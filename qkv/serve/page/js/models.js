@@ -23,10 +23,22 @@ export const sees = (model) => model.image_size !== null;
 export const looks = (model) => model.can.includes("look");
 export const bothSides = (model) => model.family === "encoder-decoder";
 export const attends = (model) => looks(model) && model.attention.length > 0;
-/** Whether a head of it can be walked through: softmax over the tokens, not a recurrence. */
-export const walks = (model) => attends(model) && !model.recurrent && model.mixer.includes("softmax");
+/** Whether a head of it may be walked through: softmax over the tokens, not a recurrence; cross-attention always is one. */
+export const walks = (model) =>
+  attends(model) && !model.recurrent && (model.mixer.includes("softmax") || bothSides(model));
+/** How it writes a gap; a model that fills none has no name for it. */
+export const gapOf = (model) => model.mask ?? "[MASK]";
+/** Whether a token ends what is written. */
+export const ends = (model, { id }) => model.ends.includes(id);
+/** The second text that it reads: {label, example}; null where it reads one. An answer's question is always one. */
+export function second(model) {
+  if (main(model)?.ability === "answer") return { label: "Question", example: "Who won?" };
+  return model.pairs ? { label: "Second text", example: "The film was great, and its story is clever." } : null;
+}
 export const ordered = (model) => looks(model) && model.position !== "none" && !model.recurrent;
 export const answers = (model) => !["none", "pooled"].includes(model.head);
+/** Whether it answers at every token that it reads, not about the whole, and not with what comes next. */
+export const perToken = (model) => model.family === "encoder" && !/^(classes|pooled|none)/.test(model.head);
 
 const LANGUAGES = {
   en: "English",
@@ -85,7 +97,7 @@ const GERMAN = [
 
 /** Texts to begin with. */
 export function examples(model) {
-  const gap = model.can.includes("fill") ? "[MASK]" : "";
+  const gap = gapOf(model);
   switch (main(model)?.ability) {
     case "translate":
       return model.source === "de" ? GERMAN : ENGLISH;

@@ -7,96 +7,106 @@ const SENT = 256; // the longest side of what is sent
 const COLOURS = ["#dc2828", "#28aa46", "#325aeb", "#f0e13c", "#a03cc8", "#fa8c1e", "#46d7e1", "#f0f0f0"];
 
 export function pad(model) {
-  const grey = model.channels === 1;
-  const canvas = h("canvas.pad", {
-    width: SIDE,
-    height: SIDE,
-    tabindex: "0",
-    role: "img",
-    "aria-label": "A picture to draw on; the examples and a file can be chosen by keyboard",
-  });
-  const context = canvas.getContext("2d", { willReadFrequently: true });
-  let [colour, drawing] = [grey ? "#fff" : COLOURS[0], false];
-
-  const done = () => set({ image: small(canvas), token: -1 });
-  const empty = () => {
-    context.fillStyle = grey ? "#000" : "#121218";
-    context.fillRect(0, 0, SIDE, SIDE);
-  };
-  const place = (event) => {
-    const box = canvas.getBoundingClientRect();
-    return [((event.clientX - box.left) * SIDE) / box.width, ((event.clientY - box.top) * SIDE) / box.height];
-  };
-  canvas.addEventListener("pointerdown", (event) => {
-    drawing = true;
-    canvas.setPointerCapture(event.pointerId);
-    context.beginPath();
-    context.moveTo(...place(event));
-    stroke(event);
-  });
-  const stroke = (event) => {
-    if (!drawing) return;
-    Object.assign(context, { lineWidth: SIDE / 13, lineCap: "round", lineJoin: "round", strokeStyle: colour });
-    context.lineTo(...place(event));
-    context.stroke();
-  };
-  canvas.addEventListener("pointermove", stroke);
-  canvas.addEventListener("pointerup", () => drawing && ((drawing = false), done()));
-
+  const board = new Board(model.channels === 1);
+  const example = ([name, draw]) => h("button.chip", { type: "button", onclick: () => board.take(draw) }, name);
+  const clearing = h("button", { type: "button", onclick: () => board.take(() => {}) }, "Empty");
   const file = h("input", {
     type: "file",
     accept: "image/*",
     "aria-label": "A picture from a file",
-    onchange: () => file.files[0] && open(file.files[0]),
+    onchange: () => file.files[0] && board.open(file.files[0]),
   });
-  async function open(one) {
-    const image = await createImageBitmap(one);
-    empty();
-    const size = SIDE / Math.max(image.width, image.height);
-    context.drawImage(
-      image,
-      (SIDE - image.width * size) / 2,
-      (SIDE - image.height * size) / 2,
-      image.width * size,
-      image.height * size,
-    );
-    done();
-  }
-  const example = ([name, draw]) =>
-    h("button.chip", { type: "button", onclick: () => (empty(), draw(context), done()) }, name);
-  const own = grey ? DIGITS : SHAPES;
-  const paints = grey
-    ? null
-    : h(
-        "div.paints",
-        { role: "group", "aria-label": "Colour" },
-        COLOURS.map((one) =>
-          h("button.paint", {
-            type: "button",
-            "aria-label": `colour ${one}`,
-            style: { background: one },
-            onclick: () => (colour = one),
-          }),
-        ),
-      );
-  empty();
-  if (state.image) restore(context, state.image);
-  else {
-    own[0][1](context);
-    state.image = small(canvas);
-  }
-  const clearing = h("button", { type: "button", onclick: () => (empty(), done()) }, "Empty");
+  const seen = `${model.image_size} × ${model.image_size} pixels`;
   return h(
     "div.pad-card",
-    canvas,
+    board.canvas,
     h(
       "div.pad-side",
-      h("p.quiet", `Draw with the mouse or a finger; the model sees ${model.image_size} × ${model.image_size} pixels.`),
-      paints,
+      h("p.quiet", `Draw with the mouse or a finger; the model sees ${seen}.`),
+      board.grey ? null : paints(board),
       h("div.row", clearing, h("label.file", "From a file", file)),
-      h("div.chips", h("span.quiet", "Try"), own.map(example)),
+      h("div.chips", h("span.quiet", "Try"), board.examples.map(example)),
     ),
   );
+}
+
+function paints(board) {
+  const paint = (one) =>
+    h("button.paint", {
+      type: "button",
+      "aria-label": `colour ${one}`,
+      style: { background: one },
+      onclick: () => (board.colour = one),
+    });
+  return h("div.paints", { role: "group", "aria-label": "Colour" }, COLOURS.map(paint));
+}
+
+/** What is drawn on. */
+class Board {
+  constructor(grey) {
+    [this.grey, this.examples] = [grey, grey ? DIGITS : SHAPES];
+    [this.colour, this.drawing] = [grey ? "#fff" : COLOURS[0], false];
+    this.canvas = h("canvas.pad", {
+      width: SIDE,
+      height: SIDE,
+      tabindex: "0",
+      role: "img",
+      "aria-label": "A picture to draw on; the examples and a file can be chosen by keyboard",
+    });
+    this.context = this.canvas.getContext("2d", { willReadFrequently: true });
+    this.hear();
+    this.empty();
+    if (state.image) return void restore(this.context, state.image);
+    this.examples[0][1](this.context);
+    state.image = small(this.canvas);
+  }
+
+  hear() {
+    this.canvas.addEventListener("pointerdown", (event) => {
+      this.drawing = true;
+      this.canvas.setPointerCapture(event.pointerId);
+      this.context.beginPath();
+      this.context.moveTo(...this.place(event));
+      this.stroke(event);
+    });
+    this.canvas.addEventListener("pointermove", (event) => this.stroke(event));
+    this.canvas.addEventListener("pointerup", () => this.drawing && ((this.drawing = false), this.done()));
+  }
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [((event.clientX - box.left) * SIDE) / box.width, ((event.clientY - box.top) * SIDE) / box.height];
+  }
+
+  stroke(event) {
+    if (!this.drawing) return;
+    const pen = { lineWidth: SIDE / 13, lineCap: "round", lineJoin: "round", strokeStyle: this.colour };
+    Object.assign(this.context, pen).lineTo(...this.place(event));
+    this.context.stroke();
+  }
+
+  empty() {
+    this.context.fillStyle = this.grey ? "#000" : "#121218";
+    this.context.fillRect(0, 0, SIDE, SIDE);
+  }
+
+  /** A picture in place of what was there. */
+  take(draw) {
+    this.empty();
+    draw(this.context);
+    this.done();
+  }
+
+  async open(file) {
+    const image = await createImageBitmap(file);
+    const size = SIDE / Math.max(image.width, image.height);
+    const [wide, high] = [image.width * size, image.height * size];
+    this.take((context) => context.drawImage(image, (SIDE - wide) / 2, (SIDE - high) / 2, wide, high));
+  }
+
+  done() {
+    set({ image: small(this.canvas), token: -1 });
+  }
 }
 
 function restore(context, image) {

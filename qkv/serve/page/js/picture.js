@@ -1,5 +1,5 @@
 // Attention over the patches of a picture, laid on the picture.
-import { h, number, shown } from "./dom.js";
+import { h, number, pointed, shown } from "./dom.js";
 
 const SIDE = 320;
 
@@ -41,14 +41,18 @@ export function onPicture({ rows, values, chosen, choose, label }, { side, at },
     at.map((j) => values[row][j]),
     side,
   );
-  canvas.addEventListener("pointermove", (event) => {
+  pointed(canvas, (event) => {
     const box = canvas.getBoundingClientRect();
     const place = (x, from, size) => Math.max(0, Math.min(side - 1, Math.floor(((x - from) / size) * side)));
     const [i, j] = [place(event.clientY, box.top, box.height), place(event.clientX, box.left, box.width)];
     readout.replaceChildren(h("b", shown(rows[row])), ` → patch ${i},${j}: ${number(values[row][at[i * side + j]])}`);
   });
   const words = rows.map((name, i) =>
-    h("button.word", { type: "button", "aria-pressed": i === row, onclick: () => choose(i) }, shown(name)),
+    h(
+      "button.word",
+      { type: "button", "data-keep": `word${i}`, "aria-pressed": i === row, onclick: () => choose(i) },
+      shown(name),
+    ),
   );
   return h("figure.on-picture", canvas, h("div", h("p.quiet", "Who looks"), h("div.word-list", words)), readout);
 }

@@ -4,6 +4,7 @@ export const START = {
   model: "",
   view: "",
   text: "",
+  pair: "",
   target: "",
   kind: "",
   layer: -1,

@@ -1,12 +1,10 @@
 // The steps of a walk through a head: a title, a formula, a few words, and the numbers themselves.
 import { largest } from "./colour.js";
 import { h, number, shown } from "./dom.js";
-import { line, strip, weight, written } from "./strips.js";
+import { scores, signedBar } from "./scores.js";
+import { line, quoted as name, strip, variable as v, weight, written } from "./strips.js";
 
 export const STEPS = ["x", "q k v", "scores", "mask", "softmax", "mix", "output"];
-
-const v = (name, below = "") => [h("var", name), below ? h("sub", below) : ""];
-const name = (token) => h("b", `“${shown(token)}”`);
 
 /** found: what the server says of the head; at: {row, column, say, chooseRow, chooseColumn}. */
 export function steps(found, at) {
@@ -30,6 +28,7 @@ function inputs({ x, memory, rows, columns, row, say, chooseRow, cross }) {
           on: i === on,
           choose: choose && (() => choose(i)),
           label: "look from ",
+          keep: `from${i}`,
         }),
       ),
     ),
@@ -53,40 +52,16 @@ function inputs({ x, memory, rows, columns, row, say, chooseRow, cross }) {
 
 function projections({ query, key, value, rows, columns, row, width, say, cross }) {
   const most = largest([...query, ...key]) * 0.7;
-  const strips = (table, letter, size) =>
-    h(
-      "div.lines-table",
-      table.map((one, j) =>
-        line({
-          token: columns[j],
-          wide: strip(one, size, say, `${letter}(${shown(columns[j])})`),
-          narrow: written(one),
-        }),
-      ),
-    );
+  const one = (letter, token, values, size, on = false) =>
+    line({ token, wide: strip(values, size, say, `${letter}(${shown(token)})`), narrow: written(values), on });
+  const strips = (letter, table, size) => table.map((values, j) => one(letter, columns[j], values, size));
+  const product = (letter, below) => [v(letter), " = ", v("x"), v("W", below)];
   return {
     title: "Query, key and value",
-    formula: [
-      v("q"),
-      " = ",
-      v("x"),
-      v("W", "Q"),
-      ",  ",
-      v("k"),
-      " = ",
-      v("x"),
-      v("W", "K"),
-      ",  ",
-      v("v"),
-      " = ",
-      v("x"),
-      v("W", "V"),
-    ],
+    formula: [product("q", "Q"), ",  ", product("k", "K"), ",  ", product("v", "V")],
     words: [
       [
-        "Three learned matrices turn each vector into three small ones of ",
-        String(width),
-        " numbers. The ",
+        `Three learned matrices turn each vector into three small ones of ${width} numbers. The `,
         h("b", "query"),
         " says what ",
         name(rows[row]),
@@ -102,116 +77,16 @@ function projections({ query, key, value, rows, columns, row, width, say, cross 
     ],
     numbers: [
       h("h3", "Query"),
-      h(
-        "div.lines-table",
-        line({
-          token: rows[row],
-          wide: strip(query[row], most, say, `q(${shown(rows[row])})`),
-          narrow: written(query[row]),
-          on: true,
-        }),
-      ),
+      h("div.lines-table", one("q", rows[row], query[row], most, true)),
       h("h3", "Keys"),
-      strips(key, "k", most),
+      h("div.lines-table", strips("k", key, most)),
       h("h3", "Values"),
-      strips(value, "v", largest(value) * 0.7),
+      h("div.lines-table", strips("v", value, largest(value) * 0.7)),
     ],
   };
 }
 
-// --- 3
-
-/** How the scores come from q and k: their product times a scale, and what positions add. */
-function made({ query, key, scores: table, width }) {
-  const dot = (i, j) => query[i].reduce((sum, x, d) => sum + x * key[j][d], 0);
-  const near = (scale) =>
-    table.every((line, i) =>
-      line.every((score, j) => score === null || Math.abs(dot(i, j) * scale - score) < 2e-3 * (1 + Math.abs(score))),
-    );
-  const scale = near(1 / Math.sqrt(width)) || !near(1) ? 1 / Math.sqrt(width) : 1;
-  return { dot, scale, exact: near(scale) };
-}
-
-function scores(own) {
-  const { query, key, scores: table, rows, columns, row, column: j, width, say, chooseColumn } = own;
-  const { dot, scale, exact } = made(own);
-  const product = query[row].map((x, d) => x * key[j][d]);
-  const most = largest([table[row]]);
-  const sum = dot(row, j);
-  const arithmetic = h(
-    "div.arithmetic",
-    line({
-      token: "q",
-      wide: strip(query[row], largest([query[row], key[j]]) * 0.7, say, "q"),
-      narrow: written(query[row]),
-    }),
-    line({ token: "k", wide: strip(key[j], largest([query[row], key[j]]) * 0.7, say, "k"), narrow: written(key[j]) }),
-    line({ token: "q × k", wide: strip(product, largest([product]) * 0.7, say, "q×k"), narrow: written(product) }),
-    h(
-      "p.sum",
-      "sum ",
-      h("b", number(sum, 2)),
-      scale === 1 ? null : [` ÷ √${width} = `, h("b", number(sum * scale, 3))],
-      exact
-        ? null
-        : [" + position ", h("b", number(table[row][j] - sum * scale, 3)), " = ", h("b", number(table[row][j], 3))],
-    ),
-  );
-  return {
-    title: "Scores: how well do they fit?",
-    formula: [
-      v("s"),
-      " = ",
-      v("q"),
-      " · ",
-      v("k"),
-      scale === 1 ? "" : [" / √", String(width)],
-      exact ? "" : " + what positions add",
-    ],
-    words: [
-      [
-        "The query of ",
-        name(rows[row]),
-        " is multiplied with each key, number by number, and summed up: a large sum means that they point the same way.",
-      ],
-      scale === 1
-        ? ""
-        : `Dividing by √${width} keeps the sums from growing with the width, which would make the softmax too sharp.`,
-      ["Choose a token on the right to see its sum being made."],
-    ],
-    numbers: [
-      h(
-        "div.lines-table",
-        table[row].map((score, c) =>
-          line({
-            token: columns[c],
-            wide: signedBar(score, most),
-            narrow: number(score, 2),
-            on: c === j,
-            choose: () => chooseColumn(c),
-            label: "score of ",
-          }),
-        ),
-      ),
-      h("h3", shown(rows[row]), " · ", shown(columns[j])),
-      arithmetic,
-    ],
-  };
-}
-
-/** A bar to the left of the middle for what is below zero, to the right for what is above. */
-function signedBar(x, most) {
-  if (x === null) return h("span.masked", "masked");
-  const size = (50 * Math.abs(x)) / most;
-  return h(
-    "span.signed-track",
-    h(`span.signed-fill${x < 0 ? ".less" : ""}`, {
-      style: { width: `${size}%`, left: x < 0 ? `${50 - size}%` : "50%" },
-    }),
-  );
-}
-
-// --- 4
+// --- 4 (3 is in scores.js)
 
 function mask({ scores: table, allowed, rows, columns, row, kind }) {
   const hidden = allowed[row].filter((one) => !one).length;
@@ -294,7 +169,7 @@ function softmax({ scores: table, allowed, weights, rows, columns, row }) {
 
 // --- 6
 
-function mix({ weights, value, mixed, rows, columns, row, say }) {
+function mix({ weights, value, mixed, value_bias: added, rows, columns, row, say }) {
   const most = largest(value) * 0.7;
   const order = weights[row]
     .map((x, j) => [x, j])
@@ -313,7 +188,7 @@ function mix({ weights, value, mixed, rows, columns, row, say }) {
     });
   return {
     title: "The values, mixed",
-    formula: [v("z"), " = Σ ", v("a"), " ", v("v")],
+    formula: [v("z"), " = Σ ", v("a"), " ", v("v"), added ? " + what positions add" : ""],
     words: [
       "Each value is multiplied with its weight: what has little weight fades to nothing.",
       [
@@ -328,6 +203,9 @@ function mix({ weights, value, mixed, rows, columns, row, say }) {
       h("h3", "Sum"),
       h(
         "div.lines-table",
+        added
+          ? line({ token: "position", wide: strip(added[row], most, say, "position"), narrow: written(added[row]) })
+          : null,
         line({ token: "z", wide: strip(mixed[row], most, say, "z"), narrow: written(mixed[row]), on: true }),
       ),
     ],

@@ -1,5 +1,5 @@
 // Vectors as strips of colour: one box for each number, told on hover.
-import { h, number, shown } from "./dom.js";
+import { h, number, pointed, shown } from "./dom.js";
 import { paint, signed } from "./colour.js";
 
 /** One vector. `most` is the number with the full colour; `say` is given what is under the pointer. */
@@ -17,10 +17,14 @@ export function strip(values, most, say = null, name = "") {
     );
     say?.(`${name}[${i}] = ${number(values[i])}`);
   };
-  canvas.addEventListener("pointermove", at);
-  canvas.addEventListener("pointerdown", at);
+  pointed(canvas, at);
   return canvas;
 }
+
+/** A letter of a formula, with what stands below it. */
+export const variable = (name, below = "") => [h("var", name), below ? h("sub", below) : ""];
+
+export const quoted = (token) => h("b", `“${shown(token)}”`);
 
 /** The first numbers of a vector, as one writes them. */
 export function written(values, count = 3) {
@@ -33,12 +37,19 @@ export function written(values, count = 3) {
   );
 }
 
-/** One line of a table of tokens: its name, something wide, something narrow. A token that can be chosen is a button. */
-export function line({ token, wide, narrow = null, on = false, faint = false, choose = null, label = "" }) {
+/** One line of a table of tokens: its name, something wide, something narrow. A token that can be chosen is a button,
+ * which `keep` finds again when the table is made anew. */
+export function line({ token, wide, narrow = null, on = false, faint = false, choose = null, label = "", keep = "" }) {
   const name = choose
     ? h(
         "button.token-name",
-        { type: "button", "aria-pressed": on, "aria-label": `${label}${shown(token)}`, onclick: choose },
+        {
+          type: "button",
+          "data-keep": keep,
+          "aria-pressed": on,
+          "aria-label": `${label}${shown(token)}`,
+          onclick: choose,
+        },
         shown(token),
       )
     : h("span.token-name", shown(token));

@@ -1,8 +1,8 @@
 // The logit lens: what the model would answer if it stopped here, at every point of the residual stream.
 import { look } from "../api.js";
-import { css, share } from "../colour.js";
+import { css, share, strong } from "../colour.js";
 import { bars, busy, clear, empty, failed, h, number, percent, s, shown } from "../dom.js";
-import { subject } from "../input.js";
+import { SUBJECT, subject } from "../input.js";
 import { answers, looks } from "../models.js";
 import { set, state } from "../state.js";
 
@@ -11,7 +11,10 @@ export const lens = {
   title: () => "Layers",
   fits: (model) => model !== null && looks(model) && answers(model),
   reads: true,
-  mount,
+  mount: (root, page) => {
+    const own = new Lens(root, page);
+    return (changed) => own.update(changed);
+  },
 };
 
 const NAMES = {
@@ -28,121 +31,112 @@ function pointName(label) {
   return /^\d+$/.test(layer) ? `${layer} ${what.map((one) => NAMES[one] ?? one).join(" ")}` : label;
 }
 
-function mount(root, { model, limits }) {
-  let [asked, at] = [0, null];
-  const table = h("section.card");
-  const side = h("section.card");
-  clear(root, h("div.two.lens", table, side));
+class Lens {
+  constructor(root, { model, limits }) {
+    Object.assign(this, { model, limits, asked: 0, at: null, found: null });
+    [this.table, this.side] = [h("section.card"), h("section.card")];
+    clear(root, h("div.two.lens", this.table, this.side));
+  }
 
-  async function update(changed) {
-    if (changed && !["text", "target", "image"].some((name) => changed.has(name))) return;
-    const mine = ++asked;
-    if (!subject(model))
-      return void (clear(side), clear(table, empty("There is nothing to look at yet: write something above.")));
-    clear(table, busy());
+  async update(changed) {
+    if (changed && !SUBJECT.some((name) => changed.has(name))) return;
+    const mine = ++this.asked;
+    clear(this.side);
+    if (!subject(this.model))
+      return void clear(this.table, empty("There is nothing to look at yet: write something above."));
+    clear(this.table, busy());
     try {
-      const found = await look("lens", { ...subject(model), top_k: Math.min(6, limits.top) });
-      if (mine !== asked) return;
-      const column =
-        state.token >= 0 && state.token < found.tokens.length ? state.token : Math.max(0, found.tokens.length - 2);
-      at = [found.points.length - 1, column];
-      show(found);
+      const found = await look("lens", { ...subject(this.model), top_k: Math.min(6, this.limits.top) });
+      if (mine === this.asked) this.show(found);
     } catch (error) {
-      if (mine === asked) (clear(side), clear(table, failed(error)));
+      if (mine === this.asked) clear(this.table, failed(error));
     }
   }
 
-  function show(found) {
-    const cell = (i, j) => {
-      const p = found.probabilities[i][j][0];
-      return h(
-        "td",
-        h(
-          "button.lens-cell",
-          {
-            type: "button",
-            "aria-pressed": "false",
-            "data-at": `${i}.${j}`,
-            tabindex: "-1",
-            "aria-label": `${pointName(found.points[i])}, at ${shown(found.tokens[j])}: ${found.words[i][j][0]} ${percent(p)}`,
-            style: { background: css(share(p)) },
-            class: p > 0.5 ? "lens-cell strong" : "lens-cell",
-            onclick: () => choose(found, i, j),
-          },
-          h("span", shown(found.words[i][j][0])),
-          h("small", percent(p)),
-        ),
-      );
-    };
-    const head = h(
-      "tr",
-      h("th", "after"),
-      found.tokens.map((token) => h("th", shown(token))),
-    );
-    const rows = found.points.map((label, i) =>
-      h(
-        "tr",
-        h("th", pointName(label)),
-        found.tokens.map((_, j) => cell(i, j)),
-      ),
-    );
-    const whole = found.tokens.length === 1 && found.tokens[0] === "(all)";
+  show(found) {
+    const { points, tokens } = (this.found = found);
+    const whole = tokens.length === 1 && tokens[0] === "(all)";
+    const next = this.model.family === "encoder" ? "" : ": the token that comes next";
+    const column = (name) => h("th", shown(name));
+    const cells = (i) => tokens.map((_, j) => h("td", this.cell(i, j)));
+    const row = (label, i) => h("tr", h("th", pointName(label)), cells(i));
     clear(
-      table,
+      this.table,
       h("h2", "What it would answer if it stopped here"),
       h(
         "p.quiet",
         whole
           ? "Read downwards: each line is a point of the residual stream; the last one is the model's answer."
-          : `Each column is a token that was read; read downwards, from its embedding to the answer of the last layer${model.family === "encoder" ? "" : ": the token that comes next"}.`,
+          : `Each column is a token that was read; read downwards, from its embedding to the answer of the last layer${next}.`,
       ),
       h(
         "div.scroll",
-        h("table.lens-table", { onkeydown: (event) => move(event, found) }, h("thead", head), h("tbody", rows)),
+        h(
+          "table.lens-table",
+          { onkeydown: (event) => this.move(event) },
+          h("thead", h("tr", h("th", "after"), tokens.map(column))),
+          h("tbody", points.map(row)),
+        ),
       ),
     );
-    choose(found, ...at);
+    const kept = state.token >= 0 && state.token < tokens.length;
+    this.choose(points.length - 1, kept ? state.token : Math.max(0, tokens.length - 2));
   }
 
-  function choose(found, i, j) {
-    at = [i, j];
-    for (const one of table.querySelectorAll(".lens-cell")) {
-      const on = one.dataset.at === at.join(".");
+  cell(i, j) {
+    const { points, tokens, words, probabilities } = this.found;
+    const [word, p] = [words[i][j][0], probabilities[i][j][0]];
+    const ground = share(p);
+    return h(
+      `button.lens-cell${strong(ground) ? ".strong" : ""}`,
+      {
+        type: "button",
+        "aria-pressed": "false",
+        "data-at": `${i}.${j}`,
+        tabindex: "-1",
+        "aria-label": `${pointName(points[i])}, at ${shown(tokens[j])}: ${word} ${percent(p)}`,
+        style: { background: css(ground) },
+        onclick: () => this.choose(i, j),
+      },
+      h("span", shown(word)),
+      h("small", percent(p)),
+    );
+  }
+
+  choose(i, j) {
+    const { points, tokens, words, probabilities, entropy, final } = this.found;
+    this.at = [i, j];
+    for (const one of this.table.querySelectorAll(".lens-cell")) {
+      const on = one.dataset.at === this.at.join(".");
       one.setAttribute("aria-pressed", on);
       one.tabIndex = on ? 0 : -1;
     }
-    if (state.token !== j) set({ token: j });
-    const rows = found.words[i][j].map((text, n) => ({ text: shown(text), probability: found.probabilities[i][j][n] }));
-    const last = found.words.at(-1)[j][0];
+    if (tokens[j] !== "(all)" && state.token !== j) set({ token: j });
+    const rows = words[i][j].map((text, n) => ({ text: shown(text), probability: probabilities[i][j][n] }));
+    const way = final.map((row) => row[j]);
     clear(
-      side,
-      h("h2", pointName(found.points[i])),
+      this.side,
+      h("h2", pointName(points[i])),
       h(
         "p.quiet",
-        found.tokens[j] === "(all)" ? "" : ["After ", h("b", shown(found.tokens[j])), "; "],
-        `its probability is spread over ${number(Math.exp(found.entropy[i][j]), 1)} answers.`,
+        tokens[j] === "(all)" ? "" : ["After ", h("b", shown(tokens[j])), "; "],
+        `its probability is spread over ${number(Math.exp(entropy[i][j]), 1)} answers.`,
       ),
       bars(rows),
-      h("h3", "How sure of ", h("b", shown(last)), " on the way"),
-      course(
-        found.final.map((row) => row[j]),
-        i,
-        found.points,
-      ),
+      h("h3", "How sure of ", h("b", shown(words.at(-1)[j][0])), " on the way"),
+      course(way, i, points),
     );
   }
 
-  function move(event, found) {
+  move(event) {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!step) return;
     event.preventDefault();
-    const [i, j] = [at[0] + step[0], at[1] + step[1]];
-    if (i < 0 || j < 0 || i >= found.points.length || j >= found.tokens.length) return;
-    choose(found, i, j);
-    table.querySelector(`[data-at="${i}.${j}"]`).focus();
+    const [i, j] = [this.at[0] + step[0], this.at[1] + step[1]];
+    if (i < 0 || j < 0 || i >= this.found.points.length || j >= this.found.tokens.length) return;
+    this.choose(i, j);
+    this.table.querySelector(`[data-at="${i}.${j}"]`).focus();
   }
-
-  return update;
 }
 
 /** The probability of the final answer from layer to layer. */

@@ -36,75 +36,66 @@ const SCHEMES = {
 const LENGTHS = [16, 32, 64, 128];
 
 function mount(root, { model }) {
-  let length = 64;
   const card = h("div");
   const near = model.can.includes("embed") ? neighbours(model) : null;
   clear(root, card, near);
 
-  async function show() {
+  async function show(length) {
+    const held = card.contains(document.activeElement);
     clear(card, h("section.card", busy()));
     try {
-      draw(await look("positions", { model: model.name, length }));
+      const found = await look("positions", { model: model.name, length });
+      clear(card, h("section.card", tables(found, sizes(length, show))));
+      if (held) card.querySelector("select").focus();
     } catch (error) {
       clear(card, h("section.card", error.status === 400 ? h("p.state", error.message) : failed(error)));
     }
   }
 
-  function draw({ scheme, table, similarity }) {
-    const [title, words] = SCHEMES[scheme] ?? [scheme, ""];
-    const numbers = (rows) => rows.map((_, i) => String(i));
-    const biases = Array.isArray(table[0][0]);
-    const flat = scheme === "rotary" ? table.map((row) => row.map(Math.cos)) : table;
-    const tables = biases
-      ? table.slice(0, 8).map((one, head) => [`Head ${head}`, one])
-      : [[scheme === "relative" ? "A row for each distance" : "A row for each position", flat]];
-    const picture = (one, label, unit = "position") => {
-      const most = largest(one);
-      return matrix({
-        rows: numbers(one),
-        columns: numbers(one[0]),
-        values: one.map((row) => row.map((x) => x / most)),
-        colour: signed,
-        label,
-        largestCell: 16,
-        smallestCell: 3,
-        told: (i, j) => [
-          unit === "position" ? `positions ${i} and ${j}: ` : `position ${i}, number ${j}: `,
-          h("b", number(one[i][j])),
-        ],
-      });
-    };
-    const sizes = h(
-      "label.field.inline",
-      h("span", "Positions"),
-      h(
-        "select",
-        { onchange: (event) => ((length = Number(event.target.value)), show()) },
-        LENGTHS.map((n) => h("option", { value: n, selected: n === length }, String(n))),
-      ),
-    );
-    clear(
-      card,
-      h(
-        "section.card",
-        h("div.row.head", h("h2", title), legend(signed, "−", "+"), h("span.grow"), sizes),
-        h("p.quiet", words),
-        h(
-          "div.two.even",
-          tables.map(([name, one]) => h("div", h("h3", name), picture(one, name, biases ? "position" : "number"))),
-          biases
-            ? null
-            : h(
-                "div",
-                h("h3", scheme === "relative" ? "How alike two distances are" : "How alike two positions are"),
-                picture(similarity, "similarity"),
-              ),
-        ),
-      ),
-    );
-  }
+  return (changed) => void (changed || !ordered(model) || show(64));
+}
 
-  return (changed) => void (changed || !ordered(model) || show());
+/** How many positions are shown. */
+function sizes(length, show) {
+  const options = LENGTHS.map((n) => h("option", { value: n, selected: n === length }, String(n)));
+  const choose = (event) => show(Number(event.target.value));
+  return h("label.field.inline", h("span", "Positions"), h("select", { onchange: choose }, options));
+}
+
+function tables({ scheme, table, similarity }, choice) {
+  const [title, words] = SCHEMES[scheme] ?? [scheme, ""];
+  const head = h("div.row.head", h("h2", title), legend(signed, "−", "+"), h("span.grow"), choice);
+  const part = (name, rows, unit) => h("div", h("h3", name), picture(rows, name, unit));
+  if (Array.isArray(table[0][0])) {
+    const heads = table.slice(0, 8).map((one, n) => part(`Head ${n}`, one, "position"));
+    return [head, h("p.quiet", words), h("div.two.even", heads)];
+  }
+  const what = scheme === "relative" ? "distance" : "position";
+  const numbers = scheme === "rotary" ? table.map((row) => row.map(Math.cos)) : table;
+  const both = [
+    part(`A row for each ${what}`, numbers, "number"),
+    part(`How alike two ${what}s are`, similarity, "position"),
+  ];
+  return [head, h("p.quiet", words), h("div.two.even", both)];
+}
+
+/** unit: what a column is, a "position" or a "number" of a vector. */
+function picture(rows, label, unit) {
+  const most = largest(rows);
+  const numbers = (list) => list.map((_, i) => String(i));
+  return matrix({
+    rows: numbers(rows),
+    columns: numbers(rows[0]),
+    values: rows.map((row) => row.map((x) => x / most)),
+    colour: signed,
+    label,
+    largestCell: 16,
+    smallestCell: 3,
+    told: (i, j) => [
+      unit === "position" ? `positions ${i} and ${j}: ` : `position ${i}, number ${j}: `,
+      h("b", number(rows[i][j])),
+    ],
+  });
 }
 
 /** The words nearest to a word. */

@@ -1,282 +1,197 @@
 // Switch heads off, and see what the model says without them.
 import { look } from "../api.js";
-import { css, signed } from "../colour.js";
-import { bars, busy, clear, empty, failed, h, number, percent, pick, shown } from "../dom.js";
-import { subject } from "../input.js";
-import { answers, attends, bothSides, KINDS } from "../models.js";
+import { css, signed, strong } from "../colour.js";
+import { answers as compared, likelihoods, texts } from "../compare.js";
+import { busy, clear, empty, failed, h, keeping, number, pick, shown } from "../dom.js";
+import { SUBJECT, subject } from "../input.js";
+import { answers, attends, bothSides, perToken } from "../models.js";
+import { kindPicker, sitesOf } from "../sites.js";
 import { heads as list, set, state } from "../state.js";
-import { sitesOf } from "./attention.js";
 
 export const switches = {
   id: "off",
   title: () => "Switch off",
   fits: (model) => model !== null && attends(model) && answers(model) && !model.recurrent,
   reads: true,
-  mount,
+  mount: (root, page) => {
+    const own = new Switches(root, page);
+    return (changed) => own.update(changed);
+  },
 };
 
-function mount(root, { model, limits }) {
-  let [asked, effects, expected] = [0, null, null];
-  const grid = h("section.card");
-  const result = h("section.card", { "aria-live": "polite" });
-  clear(root, h("div.two.off", grid, result));
+const OTHERS = [...SUBJECT, "kind"]; // what makes it another question
 
-  async function update(changed) {
-    if (changed && !["text", "target", "image", "kind", "off"].some((name) => changed.has(name))) return;
-    const mine = ++asked;
-    if (!changed || ["text", "target", "image", "kind"].some((name) => changed.has(name))) effects = null;
-    if (!subject(model))
-      return void (clear(result), clear(grid, empty("There is nothing to look at yet: write something above.")));
-    if (!changed) clear(result, busy());
+class Switches {
+  constructor(root, { model, limits }) {
+    Object.assign(this, { model, limits, asked: 0, effects: null, expected: null });
+    [this.grid, this.result] = [h("section.card"), h("section.card", { "aria-live": "polite" })];
+    clear(root, h("div.two.off", this.grid, this.result));
+  }
+
+  async update(changed) {
+    const heard = [...OTHERS, "off", ...(perToken(this.model) ? ["token"] : [])];
+    if (changed && !heard.some((name) => changed.has(name))) return;
+    const mine = ++this.asked;
+    if (!changed || OTHERS.some((name) => changed.has(name))) this.effects = null;
+    if (!subject(this.model)) {
+      clear(this.result);
+      return void clear(this.grid, empty("There is nothing to look at yet: write something above."));
+    }
+    if (!changed) clear(this.result, busy());
     try {
-      const where = await sitesOf(model);
-      if (mine !== asked) return;
-      switchboard(where);
-      result.setAttribute("aria-busy", "true");
-      const body = {
-        ...subject(model),
-        heads: offOf(where),
-        kind: where.kind,
-        max_tokens: Math.min(30, limits.tokens),
-        top_k: Math.min(6, limits.top),
-      };
-      const found = await look("ablation", body);
-      if (mine === asked) show(found, offOf(where));
+      const where = await sitesOf(this.model);
+      if (mine !== this.asked) return;
+      this.switchboard(where);
+      this.result.setAttribute("aria-busy", "true");
+      const off = offOf(where);
+      const found = await look("ablation", this.question(where, off));
+      if (mine === this.asked) keeping(this.result, () => this.show(found, off));
     } catch (error) {
-      if (mine === asked) clear(result, failed(error));
+      if (mine === this.asked) clear(this.result, failed(error));
     } finally {
-      if (mine === asked) result.removeAttribute("aria-busy");
+      if (mine === this.asked) this.result.removeAttribute("aria-busy");
     }
   }
 
-  /** Only heads that are there: an address may name others. */
-  const offOf = ({ own }) =>
-    list
-      .read(state.off)
-      .filter(([layer, head]) => own.some((site) => site.layer === layer && head >= 0 && head < site.heads));
+  question({ kind, tokens }, heads) {
+    const asked = perToken(this.model) && state.token >= 0 && state.token < tokens.length;
+    return {
+      ...subject(this.model),
+      heads,
+      kind,
+      ...(asked ? { position: state.token } : {}),
+      max_tokens: Math.min(30, this.limits.tokens),
+      top_k: Math.min(6, this.limits.top),
+    };
+  }
 
   // --- the switches
 
-  function switchboard(where) {
-    const { kinds, kind, own } = where;
+  switchboard(where) {
     const off = new Set(offOf(where).map((one) => one.join(".")));
     const turn = (some) => {
       const every = some.every((one) => off.has(one));
       for (const one of some) off[every ? "delete" : "add"](one);
       set({ off: list.write([...off].map((one) => one.split("."))) });
     };
-    const row = (site, n) => {
-      const names = Array.from({ length: site.heads }, (_, i) => `${site.layer}.${i}`);
-      const all = h(
-        "button.switch.row-switch",
-        {
-          type: "button",
-          "data-keep": `all${site.layer}`,
-          "aria-label": `All heads of layer ${site.layer}`,
-          onclick: () => turn(names),
-        },
-        `layer ${site.layer}`,
-      );
-      return h(
-        "div.switch-row",
-        all,
-        names.map((one, i) => toggle(one, i, off.has(one), n, () => turn([one]))),
-      );
-    };
-    const kept = document.activeElement?.dataset?.keep;
-    clear(
-      grid,
-      h("h2", "Heads"),
-      Object.keys(kinds).length > 1
-        ? pick(
-            "Who looks at whom",
-            Object.keys(kinds).map((one) => [one, KINDS[one]]),
-            kind,
-            (value) => set({ kind: value, off: "", layer: -1, head: 0 }),
-          )
-        : null,
-      h("p.quiet", "Click a head to switch it off; click again to bring it back."),
-      h("div.switchboard", own.map(row)),
-      h(
-        "div.row",
+    const on = { "data-keep": "none", disabled: !off.size, onclick: () => set({ off: "" }) };
+    const measure = { "data-keep": "effects", disabled: Boolean(this.effects), onclick: () => this.measure(where) };
+    keeping(this.grid, () =>
+      clear(
+        this.grid,
+        h("h2", "Heads"),
+        kindPicker(where),
+        h("p.quiet", "Click a head to switch it off; click again to bring it back."),
         h(
-          "button",
-          { type: "button", "data-keep": "none", disabled: !off.size, onclick: () => set({ off: "" }) },
-          "All on",
+          "div.switchboard",
+          where.own.map((site) => this.row(site, off, turn)),
         ),
         h(
-          "button",
-          { type: "button", "data-keep": "effects", disabled: Boolean(effects), onclick: () => measure(where) },
-          "Measure every head",
+          "div.row",
+          h("button", { type: "button", ...on }, "All on"),
+          h("button", { type: "button", ...measure }, "Measure every head"),
         ),
+        this.effects ? meaning(this.effects.of) : null,
       ),
-      effects
-        ? h(
-            "p.quiet",
-            "How far the logit of ",
-            h("b", effects.of),
-            " falls when that head alone is off: the deeper the colour, the more the model needs it.",
-          )
-        : null,
     );
-    if (kept) grid.querySelector(`[data-keep="${kept}"]`)?.focus();
   }
 
-  function toggle(one, i, off, n, turn) {
-    const drop = effects ? effects.whole - effects.alone[n][i] : null;
-    const note = drop === null ? `head ${i}` : `head ${i}: the logit falls by ${number(drop, 2)}`;
+  row({ layer, heads }, off, turn) {
+    const names = Array.from({ length: heads }, (_, i) => `${layer}.${i}`);
+    const about = { "data-keep": `all${layer}`, "aria-label": `All heads of layer ${layer}` };
+    const all = h("button.switch.row-switch", { type: "button", ...about, onclick: () => turn(names) }, `layer ${layer}`);
     return h(
-      `button.switch${drop !== null && Math.abs(drop) > effects.most / 2 ? ".strong" : ""}`,
+      "div.switch-row",
+      all,
+      names.map((one, i) => this.toggle(layer, i, off.has(one), () => turn([one]))),
+    );
+  }
+
+  toggle(layer, i, off, turn) {
+    const alone = this.effects?.alone[this.effects.layers.indexOf(layer)]?.[i];
+    const drop = alone === undefined ? null : this.effects.whole - alone;
+    const note = drop === null ? `head ${i}` : `head ${i}: the logit falls by ${number(drop, 2)}`;
+    const ground = drop === null ? null : signed(drop / this.effects.most);
+    return h(
+      `button.switch${ground && strong(ground) ? ".strong" : ""}`,
       {
         type: "button",
         role: "switch",
-        "data-keep": one,
+        "data-keep": `${layer}.${i}`,
         "aria-checked": !off,
-        "aria-label": `Layer ${one.replace(".", ", head ")}`,
+        "aria-label": `Layer ${layer}, head ${i}`,
         title: note,
         onclick: turn,
-        style: drop === null ? {} : { "--effect": css(signed(drop / effects.most)) },
+        style: ground ? { "--effect": css(ground) } : {},
       },
       h("span", String(i)),
       drop === null ? null : h("small", number(drop, 1)),
     );
   }
 
-  async function measure(where) {
-    const [mine, button] = [asked, grid.querySelector("[data-keep=effects]")];
-    button.disabled = true;
+  async measure(where) {
+    const [mine, button] = [this.asked, this.grid.querySelector("[data-keep=effects]")];
     button.textContent = "Measuring…";
-    grid.setAttribute("aria-busy", "true");
+    this.grid.setAttribute("aria-busy", "true");
     try {
-      const at = hard(expected);
-      const found = await look("effects", {
-        ...subject(model),
-        kind: where.kind,
-        ...(at === null ? {} : { position: at }),
-      });
-      if (mine !== asked) return; // other heads or another text by now
-      effects = {
-        ...found,
-        of: at === null ? "the answer" : `“${shown(expected[at].token)}”`,
-        most: Math.max(1, ...found.alone.flat().map((x) => Math.abs(found.whole - x))),
-      };
+      const at = hard(this.expected);
+      const position = at === null ? {} : { position: at };
+      const found = await look("effects", { ...subject(this.model), kind: where.kind, ...position });
+      if (mine !== this.asked) return; // other heads or another text by now
+      const most = Math.max(1, ...found.alone.flat().map((x) => Math.abs(found.whole - x)));
+      this.effects = { ...found, most, of: found.word ? `“${shown(found.word)}”` : "the answer" };
     } catch (error) {
-      clear(result, failed(error));
+      clear(this.result, failed(error));
     } finally {
-      grid.removeAttribute("aria-busy");
-      if (mine === asked) switchboard(where);
+      this.grid.removeAttribute("aria-busy");
+      if (mine === this.asked) this.switchboard(where);
     }
   }
 
   // --- before and after
 
-  function show({ before, after }, off) {
-    const names = off.length ? off.map((one) => one.join(".")).join(", ") : "none";
-    const words = before.text === null ? null : texts(before.text, after.text);
-    expected = before.expected;
-    const likely = expected?.length ? likelihoods(expected, after.expected) : null;
-    const column = (title, one) =>
-      h(
-        "div",
-        h("h3", title),
-        bars(one.words.map((text, i) => ({ text: shown(text), probability: one.probabilities[i] }))),
-      );
-    const whole = before.answers.at === "(all)";
+  show({ before, after, tokens }, off) {
+    this.expected = before.expected;
+    const likely = before.expected?.length ? likelihoods(before.expected, after.expected) : null;
+    const names = off.map((one) => one.join(".")).join(", ") || "none";
     clear(
-      result,
+      this.result,
       h("h2", "Before and after"),
       h("p.quiet", `Switched off: ${names}`),
-      words,
+      before.text === null ? null : texts(before.text, after.text),
       likely,
-      bothSides(model) && likely
-        ? null
-        : [
-            h(
-              "h3",
-              whole
-                ? "Answer"
-                : [
-                    model.family === "encoder" ? "The answer at " : "What comes after ",
-                    h("b", shown(before.answers.at)),
-                  ],
-            ),
-            h(
-              "div.two.even",
-              column("All heads on", before.answers),
-              column(off.length ? "Without them" : "The same", after.answers),
-            ),
-          ],
+      bothSides(this.model) && likely ? null : this.answers(before.answers, after.answers, tokens, off.length > 0),
     );
   }
 
-  return update;
+  /** What it answers at a token, which can be chosen where it answers at all of them. */
+  answers(before, after, tokens, changed) {
+    const chosen = perToken(this.model);
+    const words = tokens.map((name, i) => [i, `${i}: ${shown(name)}`]);
+    const at = before.position ?? (state.token >= 0 ? state.token : tokens.indexOf(before.at));
+    const take = (value) => set({ token: Number(value) });
+    const where = [chosen ? "The answer at " : "What comes after ", h("b", shown(before.at))];
+    const title = before.at === "(all)" ? "Answer" : where;
+    return [chosen ? pick("At", words, at, take) : null, compared(title, before, after, changed)];
+  }
 }
+
+/** The heads that are off, of those that are there: an address may name others. */
+const offOf = ({ own }) =>
+  list
+    .read(state.off)
+    .filter(([layer, head]) => own.some((site) => site.layer === layer && head >= 0 && head < site.heads));
+
+const meaning = (of) =>
+  h(
+    "p.quiet",
+    "How far the logit of ",
+    h("b", of),
+    " falls when that head alone is off: the deeper the colour, the more the model needs it.",
+  );
 
 /** The token that the model found least likely: there it needs its heads most. Null where the answer is about the whole. */
 function hard(expected) {
   if (!expected?.length) return null;
   return expected.reduce((worst, one, i) => (one.probability < expected[worst].probability ? i : worst), 0);
-}
-
-/** Both texts, the words that differ marked. */
-function texts(before, after) {
-  const [a, b] = [before.split(/(\s+)/), after.split(/(\s+)/)];
-  const same = common(a, b);
-  const side = (words, kept, name) => words.map((word, i) => (kept.has(i) || !word.trim() ? word : h(`${name}`, word)));
-  const equal = before === after;
-  return h(
-    "dl.change",
-    h("dt", "All heads on"),
-    h("dd", side(a, same.a, "del")),
-    h("dt", "Without them"),
-    h("dd.after", side(b, same.b, "ins")),
-    h("dd.verdict", equal ? "The text is the same." : "The text has changed."),
-  );
-}
-
-/** Where two lists agree: the longest common subsequence. */
-function common(a, b) {
-  const best = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
-  for (let i = a.length - 1; i >= 0; i--)
-    for (let j = b.length - 1; j >= 0; j--)
-      best[i][j] = a[i] === b[j] ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
-  const found = { a: new Set(), b: new Set() };
-  for (let i = 0, j = 0; i < a.length && j < b.length;) {
-    if (a[i] === b[j]) (found.a.add(i++), found.b.add(j++));
-    else if (best[i + 1][j] >= best[i][j + 1]) i++;
-    else j++;
-  }
-  return found;
-}
-
-/** How likely each token of the text is, with and without the heads. */
-function likelihoods(before, after) {
-  const row = ({ token, probability }, i) => {
-    const now = after[i].probability;
-    return h(
-      "tr",
-      h("td", shown(token)),
-      h("td.num", percent(probability)),
-      h(`td.num${now < probability / 2 ? ".less" : ""}`, percent(now)),
-      h(
-        "td",
-        h(
-          "span.bar-track.twice",
-          h("span.bar-fill.ghost", { style: { width: `${100 * probability}%` } }),
-          h("span.bar-fill", { style: { width: `${100 * now}%` } }),
-        ),
-      ),
-    );
-  };
-  return [
-    h("h3", "How likely each token of the text is"),
-    h(
-      "div.scroll",
-      h(
-        "table.plain.likely",
-        h("thead", h("tr", h("th", "Token"), h("th.num", "on"), h("th.num", "off"), h("th", ""))),
-        h("tbody", before.map(row)),
-      ),
-    ),
-  ];
 }

@@ -1,10 +1,10 @@
 // The walk through one head, with the numbers of this very input: x -> q, k, v -> scores -> mask -> softmax -> mix -> output.
 import { look } from "../api.js";
-import { busy, clear, empty, failed, h, pick, shown } from "../dom.js";
-import { subject } from "../input.js";
+import { busy, clear, empty, failed, h, keeping, pick, shown } from "../dom.js";
+import { SUBJECT, subject } from "../input.js";
 import { walks } from "../models.js";
+import { pickers, sitesOf } from "../sites.js";
 import { set, state } from "../state.js";
-import { pickers, sitesOf } from "./attention.js";
 import { STEPS, steps } from "../steps.js";
 
 export const walk = {
@@ -12,140 +12,106 @@ export const walk = {
   title: () => "One head",
   fits: (model) => model !== null && walks(model),
   reads: true,
-  mount,
+  mount: (root, page) => {
+    const own = new Walk(root, page);
+    return (changed) => own.update(changed);
+  },
 };
 
-function mount(root, { model }) {
-  let [asked, column] = [0, -1];
-  const bar = h("div.toolbar");
-  const card = h("section.card.walk", { "aria-live": "off" });
-  clear(root, bar, card);
+const HEARD = [...SUBJECT, "kind", "layer", "head"]; // what makes it another walk
+const within = (step) => Math.max(0, Math.min(STEPS.length - 1, step));
 
-  async function update(changed) {
-    const mine = ++asked;
-    if (!subject(model))
-      return void (clear(bar), clear(card, empty("There is nothing to walk through yet: write something above.")));
-    if (!changed) clear(card, busy());
-    if (changed && ["text", "target", "kind", "image"].some((name) => changed.has(name))) column = -1;
+class Walk {
+  constructor(root, { model }) {
+    [this.model, this.asked, this.column] = [model, 0, -1];
+    [this.bar, this.card] = [h("div.toolbar"), h("section.card.walk", { "aria-live": "off" })];
+    clear(root, this.bar, this.card);
+    root.addEventListener("keydown", move);
+  }
+
+  async update(changed) {
+    const mine = ++this.asked;
+    if (changed && [...SUBJECT, "kind"].some((name) => changed.has(name))) this.column = -1;
+    if (!subject(this.model)) return void this.nothing("There is nothing to walk through yet: write something above.");
+    if (!changed) clear(this.card, busy());
     try {
-      const where = await sitesOf(model);
-      const found = await look("walk", { ...subject(model), kind: where.kind, layer: where.layer, head: where.head });
-      if (mine !== asked) return;
-      const row = state.token >= 0 && state.token < found.rows.length ? state.token : worthIt(found.rows);
-      toolbar(where, found, row);
-      show(found, row);
+      const where = await sitesOf(this.model, "walks");
+      if (mine !== this.asked) return;
+      if (!where.site) return void this.nothing("None of its heads can be walked through: they weigh tokens in another way.");
+      const { kind, layer, head } = where;
+      if (!changed || HEARD.some((name) => changed.has(name))) this.toolbar(where); // whatever comes of the walk
+      const found = await look("walk", { ...subject(this.model), kind, layer, head });
+      if (mine !== this.asked) return;
+      const { rows } = found;
+      const row = state.token >= 0 && state.token < rows.length ? state.token : worthIt(rows);
+      const words = rows.map((name, i) => [i, `${i}: ${shown(name)}`]);
+      this.toolbar(where, pick("The token that looks", words, row, (value) => set({ token: Number(value) })));
+      this.show(found, row);
     } catch (error) {
-      if (mine === asked) clear(card, failed(error));
+      if (mine === this.asked) clear(this.card, failed(error));
     }
   }
 
-  function toolbar(where, found, row) {
-    const held = bar.contains(document.activeElement)
-      ? [...bar.querySelectorAll("select")].indexOf(document.activeElement)
-      : -1;
-    const words = found.rows.map((name, i) => [i, `${i}: ${shown(name)}`]);
-    clear(
-      bar,
-      pickers(where),
-      pick("The token that looks", words, row, (value) => set({ token: Number(value) })),
-    );
-    if (held >= 0) bar.querySelectorAll("select")[held]?.focus();
+  nothing(why) {
+    clear(this.bar);
+    clear(this.card, empty(why));
   }
 
-  function show(found, row) {
-    const at = Math.max(0, Math.min(STEPS.length - 1, state.step));
-    const within = card.contains(document.activeElement) && document.activeElement.dataset.keep;
+  toolbar(where, looks = null) {
+    keeping(this.bar, () => clear(this.bar, pickers(where), looks));
+  }
+
+  show(found, row) {
+    const at = within(state.step);
     const readout = h("p.readout", { "aria-live": "polite" }, "");
-    const other =
-      column >= 0 && column < found.columns.length
-        ? column
-        : found.weights[row].indexOf(Math.max(...found.weights[row]));
-    const pages = {
+    const most = found.weights[row].indexOf(Math.max(...found.weights[row]));
+    const step = steps(found, {
       row,
-      column: other,
+      column: this.column >= 0 && this.column < found.columns.length ? this.column : most,
       say: (text) => (readout.textContent = text),
       chooseRow: (i) => set({ token: i }),
-      chooseColumn: (j) => ((column = j), show(found, row)),
-    };
-    const step = steps(found, pages)[at];
-    if ([step.numbers].flat(2).some((one) => one.querySelector?.("canvas")))
-      readout.textContent = "Point at a strip to read its numbers.";
-    clear(
-      card,
-      trail(at),
-      h(
-        "div.step",
-        h(
-          "div.step-words",
-          h("h2", `${at + 1}. ${step.title}`),
-          h("p.formula", step.formula),
-          step.words.map((one) => h("p", one)),
-        ),
-        h("div.step-numbers", step.numbers, readout),
-      ),
-      buttons(at),
-    );
-    const [list, now] = [card.querySelector(".trail"), card.querySelector("[aria-current]")];
+      chooseColumn: (j) => ((this.column = j), this.show(found, row)),
+    })[at];
+    const words = [h("h2", `${at + 1}. ${step.title}`), h("p.formula", step.formula), step.words.map((one) => h("p", one))];
+    const numbers = h("div.step-numbers", step.numbers, readout);
+    if (numbers.querySelector("canvas")) readout.textContent = "Point at a strip to read its numbers.";
+    keeping(this.card, () => clear(this.card, trail(at), h("div.step", h("div.step-words", words), numbers), buttons(at)));
+    const [list, now] = [this.card.querySelector(".trail"), this.card.querySelector("[aria-current]")];
     list.scrollLeft = now.offsetLeft - list.offsetLeft - list.clientWidth / 2 + now.clientWidth / 2;
-    if (within) card.querySelector(`[data-keep="${within}"]:not(:disabled)`)?.focus();
   }
+}
 
-  function trail(at) {
-    return h(
-      "ol.trail",
-      STEPS.map((name, i) =>
-        h(
-          "li",
-          h(
-            "button",
-            {
-              type: "button",
-              "data-keep": `trail${i}`,
-              "aria-current": i === at ? "step" : null,
-              onclick: () => set({ step: i }),
-            },
-            name,
-          ),
-        ),
-      ),
-    );
-  }
+/** The arrow keys go from step to step. */
+function move(event) {
+  if (["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  set({ step: within(state.step + step) });
+}
 
-  function buttons(at) {
-    return h(
-      "div.row.steps-nav",
-      h(
-        "button",
-        { type: "button", "data-keep": "back", disabled: at === 0, onclick: () => set({ step: at - 1 }) },
-        "← Previous",
-      ),
-      h("span.quiet", `Step ${at + 1} of ${STEPS.length}`),
-      h("span.grow"),
-      h(
-        "button.main",
-        {
-          type: "button",
-          "data-keep": "next",
-          disabled: at === STEPS.length - 1,
-          onclick: () => set({ step: at + 1 }),
-        },
-        "Next →",
-      ),
-    );
-  }
+function trail(at) {
+  const step = (name, i) => {
+    const about = { "data-keep": `trail${i}`, "aria-current": i === at ? "step" : null };
+    return h("li", h("button", { type: "button", ...about, onclick: () => set({ step: i }) }, name));
+  };
+  return h("ol.trail", STEPS.map(step));
+}
 
-  /** The last token that is a word: it has much to look at. */
-  function worthIt(names) {
-    const found = names.findLastIndex((one) => /^\p{L}{3,}$/u.test(shown(one)));
-    return found < 0 ? names.length - 1 : found;
-  }
+function buttons(at) {
+  const [first, last] = [at === 0, at === STEPS.length - 1];
+  const to = (step) => () => set({ step });
+  return h(
+    "div.row.steps-nav",
+    h("button", { type: "button", "data-keep": "back", disabled: first, onclick: to(at - 1) }, "← Previous"),
+    h("span.quiet", `Step ${at + 1} of ${STEPS.length}`),
+    h("span.grow"),
+    h("button.main", { type: "button", "data-keep": "next", disabled: last, onclick: to(at + 1) }, "Next →"),
+  );
+}
 
-  root.addEventListener("keydown", (event) => {
-    if (["SELECT", "INPUT", "TEXTAREA"].includes(event.target.tagName)) return;
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    set({ step: Math.max(0, Math.min(STEPS.length - 1, state.step + step)) });
-  });
-  return update;
+/** The last token that is a word: it has much to look at. */
+function worthIt(names) {
+  const found = names.findLastIndex((one) => /^\p{L}{3,}$/u.test(shown(one)));
+  return found < 0 ? names.length - 1 : found;
 }

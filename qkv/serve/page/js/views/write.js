@@ -1,8 +1,10 @@
 // A model that writes: its text as it comes, every token with its probability, and what could have stood there.
 import { ask, stream } from "../api.js";
 import { bars, clear, failed, h, number, percent, shown } from "../dom.js";
-import { bothSides, language, main, writes } from "../models.js";
+import { bothSides, ends, language, main, writes } from "../models.js";
+import { settings } from "../settings.js";
 import { set, state } from "../state.js";
+import { ofEvent, textOf, words } from "../tokens.js";
 
 const ALTERNATIVES = 8;
 
@@ -12,248 +14,264 @@ export const writing = {
   fits: (model) => model !== null && writes(model),
   reads: true,
   writes: true,
-  mount,
+  mount: (root, page) => {
+    const own = new Writing(root, page);
+    return (changed) => own.update(changed);
+  },
 };
 
-function mount(root, { model, limits, onDrop }) {
-  const { ability, button } = main(model);
-  const how = {
-    max_tokens: Math.min(bothSides(model) ? 200 : 80, limits.tokens),
-    temperature: bothSides(model) ? 0 : 0.8,
-    top_k: 0,
-    top_p: 1,
-    seed: 1,
-  };
-  let [tokens, chosen, running, finish, forced] = [[], -1, null, "", 0];
+/** Name of a model -> what it wrote last: whoever comes back from another view finds it again. */
+const remembered = new Map();
 
-  const output = h("div.output", { "aria-live": "polite" });
-  const side = h("div.side");
-  const note = h("p.note");
-  const more = h("div.more");
-  const go = h("button.main", { type: "button", onclick: () => (running ? stop() : write()) }, button);
-  const onwards = h(
-    "button",
-    { type: "button", hidden: bothSides(model), onclick: () => set({ text: state.text + text(), token: -1 }) },
-    "Add it to the beginning",
-  );
-  const title = ability === "translate" && model.target ? language(model.target) : "What it writes";
-  clear(
-    root,
-    h(
-      "div.two.write",
-      h("section.card", h("div.row.head", h("h2", title), legend(), h("span.grow"), onwards, go), output, note),
-      h("section.card.beside", side),
-      bothSides(model) ? more : settings(how, limits),
-    ),
-  );
-  onDrop(stop);
+class Writing {
+  constructor(root, { model, limits, onDrop }) {
+    const drawn = !bothSides(model) && main(model).ability !== "summarize";
+    const most = Math.min(bothSides(model) ? 200 : 80, limits.tokens);
+    Object.assign(this, { root, model, limits, ability: main(model).ability });
+    this.how = remembered.get(model.name)?.how ?? {
+      max_tokens: most,
+      temperature: drawn ? 0.8 : 0,
+      top_k: 0,
+      top_p: 1,
+      seed: 1,
+    };
+    [this.tokens, this.chosen, this.running, this.finish] = [[], -1, null, ""];
+    this.parts();
+    onDrop(() => this.stop());
+  }
 
-  const text = () => tokens.map((one) => one.text).join("");
+  parts() {
+    const { ability, model } = this;
+    this.output = h("div.output", { "aria-live": "polite", onkeydown: (event) => this.move(event) });
+    [this.side, this.note, this.more] = [h("div.side"), h("p.note"), h("div.more")];
+    const press = () => (this.running ? this.halt() : this.write());
+    this.go = h("button.main", { type: "button", onclick: press }, main(model).button);
+    const onwards = h(
+      "button",
+      { type: "button", onclick: () => set({ text: state.text + textOf(this.tokens), token: -1 }) },
+      "Add it to the beginning",
+    );
+    const title = ability === "translate" && model.target ? language(model.target) : "What it writes";
+    const goesOn = ability === "generate" && !bothSides(model);
+    const head = h("div.row.head", h("h2", title), legend(), h("span.grow"), goesOn ? onwards : null, this.go);
+    clear(
+      this.root,
+      h(
+        "div.two.write",
+        h("section.card", head, this.output, this.note),
+        h("section.card.beside", this.side),
+        bothSides(model) ? this.more : settings(this.how, this.limits),
+      ),
+    );
+  }
 
-  function stop() {
-    running?.abort();
-    running = null;
-    go.textContent = button;
+  update(changed) {
+    if (changed && !changed.has("text")) return;
+    const typing = document.activeElement.id === "text";
+    if (this.recall() || (changed && typing && !bothSides(this.model))) return;
+    this.write();
+  }
+
+  // --- writing
+
+  /** Nothing more is written. */
+  stop() {
+    this.running?.abort();
+    this.running = null;
+    this.go.textContent = main(this.model).button;
+    this.output.querySelector(".caret")?.remove();
+    this.root.removeAttribute("aria-busy");
+  }
+
+  /** The same, wanted by the reader: what is there so far is what it wrote. */
+  halt() {
+    this.stop();
+    this.ended();
   }
 
   /** Write, from the beginning or behind the tokens that are kept. */
-  async function write(kept = []) {
-    stop();
-    if (!state.text.trim()) return void empty();
-    const own = (running = new AbortController());
-    [tokens, chosen, finish, forced] = [[...kept], -1, "", kept.length];
-    go.textContent = "Stop";
-    root.setAttribute("aria-busy", "true");
-    clear(more);
-    clear(side, h("p.quiet", "Choose a token to see what could have stood there."));
-    draw();
-    const body = {
-      model: model.name,
-      prompt: state.text,
-      chat: ability === "chat",
-      prefix: kept.map((one) => one.id),
-      alternatives: Math.min(ALTERNATIVES, limits.top),
-      ...how,
-    };
+  async write(kept = []) {
+    this.stop();
+    if (!state.text.trim()) return void this.empty();
+    const own = (this.running = new AbortController());
+    [this.tokens, this.chosen, this.finish] = [[...kept], -1, ""];
+    this.go.textContent = "Stop";
+    this.root.setAttribute("aria-busy", "true");
+    clear(this.more);
+    clear(this.side, h("p.quiet", "Choose a token to see what could have stood there."));
+    this.draw();
     try {
-      for await (const event of stream("/api/generate", body, own.signal)) {
-        if (own !== running) return;
-        tokens.push(...(event.tokens ?? []));
-        finish = event.finish ?? finish;
-        draw();
+      for await (const event of stream("/api/generate", this.question(kept), own.signal)) {
+        if (own !== this.running) return;
+        ofEvent(this.tokens, event);
+        this.finish = event.finish ?? this.finish;
+        this.draw();
       }
-      if (own !== running) return;
-      if (bothSides(model) && forced) set({ target: text() });
-      ended();
+      if (own === this.running) this.halt();
     } catch (error) {
-      if (error.name !== "AbortError") clear(output, failed(error));
-    } finally {
-      if (own === running) {
-        stop();
-        output.querySelector(".caret")?.remove();
-        root.removeAttribute("aria-busy");
-      }
+      if (own !== this.running) return;
+      this.stop();
+      clear(this.output, failed(error));
     }
   }
 
-  function empty() {
-    clear(output, h("p.state", "Write something above, or choose an example."));
-    clear(side);
-    clear(note);
+  question(kept) {
+    return {
+      model: this.model.name,
+      prompt: state.text,
+      chat: this.ability === "chat",
+      prefix: kept.map((one) => one.id),
+      alternatives: Math.min(ALTERNATIVES, this.limits.top),
+      ...this.how,
+    };
   }
 
-  function ended() {
-    if (chosen < 0 && tokens.length) choose(unsure());
+  empty() {
+    clear(this.output, h("p.state", "Write something above, or choose an example."));
+    clear(this.side);
+    clear(this.note);
+  }
+
+  /** It is written: the other views look at it if the reader had a say in it. */
+  ended() {
+    const { tokens, model } = this;
+    const decided = tokens.some((one) => one.decided);
+    if (bothSides(model) && decided) set({ target: textOf(tokens) });
+    const { text, target } = state;
+    remembered.set(model.name, { text, target, tokens, finish: this.finish, how: this.how });
+    this.tell(decided);
+  }
+
+  /** What was written when the reader was last here, if it was from the same text; whether it was. */
+  recall() {
+    const last = remembered.get(this.model.name);
+    if (!last || last.text !== state.text || last.target !== state.target) return false;
+    this.stop();
+    [this.tokens, this.finish, this.chosen] = [last.tokens, last.finish, -1];
+    this.draw();
+    this.tell(this.tokens.some((one) => one.decided));
+    return true;
+  }
+
+  /** What is said of the whole, and of the token at which the model was least sure. */
+  tell(decided) {
+    const { tokens } = this;
+    const least = tokens.reduce((worst, one, i) => (one.probability < tokens[worst].probability ? i : worst), 0);
+    if (this.chosen < 0 && tokens.length) this.choose(least);
+    if (!tokens.length) this.draw();
     const sure = tokens.reduce((sum, one) => sum + Math.log(Math.max(one.probability, 1e-12)), 0);
+    const back = () => (set({ target: "" }), this.write());
     clear(
-      note,
+      this.note,
       `${tokens.length} tokens, log-probability ${number(sure, 2)}. `,
-      finish === "length" ? "It stopped because it may write no more. " : "",
-      forced
-        ? h("button.link", { type: "button", onclick: () => (set({ target: "" }), write()) }, "Back to its own answer")
-        : null,
+      { length: "It stopped because it may write no more. ", "": "You stopped it. " }[this.finish] ?? "",
+      state.target && !decided ? ["The other views look at ", h("b", state.target), ". "] : null,
+      state.target || decided ? h("button.link", { type: "button", onclick: back }, "Back to its own answer") : null,
     );
-    if (ability === "translate") beam();
+    if (this.ability === "translate") this.beam();
   }
-
-  /** The token at which the model was least sure: the one worth looking at first. */
-  const unsure = () => tokens.reduce((worst, one, i) => (one.probability < tokens[worst].probability ? i : worst), 0);
 
   // --- the text
 
-  function draw() {
-    const within = output.contains(document.activeElement);
+  draw() {
+    const within = this.output.contains(document.activeElement);
+    const nothing = !this.tokens.length && !this.running;
     clear(
-      output,
-      tokens.map(token),
-      running ? h("span.caret", { "aria-hidden": "true" }) : null,
-      !tokens.length && !running ? h("p.state", "It wrote nothing.") : null,
+      this.output,
+      words(this.tokens, (one, i) => this.button(one, i)),
+      this.running ? h("span.caret", { "aria-hidden": "true" }) : null,
+      nothing ? h("p.state", "It wrote nothing.") : null,
     );
-    if (within) output.querySelectorAll(".tok")[chosen]?.focus();
+    if (within) this.output.querySelectorAll(".tok")[this.chosen]?.focus();
   }
 
-  function token(one, i) {
+  button(one, i) {
     const [space, rest] = [one.text.match(/^\s*/)[0], one.text.trimStart()];
     const blank = rest ? "" : space.includes("\n") ? "↵" : "\u00a0";
-    const button = h(
-      `button.tok${i < forced ? ".forced" : ""}${rest ? "" : ".blank"}`,
+    return h(
+      `button.tok${one.decided ? ".forced" : ""}${rest && !one.end ? "" : ".blank"}`,
       {
         type: "button",
-        tabindex: i === Math.max(0, chosen) ? "0" : "-1",
-        "aria-pressed": i === chosen,
+        tabindex: i === Math.max(0, this.chosen) ? "0" : "-1",
+        "aria-pressed": i === this.chosen,
         "aria-label": `${rest || "a space"}, ${percent(one.probability)}`,
         title: percent(one.probability),
-        "data-space": rest && space ? "yes" : null,
         style: { "--unsure": Math.round(100 * (1 - one.probability)) + "%" },
-        onclick: () => choose(i),
+        onclick: () => this.choose(i),
       },
       rest || blank,
     );
-    const lines = Array.from({ length: space.split("\n").length - 1 }, () => h("br"));
-    return rest ? [lines, button] : [button, lines];
   }
 
-  output.addEventListener("keydown", (event) => {
+  move(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step || !tokens.length) return;
+    if (!step || !this.tokens.length) return;
     event.preventDefault();
-    choose(Math.max(0, Math.min(tokens.length - 1, Math.max(0, chosen) + step)));
-    output.querySelectorAll(".tok")[chosen].focus();
-  });
+    this.choose(Math.max(0, Math.min(this.tokens.length - 1, Math.max(0, this.chosen) + step)));
+    this.output.querySelectorAll(".tok")[this.chosen].focus();
+  }
 
   // --- what could have stood there
 
-  function choose(i) {
-    chosen = i;
-    output.querySelectorAll(".tok").forEach((one, j) => {
+  choose(i) {
+    this.chosen = i;
+    this.output.querySelectorAll(".tok").forEach((one, j) => {
       one.setAttribute("aria-pressed", j === i);
       one.tabIndex = j === i ? 0 : -1;
     });
-    const one = tokens[i];
-    const rows = one.alternatives.map((each) => ({
-      text: shown(each.text),
-      probability: each.probability,
-      on: each.id === one.id,
+    const one = this.tokens[i];
+    const rows = one.alternatives.map(({ id, text, probability }) => ({
+      text: ends(this.model, { id, text }) ? `${shown(text)} (the end)` : shown(text),
+      probability,
+      on: id === one.id,
     }));
     clear(
-      side,
+      this.side,
       h("h2", "Instead of ", h("b", shown(one.text))),
       h("p.quiet", "Choose another token, and the model goes on from there."),
-      rows.length
-        ? bars(rows, (j) => write([...tokens.slice(0, i), { ...one, ...pickOf(one.alternatives[j]) }]))
-        : null,
+      rows.length ? bars(rows, (j) => this.decide(i, one.alternatives[j])) : null,
     );
   }
 
-  const pickOf = ({ id, text, probability }) => ({ id, text, probability });
+  /** Go on from another token in the i-th place; from the one that ends a text there is nothing to go on. */
+  decide(i, { id, text, probability }) {
+    const before = this.tokens.slice(0, i);
+    const other = { ...this.tokens[i], id, text, probability, piece: text, end: false, decided: true };
+    if (!ends(this.model, other)) return void this.write([...before, other]);
+    this.stop();
+    [this.tokens, this.finish, this.chosen] = [[...before, { ...other, piece: "", end: true }], "stop", -1];
+    clear(this.more);
+    this.draw();
+    this.ended();
+  }
 
   // --- the other translations
 
-  async function beam() {
-    const [own, target] = [state.text, text()];
+  async beam() {
+    const [own, tokens] = [state.text, this.tokens];
     try {
-      const size = Math.min(4, limits.beam, limits.alternatives + 1);
-      const found = (await ask("/api/translate", { model: model.name, texts: own, beam: size, n_best: size }))
-        .results[0];
-      if (own !== state.text || target !== text()) return;
-      const rows = (found.n_best ?? [found]).map((one) =>
-        h("tr", h("td", one.text), h("td.num", number(one.score, 3))),
-      );
-      clear(
-        more,
-        h(
-          "section.card",
-          h("h2", "Beam search"),
-          h(
-            "p.quiet",
-            `The best of ${size} hypotheses at a time; the score is log-probability per token. Above: the likeliest token at each step.`,
-          ),
-          h(
-            "div.scroll",
-            h("table.plain", h("thead", h("tr", h("th", "Translation"), h("th.num", "Score"))), h("tbody", rows)),
-          ),
-        ),
-      );
+      const size = Math.min(4, this.limits.beam, this.limits.alternatives + 1);
+      const body = { model: this.model.name, texts: own, beam: size, n_best: size };
+      const found = (await ask("/api/translate", body)).results[0];
+      if (own === state.text && tokens === this.tokens) clear(this.more, hypotheses(found.n_best ?? [found], size));
     } catch (error) {
-      clear(more, failed(error));
+      clear(this.more, failed(error));
     }
   }
-
-  return (changed) => {
-    if (changed && !changed.has("text")) return;
-    if (changed && !bothSides(model)) return void (document.activeElement.id === "text" || write());
-    write();
-  };
 }
 
 const legend = () => h("span.legend", "sure", h("span.legend-bar.unsure"), "unsure");
 
-/** Temperature and the like, of a model that draws its tokens. */
-function settings(how, limits) {
-  const field = (name, label, least, most, step) => {
-    const value = h("output", String(how[name]));
-    const range = h("input", {
-      type: "range",
-      min: least,
-      max: most,
-      step,
-      value: how[name],
-      "aria-label": label,
-      oninput: () => ((how[name] = Number(range.value)), (value.textContent = range.value)),
-    });
-    return h("label.field", h("span", label, " ", value), range);
-  };
+function hypotheses(found, size) {
+  const rows = found.map((one) => h("tr", h("td", one.text), h("td.num", number(one.score, 3))));
+  const head = h("tr", h("th", "Translation"), h("th.num", "Score"));
   return h(
     "section.card",
-    h("h2", "How tokens are chosen"),
+    h("h2", "Beam search"),
     h(
-      "div.fields.even",
-      field("temperature", "Temperature", 0, 2, 0.05),
-      field("top_k", "Only the top k (0 = all)", 0, 50, 1),
-      field("top_p", "Only the top share p", 0.05, 1, 0.05),
-      field("seed", "Seed", 0, 100, 1),
-      field("max_tokens", "Tokens", 1, Math.min(400, limits.tokens), 1),
+      "p.quiet",
+      `The best of ${size} hypotheses at a time; the score is log-probability per token. Above: the likeliest token at each step.`,
     ),
-    h("p.quiet", "Temperature 0 always takes the likeliest. The same seed gives the same text."),
+    h("div.scroll", h("table.plain", h("thead", head), h("tbody", rows))),
   );
 }

@@ -1,0 +1,90 @@
+// All heads at a glance: a row of small pictures for each layer, and what the chosen head does on average.
+import { look } from "./api.js";
+import { paint, share } from "./colour.js";
+import { clear, failed, h, number } from "./dom.js";
+import { subject } from "./input.js";
+import { sees } from "./models.js";
+import { set } from "./state.js";
+
+const HABITS = [
+  ["previous", "the token before"],
+  ["next", "the token after"],
+  ["itself", "itself"],
+  ["first", "the first token"],
+  ["last", "the last token"],
+  ["same", "the same word elsewhere"],
+  ["induction", "what followed this word before"],
+];
+
+export class Overview {
+  constructor(model) {
+    [this.model, this.card] = [model, h("section.card")];
+  }
+
+  /** where: what sitesOf has found; current(): whether this is still wanted; anew: whether the heads are others. */
+  async update(where, current, anew) {
+    if (anew || !this.card.querySelector(".thumbs")) this.frame(where.own);
+    for (const button of this.card.querySelectorAll(".thumb"))
+      button.setAttribute("aria-pressed", button.dataset.at === `${where.layer}.${where.head}`);
+    try {
+      await this.fill(where, current);
+      if (current() && where.kind !== "cross" && !sees(this.model)) await this.does(where, current);
+    } catch (error) {
+      if (current()) clear(this.card.querySelector(".does"), failed(error));
+    }
+  }
+
+  frame(own) {
+    const row = ({ layer, heads }) =>
+      h(
+        "div.thumb-row",
+        { "data-layer": layer },
+        h("span.quiet", String(layer)),
+        Array.from({ length: heads }, (_, i) => thumb(layer, i)),
+      );
+    clear(
+      this.card,
+      h("h2", "All heads"),
+      h("p.quiet", "A row for each layer. Choose a head to see it larger."),
+      h("div.thumbs", own.map(row)),
+      h("p.note.does"),
+    );
+  }
+
+  /** The pictures that are not there yet, those near the chosen layer first. */
+  async fill({ kind, own, layer }, current) {
+    const near = [...own].sort((a, b) => Math.abs(a.layer - layer) - Math.abs(b.layer - layer));
+    for (const site of near) {
+      if (!this.card.querySelector(`.thumb-row[data-layer="${site.layer}"] canvas[data-empty]`)) continue;
+      const map = await look("attention", { ...subject(this.model), kind, layer: site.layer });
+      if (!current()) return;
+      map.heads.forEach((i, n) => {
+        const canvas = this.card.querySelector(`[data-at="${site.layer}.${i}"] canvas`);
+        if (canvas) paint(canvas, map.weights[n], share).removeAttribute("data-empty");
+      });
+    }
+  }
+
+  async does({ kind, layer, head }, current) {
+    const found = await look("heads", { ...subject(this.model), kind });
+    if (!current()) return;
+    const of = (name) => found.statistics[name]?.[found.layers.indexOf(layer)]?.[head] ?? 0;
+    const best = HABITS.map(([name, text]) => [of(name), text])
+      .sort((a, b) => b[0] - a[0])
+      .slice(0, 2);
+    clear(
+      this.card.querySelector(".does"),
+      h("b", `Head ${layer}.${head}`),
+      ` looks at ${best.map(([x, text]) => `${text} ${number(x, 2)}`).join(", ")} on average here; its weights spread over ${number(Math.exp(of("entropy")), 1)} tokens.`,
+    );
+  }
+}
+
+function thumb(layer, i) {
+  const about = { "data-at": `${layer}.${i}`, "aria-label": `Layer ${layer}, head ${i}`, title: `layer ${layer}, head ${i}` };
+  return h(
+    "button.thumb",
+    { type: "button", ...about, onclick: () => set({ layer, head: i }) },
+    h("canvas", { "data-empty": "yes", width: "1", height: "1" }),
+  );
+}

@@ -1,0 +1,288 @@
+"""Serving many: whoever asks alone or in a crowd gets the same, nobody's going away leaves a trace, and what is too much is
+refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+from served import TEXTS, all_models, language_model, model, served
+from starlette.testclient import TestClient
+
+from qkv.generate.choose import Sampling
+from qkv.generate.continuous import text_of
+from qkv.serve import lanes
+from qkv.serve.app import application
+from qkv.serve.lanes import Desk, Lane, Ticket
+from qkv.serve.limits import Limits
+from qkv.serve.metrics import Metrics
+from qkv.serve.refusal import Refusal
+from qkv.serve.served import Served
+from qkv.serve.service import Service
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with served(all_models(), limits=Limits(tokens=16, seconds=30.0)) as found:
+        yield found
+
+
+def lm_only(**limits: Any) -> Service:
+    return Service([Served("lm", language_model(), workers=1)], Limits(**limits))
+
+
+def test_a_crowd_gets_what_each_gets_alone(client: TestClient) -> None:
+    """Texts of all kinds and lengths at the same time."""
+
+    def ask(i: int) -> Any:
+        text = TEXTS[i % 6]
+        if i % 3 == 0:
+            return client.post(
+                "/translate", json={"q": text, "source": "en", "target": "de", "alternatives": i % 4}
+            ).json()
+        asked = {"model": "lm", "prompt": text, "max_tokens": 3 + i % 13, "temperature": i % 2, "seed": i}
+        return client.post("/v1/completions", json=asked).json()["choices"]
+
+    alone = [ask(i) for i in range(24)]
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(24))) == alone
+
+
+def test_overload_is_refused_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more than there is room for: some are answered, the others are told to come again, and afterwards all is well."""
+    service = lm_only(waiting=4, rows=2, tokens=30)
+    with TestClient(application(service), raise_server_exceptions=False) as client:
+        body = {"prompt": "the dog", "max_tokens": 30}
+        with ThreadPoolExecutor(40) as pool:
+            replies = list(pool.map(lambda _: client.post("/api/generate", json=body), range(40)))
+        codes = [reply.status_code for reply in replies]
+        assert set(codes) == {200, 503} and codes.count(200) >= 3
+        refused = next(reply for reply in replies if reply.status_code == 503)
+        assert int(refused.headers["Retry-After"]) >= 1 and "come again" in refused.json()["error"]
+        assert len({reply.json()["text"] for reply in replies if reply.status_code == 200}) == 1
+        assert client.post("/api/generate", json=body).status_code == 200
+        assert service.models[0].desk.waiting == type(service.models[0].desk.waiting)()
+
+
+def test_what_takes_too_long_is_given_up() -> None:
+    service = lm_only(seconds=0.2)
+    with TestClient(application(service), raise_server_exceptions=False) as client:
+        lane = service.models[0].lanes[0]
+        step = lane.running.step
+        lane.running.step = lambda: (time.sleep(0.05), step())[1]  # type: ignore[method-assign]
+        reply = client.post("/api/generate", json={"prompt": "the dog", "max_tokens": 80})
+        assert reply.status_code == 503 and "longer than 0.2 s" in reply.json()["error"]
+        lines = client.post(
+            "/v1/completions", json={"model": "lm", "prompt": "a", "max_tokens": 80, "stream": True}
+        ).text
+        assert "longer than 0.2 s" in lines and lines.endswith("data: [DONE]\n\n")
+        settled(lambda: not lane.tickets and not lane.running.going)
+
+
+def settled(done: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "still not"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("path", "more"), [("/api/generate", {}), ("/v1/completions", {"model": "lm", "n": 3})])
+def test_a_client_that_goes_away_frees_its_place(stream: bool, path: str, more: dict[str, Any]) -> None:
+    """In the middle of an answer, streamed or not, the connection ends: at the next step nobody writes for it."""
+    service = lm_only(tokens=90)
+    app = application(service)
+    lane_steps: list[int] = []
+
+    async def talk() -> None:
+        async with app.app.router.lifespan_context(app.app):
+            lane = service.models[0].lanes[0]
+            step = lane.running.step
+
+            def slow() -> Any:
+                lane_steps.append(len(lane.running.going))
+                time.sleep(0.02)
+                return step()
+
+            lane.running.step = slow  # type: ignore[method-assign]
+            gone, begun = asyncio.Event(), asyncio.Event()
+            asked = {"prompt": "the dog", "max_tokens": 90, "temperature": 0, "stream": stream}
+            body = json.dumps(asked | more).encode()
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive() -> Any:
+                if messages:
+                    return messages.pop()
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                if message.get("body"):
+                    begun.set()
+
+            scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "root_path": "",
+                     "query_string": b"", "http_version": "1.1", "scheme": "http", "server": ("test", 80), "client": ("x", 1),
+                     "headers": [(b"content-type", b"application/json")], "asgi": {"version": "3.0", "spec_version": "2.3"}}  # fmt: skip
+            task = asyncio.create_task(app(scope, receive, send))
+            while len(lane_steps) < 5:
+                await asyncio.sleep(0.01)
+            if stream:
+                await begun.wait()
+            gone.set()
+            await asyncio.wait_for(task, 20)
+            while lane.tickets:
+                await asyncio.sleep(0.01)
+            assert not lane.running.going and len(lane_steps) < 60
+
+    asyncio.run(talk())
+
+
+def ticket(longest: int = 5) -> Ticket:
+    """A text of exactly so many tokens."""
+    return Ticket([1], None, text_of(Sampling(), longest, ()))
+
+
+def lane_of_its_own() -> Lane:
+    """A lane without a thread: the test makes its turns."""
+    return Lane(0, Desk(Limits(), 1), language_model().network, 0, 1, "lm", Metrics(), nullcontext)
+
+
+def test_a_client_may_go_at_any_moment_of_a_turn() -> None:
+    """Between the moment at which the lane asks who has gone and the next one: whoever stays gets all of its text."""
+
+    async def scene() -> None:
+        lane, leaves, stays = lane_of_its_own(), ticket(5), ticket(8)
+        lane.turn([leaves, stays])
+        drop = lane.running.drop
+
+        def late(texts: Any) -> None:
+            drop(texts)
+            leaves.gone = True
+
+        lane.running.drop = late  # type: ignore[method-assign]
+        for _ in range(10):
+            lane.turn([])
+        assert len((await asyncio.wait_for(stays.written(), 20)).body.steps) == 8
+        assert not lane.tickets and not lane.running.going
+
+    asyncio.run(scene())
+
+
+def test_texts_that_cannot_be_read_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        lane, there, new = lane_of_its_own(), ticket(), [ticket(), ticket()]
+        lane.turn([there])
+        monkeypatch.setattr(lanes, "opened", lambda *_: 1 / 0)
+        lane.turn(new)
+        for one in new:
+            with pytest.raises(Refusal, match="cannot be written"):
+                await asyncio.wait_for(one.written(), 20)
+        while lane.running.going:
+            lane.turn([])
+        assert len((await asyncio.wait_for(there.written(), 20)).body.steps) == 5
+
+    asyncio.run(scene())
+
+
+def test_the_queue_is_never_longer_than_its_limit(client: TestClient) -> None:
+    """Also when it is empty: a request that could never wait is refused for good, not told to come again."""
+
+    async def scene() -> None:
+        with pytest.raises(Refusal, match="6 texts to write at once, but this server takes at most 3") as refused:
+            Desk(Limits(waiting=3), lanes=1).put([ticket() for _ in range(6)])
+        assert refused.value.status == 400
+
+    asyncio.run(scene())
+    many = {"model": "lm", "prompt": ["the dog"] * 33, "n": 2, "max_tokens": 1}
+    reply = client.post("/v1/completions", json=many)
+    assert reply.status_code == 400 and "66 texts" in reply.json()["error"]["message"]
+    with served([Served("tags", model("bert-base", head="tags"))], limits=Limits(waiting=2)) as few:
+        reply = few.post("/api/tag", json={"texts": ["the dog"] * 3})
+        assert reply.status_code == 400 and "at most 2" in reply.json()["error"]
+
+
+def test_a_call_that_took_too_long_does_not_hold_up_the_next() -> None:
+    """Its answer is refused, and the thread stops computing it at the next pass of the network."""
+    service = Service([Served("tags", model("bert-base", head="tags"))], Limits(seconds=0.5))
+    with TestClient(application(service), raise_server_exceptions=False) as client:
+        tagger = service.models[0].model
+        tag, batch = tagger.tag, tagger.batch([[1, 5, 2]])
+
+        def endless(texts: Any) -> Any:
+            while True:
+                tagger.network(batch)
+
+        tagger.tag = endless  # type: ignore[method-assign]
+        assert client.post("/api/tag", json={"texts": "the dog"}).status_code == 503
+        tagger.tag = tag  # type: ignore[method-assign]
+        settled(lambda: client.post("/api/tag", json={"texts": "the dog"}).status_code == 200)
+        assert 'qkv_failures_total{model="tags"}' not in client.get("/metrics").text
+
+
+def test_whoever_is_gone_is_forgotten_while_waiting() -> None:
+    async def scene() -> None:
+        desk = Desk(Limits(waiting=3), lanes=2)
+        tickets = [ticket() for _ in range(6)]
+        desk.put(tickets[:3])
+        with pytest.raises(Refusal, match="wait already"):
+            desk.put(tickets[3:])
+        tickets[1].gone = True  # in the middle of the queue
+        desk.put(tickets[3:4])
+        tickets[0].gone = True
+        assert desk.take(0, [], 0) == [tickets[2]]  # half of what waits: there are two lanes
+        assert desk.take(1, [], 0) == [tickets[3]]
+        desk.close()
+        assert desk.take(0, [], 1) is None
+        with pytest.raises(Refusal, match="shutting down"):
+            desk.put(tickets[:1])
+
+    asyncio.run(scene())
+
+
+def test_a_failure_in_a_lane_or_a_call_costs_only_those_in_it() -> None:
+    service = Service([Served("lm", language_model(), workers=1), Served("tags", model("bert-base", head="tags"))])
+    with TestClient(application(service), raise_server_exceptions=False) as client:
+        good = client.post("/api/generate", json={"prompt": "the dog"}).json()
+        lane = service.models[0].lanes[0]
+        lane.running.step = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+        assert client.post("/api/generate", json={"prompt": "the dog"}).status_code == 500
+        assert client.post("/api/generate", json={"prompt": "the dog"}).json() == good
+        tagger = service.models[1].model
+        tag, tagger.tag = tagger.tag, lambda _: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        assert client.post("/api/tag", json={"texts": "the dog"}).status_code == 500
+        tagger.tag = tag  # type: ignore[method-assign]
+        assert client.post("/api/tag", json={"texts": "the dog"}).status_code == 200
+        assert 'qkv_failures_total{model="lm"} 1.0' in client.get("/metrics").text
+
+
+def test_calls_that_wait_are_answered_together_and_a_bad_one_alone(client: TestClient) -> None:
+    tagger = next(one for one in client.service.models if one.name == "tags")  # type: ignore[attr-defined]
+    sizes, tag, first = [], tagger.model.tag, threading.Event()
+
+    def slow(texts: list[Any]) -> Any:
+        sizes.append(len(texts))
+        first.set()
+        time.sleep(0.3)
+        return tag(texts)
+
+    tagger.model.tag = slow
+    try:
+        with ThreadPoolExecutor(9) as pool:
+            ask = lambda text: client.post("/api/tag", json={"texts": text})  # noqa: E731
+            replies = [pool.submit(ask, "the dog")]
+            assert first.wait(10)
+            replies += [pool.submit(ask, text) for text in TEXTS[:6]]
+            assert [reply.result().status_code for reply in replies] == [200] * 7
+        assert sizes[0] == 1 and max(sizes[1:]) > 1 and sum(sizes) == 7
+        assert replies[3].result().json()["results"] == [[word._asdict() for word in tag([TEXTS[2]])[0]]]
+    finally:
+        tagger.model.tag = tag

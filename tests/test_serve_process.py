@@ -1,0 +1,210 @@
+"""The server as a process: real clients over real sockets, the command, its beginning and its end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+from served import TEXTS, language_model, model, running, served
+
+from qkv.serve import server
+from qkv.serve.limits import Limits
+from qkv.serve.served import Served
+from qkv.serve.server import bound, models_of
+from qkv.serve.service import Service
+from qkv.serve.watch import Watch
+
+
+def connected(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that says nothing, one that never ends its headers, at once or behind an answered request."""
+    monkeypatch.setattr(server, "HEADERS", 0.3)
+    with running(Service([])) as (url, _):
+        for said in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "):
+            with connected(url) as one:
+                one.sendall(said)
+                assert one.recv(1000) == b""
+        with connected(url) as one:
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(1000).startswith(b"HTTP/1.1 200")
+            one.sendall(b"GET /health HTTP")
+            while said := one.recv(1000):
+                assert b"HTTP/1.1 200" not in said
+
+
+def test_too_many_requests_at_once_are_told_to_come_again() -> None:
+    """In the words of the API and with Retry-After; whether the server lives can still be asked."""
+    with running(Service([], Limits(connections=1))) as (url, _), connected(url) as slow:
+        slow.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")  # and no body
+        host = url.removeprefix("http://")
+
+        def ask(path: str) -> Any:
+            api = http.client.HTTPConnection(host, timeout=30)
+            api.request("GET", path)
+            reply = api.getresponse()
+            content = json.loads(reply.read())
+            api.close()
+            return reply.status, reply.headers["Retry-After"], content
+
+        end = time.monotonic() + 20
+        while (found := ask("/v1/models"))[0] != 503 and time.monotonic() < end:
+            time.sleep(0.01)  # until the slow one has arrived
+        status, again, content = found
+        assert status == 503 and int(again) >= 1 and "come again" in content["error"]["message"]
+        assert ask("/health")[0] == 200
+
+
+def test_files_are_found_by_their_names_only() -> None:
+    """The path as it is sent: clients tidy it up before."""
+    with running(Service([])) as (url, _):
+        for path in (
+            "/static/../served.py",
+            "/static/../../served.py",
+            "/static/%2e%2e/served.py",
+            "/static//etc/passwd",
+        ):
+            with connected(url) as one:
+                one.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+                assert one.recv(1000).startswith(b"HTTP/1.1 404")
+
+
+def test_languages_go_to_the_model_as_it_is_named(tmp_path: Path) -> None:
+    model("transformer-base", max_length=80).save(tmp_path / "demo" / "best")
+    (one,) = models_of([str(tmp_path / "demo" / "best")], ["demo=en-de"], 1, "cpu")
+    assert one.name == "demo" and one.pair == ("en", "de") and "translate" in one.can
+
+
+def test_word_vectors_are_refused_in_a_line(run, tmp_path: Path) -> None:
+    (tmp_path / "words.vec").write_text("2 3\nthe 1 0 0\ndog 0 1 0\n")
+    code, _, problem = run("serve", tmp_path / "words.vec")
+    assert code == 2 and "no network that could be served" in problem and problem.count("\n") == 1
+
+
+def test_a_run_is_watched_as_it_grows(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN, "valid_loss": 1.5}\nbroken\n{"step": 3, "lo')
+    with served([], watch=Watch(tmp_path)) as client:
+        first = client.get("/api/run").json()
+        assert [line["step"] for line in first["lines"]] == [1, 2] and first["lines"][1]["loss"] is None
+        log.write_text(
+            log.read_text() + 'ss": 1.0}\n' + "".join(f'{{"step": {n}, "loss": 1}}\n' for n in range(4, 104))
+        )
+        more = client.get("/api/run", params={"since": first["last"], "points": 10}).json()
+        assert more["last"] == 103 and 10 <= len(more["lines"]) <= 11 and more["lines"][-1]["step"] == 103
+        log.write_text('{"step": 1, "loss": 9.0}\n')  # resumed from an earlier update
+        assert client.get("/api/run").json()["lines"] == [{"step": 1, "loss": 9.0}]
+
+
+def test_a_real_openai_client() -> None:
+    openai = pytest.importorskip("openai")
+    with running(Service([Served("lm", language_model()), Served("words", model("bert-base", head="masked"))])) as (
+        url,
+        _,
+    ):
+        api = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        assert [one.id for one in api.models.list()] == ["lm", "words"] and api.models.retrieve("lm").id == "lm"
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the dog runs"}]
+        how = {"model": "lm", "messages": messages, "max_tokens": 9, "temperature": 0.9, "seed": 3}
+        whole = api.chat.completions.create(**how, logprobs=True, top_logprobs=2)
+        chunks = list(api.chat.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+        assert (
+            "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+        )
+        assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].usage == whole.usage
+        assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+        assert all(len(token.top_logprobs) == 2 for token in whole.choices[0].logprobs.content)
+        written = api.completions.create(model="lm", prompt="the cat", max_tokens=5, temperature=0)
+        pieces = api.completions.create(model="lm", prompt="the cat", max_tokens=5, temperature=0, stream=True)
+        assert "".join(piece.choices[0].text for piece in pieces) == written.choices[0].text
+        vector = api.embeddings.create(model="words", input="the dog runs").data[0].embedding  # in base64
+        plain = api.embeddings.create(model="words", input=["the dog runs"], encoding_format="float").data[0].embedding
+        assert vector == pytest.approx(plain, abs=1e-6) and math.hypot(*plain) == pytest.approx(1, abs=1e-4)
+        with pytest.raises(openai.NotFoundError, match="no model 'gpt-5'"):
+            api.chat.completions.create(model="gpt-5", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="cannot chat"):
+            api.chat.completions.create(model="words", messages=messages)
+        with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+            api.chat.completions.create(**how, tools=[{"type": "function", "function": {"name": "f"}}])
+
+
+def test_a_real_libretranslate_client() -> None:
+    api = pytest.importorskip("libretranslatepy")
+    one = Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
+    with running(Service([one])) as (url, _):
+        lt = api.LibreTranslateAPI(url)
+        assert lt.translate(TEXTS[0], "en", "de") == one.model.translate([TEXTS[0]])[0]
+        assert [each["code"] for each in lt.languages()] == ["en", "de"]
+        assert lt.detect("the man is in the house")[0]["language"] == "en"
+
+
+def test_the_command_serves_a_folder_and_ends_gracefully(tmp_path: Path) -> None:
+    """`qkv serve FOLDER`, asked over a socket; SIGTERM while it writes: the answer still comes, the exit code is 0."""
+    language_model().save(tmp_path / "lm")
+    command = [sys.executable, "-m", "qkv", "serve", f"own={tmp_path / 'lm'}", "--port", "0", "--workers", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        lines = iter(process.stderr.readline, "")
+        url = next(line for line in lines if "http://" in line).split()[4].rstrip("/")
+        body = json.dumps({"prompt": "the dog", "max_tokens": 80}).encode()
+        answers: list[dict] = []
+
+        def ask() -> None:
+            with urllib.request.urlopen(urllib.request.Request(f"{url}/api/generate", body)) as reply:
+                answers.append(json.load(reply))
+
+        ask()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert process.wait(30) == 0 and answers[-1] == answers[0]
+    finally:
+        process.kill()
+
+
+def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
+    assert "nothing to serve" in run("serve")[2]
+    assert "no model" in run("serve", tmp_path)[2]
+    language_model().save(tmp_path / "lm")
+    for wrong, words in ((("--limit", "tokns=3"), "did you mean 'tokens'"), (("--languages", "lm=en"), "NAME=SOURCE-TARGET"),
+                         (("--languages", "x=en-de"), "no model of that name"), (("--api-key", "a b"), "no spaces"),
+                         ((f"lm={tmp_path / 'lm'}",), "the same name")):  # fmt: skip
+        code, _, problem = run("serve", tmp_path / "lm", *wrong)
+        assert code == 2 and words in problem and problem.count("\n") == 1
+    with pytest.raises(Exception, match="choose another"):
+        taken = bound("127.0.0.1", 0)
+        taken.listen()
+        bound("127.0.0.1", taken.getsockname()[1])
+
+
+def test_every_limit_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs/serve.md").read_text()
+    for name, field in Limits.model_fields.items():
+        assert f"| `{name}` | {field.default:,} | {field.description} |" in page
+
+
+def test_what_is_not_installed_is_said(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("qkv.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, problem = run("serve", tmp_path)
+    assert code == 2 and "pip install 'qkv[serve]'" in problem
