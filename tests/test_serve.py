@@ -59,6 +59,13 @@ def test_a_text_of_several_sentences_is_translated_one_by_one(client: TestClient
     assert found == f"{first} {second}\n\n  {third}"
 
 
+def test_what_has_no_words_stays_as_it_is(client: TestClient, models: dict[str, Served]) -> None:
+    (first,) = models["en-de"].model.translate(["the dog runs."])
+    texts = ["42", "...", "the dog runs.\n1.5 - 3", ""]
+    found = post(client, "/translate", q=texts, source="en", target="de", alternatives=1)["translatedText"]
+    assert found == ["42", "...", f"{first}\n1.5 - 3", ""]
+
+
 def test_sentences_are_split_and_joined_again() -> None:
     text = 'He met Dr. Smith at 3.5 km. "Why?" he asked. So what!  über\n\nEnde. Ärger'
     pieces = sentences.split(text)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from qkv.generate.translate import Translation
 from qkv.serve import sentences
 from qkv.serve.front import listed
 from qkv.serve.languages import guess, name_of
@@ -159,17 +160,22 @@ async def translated(service: Service, texts: Sequence[str], codes: Sequence[str
 
 
 async def of_texts(served: Served, texts: Sequence[str], count: int) -> list[list[str]]:
-    """`count` translations of each text or fewer, sentence by sentence: the second one is made of second-best sentences."""
+    """`count` translations of each text or fewer, sentence by sentence: the second one is made of second-best sentences.
+    What has no letter in it ("42", "...") stays as it is: a model would invent a sentence."""
     split = await asyncio.to_thread(lambda: [sentences.split(text) for text in texts])
     parts = [part for own in split for part in own[::2]]
     served.limits.at_most("sentences", len(parts), "sentences")
-    found = iter(await served.search(parts, served.request(n_best=count)))
+    found = iter(await served.search(list(filter(sentences.worded, parts)), served.request(n_best=count)))
     results = []
     for own in split:
-        best = [[each.text for each in one.n_best] or [one.text] for one in (next(found) for _ in own[::2])]
+        best = [bests(next(found)) if sentences.worded(part) else [part] for part in own[::2]]
         ways = [sentences.joined(own, [each[min(n, len(each) - 1)] for each in best]) for n in range(count)]
         results.append(list(dict.fromkeys(ways)))
     return results
+
+
+def bests(one: Translation) -> list[str]:
+    return [each.text for each in one.n_best] or [one.text]
 
 
 async def of_html(served: Served, pages: Sequence[str], count: int) -> list[list[str]]:

@@ -34,6 +34,10 @@ def of_line(text: str) -> list[str]:
     return [*pieces, text[begin:]]
 
 
+def worded(piece: str) -> bool:
+    return any(letter.isalpha() for letter in piece)
+
+
 def joined(pieces: Sequence[str], sentences: Sequence[str]) -> str:
     """The text with other sentences in the places of its own."""
     return "".join(sentences[number // 2] if number % 2 == 0 else space for number, space in enumerate(pieces))
