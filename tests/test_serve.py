@@ -301,6 +301,8 @@ def test_models_say_what_they_can(client: TestClient) -> None:
 
 
 def test_documentation_and_metrics_need_nothing_from_elsewhere(client: TestClient) -> None:
+    post(client, "/translate", q=TEXTS[0], source="en", target="de")
+    post(client, "/v1/completions", model="lm", prompt=TEXTS[0], max_tokens=2)
     page = client.get("/docs")
     assert "POST /v1/chat/completions" in page.text and "http://" not in page.text and "https://" not in page.text
     policy = page.headers["content-security-policy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 END = re.compile(
@@ -35,7 +36,8 @@ def of_line(text: str) -> list[str]:
 
 
 def worded(piece: str) -> bool:
-    return any(letter.isalpha() for letter in piece)
+    """Whether there is more than numbers, marks, signs and spaces; what is no character at all is for the translator to refuse."""
+    return any(unicodedata.category(one)[0] in "LMC" for one in piece)
 
 
 def joined(pieces: Sequence[str], sentences: Sequence[str]) -> str:
