@@ -249,7 +249,8 @@ def section(systems: Sequence[Ran]) -> Iterator[str]:
         score(first.hypotheses, first.references)[0].signature,
     )
     yield "## From LSTM to Transformer: Multi30k, German to English (C16, C2, C22)\n"
-    yield f"{datetime.date.today()}, `python benchmarks/history.py --data DATA --runs RUNS`, on {machine()}."
+    asked = f"--minutes {minutes:g} --threads {first.results['training']['threads']}"
+    yield f"{datetime.date.today()}, `python benchmarks/history.py --data DATA --runs RUNS {asked}`, on {machine()}."
     yield f"One tokenizer (BPE, 4,000), {minutes:g} minutes of training each, {first.results['test']['how']}; test_2016_flickr, cased and"
     yield f"detokenised, looked at once: {signature}."
     yield "In brackets mean and 95 % of 1,000 resampled test sets; p by paired resampling. Operations are those of the matrix products,"

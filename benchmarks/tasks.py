@@ -8,6 +8,7 @@ read, one that was stopped goes on. --collect trains nothing. A run's seed is it
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import shlex
 import subprocess
@@ -101,18 +102,19 @@ def figures(found: dict[str, Any]) -> str:
 
 def table(title: str, runs: list[Experiment], where: dict[str, str]) -> Iterator[str]:
     yield f"**{title}**\n"
-    yield "| run | parameters | figures | asked | updates | minutes | threads | seed | command |"
-    yield "|---|---:|---|---|---:|---:|---:|---:|---|"
+    yield "| run | ended | parameters | figures | asked | updates | minutes | threads | seed | command |"
+    yield "|---|---|---:|---|---|---:|---:|---:|---:|---|"
     names = {key: key.upper() for key in where}
     for one in runs:
-        found = results(Path(where["runs"]) / one.name)
+        folder = Path(where["runs"]) / one.name
+        found = results(folder)
         command = shlex.join(["qkv", *one.command(names)])
         if found is None:
-            yield f"| {one.name} | | not run | {one.asked} | | | | | `{command}` |"
+            yield f"| {one.name} | | | not run | {one.asked} | | | | | `{command}` |"
             continue
-        t = found["training"]
+        t, ended = found["training"], datetime.date.fromtimestamp((folder / "results.json").stat().st_mtime)
         yield (
-            f"| {one.name} | {found['model']['parameters']:,} | {figures(found)} | {one.asked} | {t['updates']:,} | "
+            f"| {one.name} | {ended} | {found['model']['parameters']:,} | {figures(found)} | {one.asked} | {t['updates']:,} | "
             f"{t['minutes']:.1f} | {t['threads']} | {t['seed']} | `{command}` |"
         )
     yield ""
