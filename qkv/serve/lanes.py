@@ -162,9 +162,8 @@ class Lane(threading.Thread):
     def turn(self, new: list[Ticket]) -> None:
         """Whoever is gone leaves, whoever is new joins, and all get a token."""
         try:
-            gone = [
-                text for text, ticket in self.tickets.items() if ticket.gone
-            ]  # read once: it can turn at any moment
+            # read once: whether somebody has gone can change at any moment
+            gone = [text for text, ticket in self.tickets.items() if ticket.gone]
             self.running.drop(gone)
             for text in gone:
                 del self.tickets[text]
