@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 import json
 import struct
@@ -74,16 +75,38 @@ def test_sentences_are_split_and_joined_again() -> None:
 
 
 def test_of_html_only_the_prose_is_translated(client: TestClient, models: dict[str, Served]) -> None:
-    page = '<!DOCTYPE html><p class="x">the dog runs<br/>a <b>man</b> &amp; dog</p><code>the dog</code><script>a<b</script> '
+    page = '<!DOCTYPE html><p class="x">the dog\nruns<br/>a man &amp; dog</p><code>the dog</code><script>a<b</script>&nbsp; '
     found = post(client, "/translate", q=page, source="en", target="de", format="html")["translatedText"]
-    parts = models["en-de"].model.translate(["the dog runs", "a", "man", "& dog"])
-    escaped = [part.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for part in parts]
+    parts = models["en-de"].model.translate(["the dog runs", "a man & dog"])
+    first, second = [part.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for part in parts]
     assert found == (
-        f'<!DOCTYPE html><p class="x">{escaped[0]}<br/>{escaped[1]} <b>{escaped[2]}</b> {escaped[3]}</p>'
-        "<code>the dog</code><script>a<b</script> "
+        f'<!DOCTYPE html><p class="x">{first}<br/>{second}</p><code>the dog</code><script>a<b</script>&nbsp; '
     )
     kept = '<p>one <span class="a notranslate">two <i>three</i></span> four<!-- five --></p>'
-    assert Markup(kept).prose_of() == ["one", "four"] and Markup(kept).with_prose(["one", "four"]) == kept
+    runs = Markup(kept).runs()
+    assert [run.prose() for run in runs] == [["one"], ["four"]]
+    assert [run.with_prose(run.prose()) for run in runs] == ["one ", " four"]
+
+
+def test_inline_tags_go_with_their_words(client: TestClient, models: dict[str, Served]) -> None:
+    page = "<p> ein <a href='x'>sehr <b>rotes</b></a>, <i>Auto</i>! </p>"
+    (run,) = Markup(page).runs()
+    assert run.text == "ein sehr rotes, Auto!"
+    ordered = run.with_text("a very red, car!", [(0, 0), (1, 1), (2, 2), (3, 3)])
+    assert ordered == " a <a href='x'>very <b>red</b></a>, <i>car</i>! "
+    turned = run.with_text("car a & very red,", [(3, 0), (0, 1), (1, 3), (2, 4)])
+    assert turned == " <i>car</i> a &amp; <a href='x'>very <b>red</b></a>, "
+    assert run.with_text("a very red,", [(0, 0), (1, 1), (2, 2)]) is None  # nothing is left of <i>
+    assert run.with_text("very car red", [(1, 0), (3, 1), (2, 2)]) is None  # <i> would be within <a>
+    assert Markup("<b>a <i>dog</b> runs</i>").runs()[0].with_text("x y z", [(0, 0), (1, 1), (2, 2)]) is None
+    words = ["the", "dog", "runs"]
+    translator = models["en-de"]
+    (whole,) = translator.model.translate(["the dog runs"], n_best=2)
+    linked = translator.align([("the dog runs", whole.tokens)])[0][0][0]
+    words[linked] = f"<b>{words[linked]}</b>"
+    found = post(client, "/translate", q=" ".join(words), source="en", target="de", format="html")["translatedText"]
+    assert found.count("<b>") == found.count("</b>") == 1
+    assert html.unescape(found.replace("<b>", "").replace("</b>", "")) == whole.text
 
 
 def test_languages_are_known_and_guessed(client: TestClient) -> None:

@@ -146,7 +146,37 @@ def test_pairs_are_read_as_their_task_reads_them(client: TestClient, models: dic
         ('columns = ["a", "b", "c"]', True),
     ):
         (tmp_path / "recipe.toml").write_text(f"[data]\nvalid = {{ {line} }}\n")
-        assert two_texts(tmp_path) == two
+        assert two_texts(tmp_path) is two
+    assert two_texts(tmp_path / "elsewhere") is None
+
+
+def test_as_many_texts_are_asked_for_as_the_model_was_trained_on() -> None:
+    pairs, single = (
+        Served(str(two), model("bert-base", head="classes", max_length=64), pairs=two) for two in (True, False)
+    )
+    with served([pairs, single]) as client:
+        for own, wrong in ((pairs, "the dog"), (single, ["the dog", "a man"])):
+            reply = client.post("/api/classify", json={"model": own.name, "texts": [wrong]})
+            assert reply.status_code == 400 and own.name in reply.json()["error"]
+        post(client, "answers", model="True", text="the dog", pair="a man")
+        post(client, "answers", model="False", text="the dog")
+        assert "two texts" in refused(client, "answers", model="True", text="the dog")
+        assert "one text" in refused(client, "answers", model="False", text="the dog", pair="a man")
+
+
+def test_a_score_is_no_probability() -> None:
+    regression = Served("grade", model("bert-base", head="classes", n_classes=1, max_length=64))
+    with served([regression]) as client:
+        (told,) = client.get("/api/models").json()["models"]
+        assert told["scores"]
+        (said,) = client.post("/api/classify", json={"texts": ["the dog"]}).json()["results"]
+        found = post(client, "answers", text="the dog")["answers"]
+        assert found["probabilities"] == pytest.approx([said["score"]], abs=1e-5)
+
+
+def test_a_model_that_fills_gaps_is_not_asked_where_there_is_none(client: TestClient) -> None:
+    assert post(client, "answers", model="words", text="the dog runs")["answers"] is None
+    assert post(client, "answers", model="words", text="the dog runs", position=1)["answers"]["words"]
 
 
 def test_a_message_is_looked_at_as_the_assistant_reads_it(client: TestClient, models: dict[str, Model]) -> None:

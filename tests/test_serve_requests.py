@@ -20,7 +20,7 @@ from qkv.generate.choose import Sampling, choose, seeded
 from qkv.generate.continuous import Step
 from qkv.generate.pieces import pieces
 from qkv.serve import libretranslate, openai, own, sentences
-from qkv.serve.markup import Markup
+from qkv.serve.markup import Markup, Run
 from qkv.serve.served import Served
 from qkv.serve.told import Reader, chat_logprobs, completion_logprobs
 from qkv.text.train import train_tokenizer
@@ -73,7 +73,29 @@ BITS = ["<p>", "</P>", '<a href="?a=1&b=2">', "</a >", "&amp;", "R&D", "&&", "&"
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(BITS), max_size=12).map("".join))
 def test_a_page_is_cut_and_not_written_anew(page: str) -> None:
-    assert "".join(Markup(page).pieces) == page
+    assert "".join(part if isinstance(part, str) else part.raw for part in Markup(page).parts) == page
+
+
+INLINE = ["<b>", "</b>", "<i class=x>", "</i>", "ein ", "rotes, ", "Auto! ", " ", "&lt;\n"]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(INLINE), max_size=14).map("".join))
+def test_tags_stay_where_every_word_is_its_own_translation(page: str) -> None:
+    for run in Markup(page).runs():
+        same = run.with_text(run.text, [(n, n) for n in range(len(run.text.split()))])
+        if same is None:
+            elements = run.elements()
+            assert elements is None or any(not run.text[one.begin : one.end].strip(" ") for one in elements)
+            continue
+        (again,) = Markup(same).runs()
+        assert again.text == run.text
+        assert around(again) == around(run)
+
+
+def around(run: Run) -> list[tuple[str, list[str]]]:
+    """The tags of a run, and the words within each."""
+    return [(one.opening, run.text[one.begin : one.end].split()) for one in run.elements() or ()]
 
 
 @pytest.mark.parametrize(
@@ -87,12 +109,14 @@ def test_a_page_is_cut_and_not_written_anew(page: str) -> None:
 )
 def test_markup_stays_and_prose_is_found(page: str, prose: list[str]) -> None:
     found = Markup(page)
-    assert found.prose_of() == prose
-    upper = found.with_prose([text.upper() for text in prose])
-    assert Markup(upper).prose_of() == [text.upper() for text in prose]
-    around = [piece for at, piece in enumerate(found.pieces) if at not in found.texts]
+    assert [text for run in found.runs() for text in run.prose()] == prose
+    upper = "".join(part if isinstance(part, str) else part.with_prose([text.upper() for text in part.prose()])
+                    for part in found.parts)  # fmt: skip
     again = Markup(upper)
-    assert around == [piece for at, piece in enumerate(again.pieces) if at not in again.texts]
+    assert [text for run in again.runs() for text in run.prose()] == [text.upper() for text in prose]
+    assert [part for part in found.parts if isinstance(part, str)] == [
+        part for part in again.parts if isinstance(part, str)
+    ]
 
 
 # --- tokens with their probabilities

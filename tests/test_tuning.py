@@ -129,6 +129,17 @@ def test_without_settings_all_weights_learn_alike(c: ModelConfig, kind: str) -> 
     )
 
 
+@pytest.mark.parametrize("mixer", ["s4d", "selective"])
+def test_the_rates_of_a_state_space_do_not_decay(mixer: str) -> None:
+    n = build(tiny("gpt2").changed(mixer=[mixer], position="none", attention_dropout=0.0))
+    groups = optimizer(n, TrainConfig(weight_decay=0.1)).param_groups
+    decayed = {p for g in groups if g["weight_decay"] for p in g["params"]}
+    for name, parameter in n.named_parameters():
+        rate = name.endswith(("log_decay", "frequency"))
+        assert (parameter in decayed) == (parameter.dim() > 1 and not rate), name
+    assert any(name.endswith("log_decay") for name, _ in n.named_parameters())
+
+
 @pytest.mark.parametrize(("freeze", "still"), [(1, {0}), (2, {0, 1}), (3, {0, 1, 2}), (-1, {0, 1, 2})])
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_frozen_layers_stay_as_they_are(freeze: int, still: set[int], kind: str) -> None:

@@ -67,6 +67,8 @@ class StateSpace(nn.Module):
     mixes the channels.
     """
 
+    undecayed = ("log_decay", "frequency")
+
     def __init__(self, d_model: int, d_state: int):
         super().__init__()
         half = d_state // 2  # the other half are their conjugates, hence 2 Re
@@ -162,6 +164,8 @@ class Selective(nn.Module):
 
     With its gate and its width it is attention and feed-forward layer in one: see feedforward = "none".
     """
+
+    undecayed = ("log_decay",)
 
     def __init__(self, d_model: int, d_state: int, bias: bool = False):
         super().__init__()

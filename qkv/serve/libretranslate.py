@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from qkv.generate.alignment import Link
 from qkv.generate.translate import Translation
 from qkv.serve import sentences
 from qkv.serve.front import listed
 from qkv.serve.languages import guess, name_of
 from qkv.serve.limits import Many
-from qkv.serve.markup import Markup
+from qkv.serve.markup import Markup, Run
 from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
 from qkv.serve.service import Service
@@ -32,7 +33,7 @@ class Translate(BaseModel):
     target: Code
     """Language code."""
     format: str = Field(default="text", pattern="^(text|html)$", max_length=10)
-    """Of html only the texts between the tags are translated."""
+    """Of html only the prose is translated; inline tags go with their words."""
     alternatives: int = Field(default=0, ge=0, le=2**31)
     """So many further translations of each text."""
     api_key: str | None = Field(default=None, max_length=1000)
@@ -159,32 +160,81 @@ async def translated(service: Service, texts: Sequence[str], codes: Sequence[str
     return [found[number] for number in range(len(texts))]
 
 
+class Way(NamedTuple):
+    """One translation of a text."""
+
+    text: str
+    parts: list[tuple[str, Translation]]
+    """Its sentences."""
+
+
 async def of_texts(served: Served, texts: Sequence[str], count: int) -> list[list[str]]:
-    """`count` translations of each text or fewer, sentence by sentence: the second one is made of second-best sentences.
-    What has no letter in it ("42", "...") stays as it is: a model would invent a sentence."""
+    """`count` translations of each text or fewer, the best one first."""
+    return [list(dict.fromkeys(way.text for way in own)) for own in await ways_of(served, texts, count)]
+
+
+async def ways_of(served: Served, texts: Sequence[str], count: int) -> list[list[Way]]:
+    """`count` translations of each text, sentence by sentence: the second one is made of second-best sentences. What has no
+    letter in it ("42", "...") stays as it is: a model would invent a sentence."""
     split = await asyncio.to_thread(lambda: [sentences.split(text) for text in texts])
     parts = [part for own in split for part in own[::2]]
     served.limits.at_most("sentences", len(parts), "sentences")
     found = iter(await served.search(list(filter(sentences.worded, parts)), served.request(n_best=count)))
     results = []
     for own in split:
-        best = [bests(next(found)) if sentences.worded(part) else [part] for part in own[::2]]
-        ways = [sentences.joined(own, [each[min(n, len(each) - 1)] for each in best]) for n in range(count)]
-        results.append(list(dict.fromkeys(ways)))
+        best = [bests(next(found)) if sentences.worded(part) else [Translation(part)] for part in own[::2]]
+        chosen = [[each[min(n, len(each) - 1)] for each in best] for n in range(count)]
+        results.append([Way(sentences.joined(own, [one.text for one in some]), list(zip(own[::2], some, strict=True)))
+                        for some in chosen])  # fmt: skip
     return results
 
 
-def bests(one: Translation) -> list[str]:
-    return [each.text for each in one.n_best] or [one.text]
+def bests(one: Translation) -> list[Translation]:
+    return one.n_best or [one]
+
+
+# --- HTML
 
 
 async def of_html(served: Served, pages: Sequence[str], count: int) -> list[list[str]]:
     """The same for what stands between tags."""
     markups = [await asyncio.to_thread(Markup, page) for page in pages]  # one at a time: between two it can be given up
-    found = iter(await of_texts(served, [text for markup in markups for text in markup.prose_of()], count))
+    runs = [run for markup in markups for run in markup.runs()]
+    found = await as_wholes(served, [run for run in runs if run.tagged], count)
+    rest = [run for run in runs if run not in found]
+    texts = iter(await of_texts(served, [text for run in rest for text in run.prose()], count))
+    for run in rest:
+        own = [next(texts) for _ in run.prose()]
+        found[run] = [run.with_prose([each[min(n, len(each) - 1)] for each in own]) for n in range(count)]
     results = []
     for markup in markups:
-        own = [next(found) for _ in markup.texts]
-        ways = [markup.with_prose([each[min(n, len(each) - 1)] for each in own]) for n in range(count)]
+        ways = [
+            "".join(part if isinstance(part, str) else found[part][n] for part in markup.parts) for n in range(count)
+        ]
         results.append(list(dict.fromkeys(ways)))
     return results
+
+
+async def as_wholes(served: Served, runs: Sequence[Run], count: int) -> dict[Run, list[str]]:
+    """Translations of runs with tags in them, as far as the tags find their places."""
+    if not served.aligns:
+        return {}
+    found: dict[Run, list[str]] = {}
+    for run, ways in zip(runs, await ways_of(served, [run.text for run in runs], count), strict=True):
+        tagged = [run.with_text(way.text, await links_of(served, way)) for way in ways]
+        if None not in tagged:
+            found[run] = [one for one in tagged if one is not None]
+    return found
+
+
+async def links_of(served: Served, way: Way) -> list[Link]:
+    """Which word of a text each word of its translation comes from, sentence by sentence."""
+    pairs = [(sentence, one.tokens) for sentence, one in way.parts]
+    links: list[Link] = []
+    source = target = 0
+    for (sentence, one), own in zip(way.parts, await served.caller.ask("align", served.align, pairs), strict=True):
+        count = len(sentence.split())
+        own = own if one.tokens else [(n, n) for n in range(count)]  # what stayed as it is
+        links += [(source + a, target + b) for a, b in own]
+        source, target = source + count, target + len(one.text.split())
+    return links

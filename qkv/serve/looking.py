@@ -151,7 +151,9 @@ def maps(routes: APIRouter, service: Service) -> None:
             there = [
                 {key: value for key, value in asdict(site).items() if key != "name"} for site in sites(one.network)
             ]
-            answers = one.config.head not in ("pooled", "none")
+            # a model that fills gaps is not asked where there is none
+            gapless = one.config.head in ("masked", "masked-next") and one.place is None and asked.position is None
+            answers = one.config.head not in ("pooled", "none") and not gapless
             found = one.answers(asked.position, asked.top_k).to_json() if answers else None
             return {"tokens": one.tokens, "source": one.source, "sites": there, "answers": found, "place": one.place}
 
@@ -343,6 +345,7 @@ async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
         return lambda: served.model.look(picture, asked.target)
     if asked.text is None:
         raise Refusal(400, "there is nothing to look at: give a text")
+    served.checked(1 if asked.pair is None else 2)
     for text in (asked.text, asked.pair, asked.target):
         limited(service, served, text or "")
     given: Any = asked.text

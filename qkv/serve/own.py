@@ -246,13 +246,20 @@ async def streamed(service: Service, request: Request, one: Writing) -> AsyncIte
 def reading(routes: APIRouter, service: Service) -> None:
     @routes.post("/classify")
     async def classify(asked: Classify, request: Request) -> dict[str, Any]:
-        """The class of each text, pair or picture, with probabilities."""
+        """The class of each text, pair or picture, with probabilities; of a model that was trained on numbers, its score."""
         served, limits = service.named(asked.model, "classify"), service.limits
-        if served.config.image_size is not None:
+        sees = served.config.image_size is not None
+        if asked.texts is not None if sees else asked.images is not None:
+            raise Refusal(
+                400, "this model reads pictures: give images" if sees else "this model reads texts: give texts"
+            )
+        if sees:
             items: list[Any] = await asyncio.to_thread(pictures, asked.images or [], served)
         else:
             items = [tuple(one) if isinstance(one, list) else one for one in listed(asked.texts or [])]
             limits.texts_of([text for one in items for text in ([one] if isinstance(one, str) else one)])
+            for one in items:
+                served.checked(1 if isinstance(one, str) else 2)
         something(items)
         work = lambda some: served.model.classify(some, asked.top_k)  # noqa: E731
         found = await service.attended(request, served.caller.ask(("classify", asked.top_k), work, items))
@@ -345,6 +352,8 @@ def pictures(given: Sequence[str], served: Served) -> list[Pixels]:
                 tables.append(pixels(image, served.config.image_size or 0, served.config.n_channels))
         except Refusal:
             raise
-        except (binascii.Error, *BROKEN, Image.DecompressionBombError) as error:
-            raise Refusal(400, f"this is no picture in base64 (PNG, JPEG ...): {type(error).__name__}") from None
+        except binascii.Error:
+            raise Refusal(400, "this is no base64: give the bytes of a PNG, JPEG ... file in it") from None
+        except (*BROKEN, Image.DecompressionBombError):
+            raise Refusal(400, "this is no picture that can be read: PNG, JPEG ... in base64 are") from None
     return tables

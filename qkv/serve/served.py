@@ -55,8 +55,8 @@ class Served:
     """What it was trained for, where a recipe says so."""
     pair: Pair | None = None
     """The languages of a translator."""
-    pairs: bool = False
-    """Whether its classes are of pairs of texts."""
+    pairs: bool | None = None
+    """Whether its classes are of pairs of texts; None where no recipe says so: it reads both."""
     beam: int = 4
     length_penalty: float = 1.0
     workers: int = 0
@@ -145,10 +145,18 @@ class Served:
             "width": c.d_model, "head_width": c.head_width, "vocabulary": c.vocab_size, "target_vocabulary": c.target_size,
             "context": c.max_length, "position": c.position, "recurrent": c.recurrent, "mixer": list(c.mixer),
             "attention": list(dict.fromkeys(site.kind for site in sites(self.model.network) if site.weighs)),
-            "mask": filler and filler.name, "pairs": "answer" in self.can or ("classify" in self.can and self.pairs),
-            "labels": list(c.labels[:1000]), "image_size": c.image_size, "channels": c.n_channels,
+            "mask": filler and filler.name, "pairs": "answer" in self.can or ("classify" in self.can and bool(self.pairs)),
+            "scores": "classify" in self.can and c.n_classes == 1, "labels": list(c.labels[:1000]),
+            "image_size": c.image_size, "channels": c.n_channels,
             "source": self.pair and self.pair[0], "target": self.pair and self.pair[1], "ends": list(c.eos_ids),
         }  # fmt: skip
+
+    def checked(self, texts: int) -> None:
+        """An input of so many texts is refused by a classifier that reads another number of them."""
+        if "classify" not in self.can or self.pairs is None or self.pairs == (texts == 2):
+            return
+        raise Refusal(400, f"{self.name} compares two texts: give a pair" if self.pairs else
+                      f"{self.name} reads one text at a time: it was not trained on pairs")  # fmt: skip
 
     # --- writing
 
@@ -256,6 +264,13 @@ class Served:
         body: Any = text.body
         return [self.translator.written(h, None) for h in body.results()]
 
+    @cached_property
+    def aligns(self) -> bool:
+        """Whether it looks from what it writes at what it reads."""
+        return self.config.family == "encoder-decoder" and any(
+            site.kind == "cross" for site in sites(self.model.network)
+        )
+
     def align(self, pairs: Sequence[tuple[str, list[str]]]) -> list[list[Link]]:
         """Texts and the tokens of their translations -> (source word, target word), from one pass of the plain network."""
         links: list[list[Link]] = []
@@ -301,12 +316,12 @@ def shown(folder: Path) -> str:
     return run_of(folder).resolve().name.removesuffix(".gguf").removesuffix(".bin")
 
 
-def two_texts(run: Path) -> bool:
-    """Whether a run's recipe has pairs of texts with a label."""
+def two_texts(run: Path) -> bool | None:
+    """Whether a run's recipe has pairs of texts with a label; None where it does not say."""
     data = read_toml(run / "recipe.toml").get("data") if (run / "recipe.toml").is_file() else None
     valid = data.get("valid") if isinstance(data, dict) else None
     if not isinstance(valid, dict):
-        return False
+        return None
     known = TASKS.get(str(valid.get("dataset", "")).rpartition("/")[2].replace("-", "").lower())
     return len(valid.get("columns", ())) == 3 if known is None else len(known.texts) == 2
 

@@ -22,12 +22,15 @@ ROUNDS = 5
 
 
 def optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only (biases and norms are vectors). Weights that stay as they are have no group;
+    """AdamW; weight decay on matrices only (biases and norms are vectors, what a module lists as `undecayed` is no matrix: rates and
+    frequencies, whose 0 means nothing). Weights that stay as they are have no group;
     a group's learning rate is `scale` times that of the schedule."""
     scales = learned(network, tune)
     maps = [m for m in network.modules() if isinstance(m, nn.Linear | nn.RNNBase)]  # not tables of words or positions
     own = {p for m in maps for p in m.parameters()} if c.optimizer == "muon" else set()
-    matrices, vectors = [p for p in scales if p.dim() > 1], [p for p in scales if p.dim() <= 1]
+    kept = {getattr(m, name) for m in network.modules() for name in getattr(m, "undecayed", ())}
+    matrices = [p for p in scales if p.dim() > 1 and p not in kept]
+    vectors = [p for p in scales if p.dim() <= 1 or p in kept]
     inner, outer = [p for p in matrices if p in own], [p for p in matrices if p not in own]
     cells = [m for m in maps if isinstance(m, nn.RNNBase)]
     gates = {p: p.size(0) // m.hidden_size for m in cells for p in m.parameters() if p.dim() > 1 and p in own}
