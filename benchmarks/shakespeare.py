@@ -8,6 +8,7 @@ that each has the machine for itself: one that has ended is only read, one that 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import shlex
 import subprocess
@@ -24,23 +25,25 @@ NAMES = ("elman", "gru", "lstm", "transformer", "gla", "mamba")
 RUNS = [Experiment(f"shakespeare-{n}", f"shakespeare-{n}", ("data.root={data}/tinyshakespeare",)) for n in NAMES]
 ABOUT = """Validation loss in nats per character and bits per byte of the last 10 % of the text, every character predicted once: by the
 Transformer from the at most 256 before it in its window, by the others from all before it where their state is carried on.
-Optimiser and learning rate are each recipe's own, not equal. Tokens are updates times those of a batch."""
+Optimiser and learning rate are each recipe's own, not equal. Tokens are updates times those of a batch. Where a run
+had one thread, it had one core, and another run the other one."""
 
 
 def table(where: dict[str, str]) -> Iterator[str]:
-    yield "| run | parameters | loss | bits per byte | state carried | optimiser | updates | tokens | minutes | threads | seed | command |"
-    yield "|---|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---|"
+    yield "| run | ended | parameters | loss | bits per byte | state carried | optimiser | updates | tokens | minutes | threads | seed | command |"
+    yield "|---|---|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---|"
     for one in RUNS:
         command = shlex.join(["qkv", *one.command({key: key.upper() for key in where})])
         folder = Path(where["runs"]) / one.name
         found = results(folder)
         if found is None:
-            yield f"| {one.name} | | not run | | | | | | | | | `{command}` |"
+            yield f"| {one.name} | | | not run | | | | | | | | | `{command}` |"
             continue
+        ended = datetime.date.fromtimestamp((folder / "results.json").stat().st_mtime)
         t, valid, recipe = found["training"], found["valid"], recipe_of(folder)
         assert recipe.data is not None
         yield (
-            f"| {one.name} | {found['model']['parameters']:,} | {valid['value']:.4f} | "
+            f"| {one.name} | {ended} | {found['model']['parameters']:,} | {valid['value']:.4f} | "
             f"{bits_per_byte(folder, valid['update']):.4f} | {'yes' if recipe.data.carry else 'no'} | "
             f"{recipe.train.optimizer} {recipe.train.learning_rate:g} | {t['updates']:,} | "
             f"{t['updates'] * recipe.data.batch_tokens / 1e6:.1f} M | {t['minutes']:.1f} | {t['threads']} | {t['seed']} | "

@@ -195,7 +195,15 @@ def test_a_decoder_goes_on_with_a_summary(client: TestClient, models: dict[str, 
     assert written["prompt_tokens"] == len(letter.words().plain([TEXTS[0]])[0]) + 2
     summary = letter.summarize([TEXTS[0]], beam=1, max_length=12, no_repeat_ngram=0)[0]
     assert written["text"] == summary.text
-    assert post(client, "answers", model="letter", text=TEXTS[0])["tokens"][-1] == "<s>"
+    looked = post(client, "answers", model="letter", text=TEXTS[0])["tokens"]
+    opening = written["prompt_tokens"] - 1
+    assert looked[opening] == "<s>" and len(looked) > opening + 1  # what it writes is looked at too
+    given = post(client, "answers", model="letter", text=TEXTS[0], target=TEXTS[3])["tokens"]
+    assert given[: opening + 1] == looked[: opening + 1] and "".join(given[opening + 1 :]).strip() == TEXTS[3]
+    said = post(client, "ablation", model="letter", text=TEXTS[0], target=TEXTS[3], heads=[])
+    assert said["before"] == said["after"]
+    assert [one["token"] for one in said["before"]["expected"]] == given[opening + 1 :]
+    assert [one["position"] for one in said["before"]["expected"]] == list(range(opening, len(given) - 1))
 
 
 def test_what_the_model_writes_obeys_the_rules_of_search() -> None:

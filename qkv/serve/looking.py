@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from qkv.api import Model
-from qkv.generate.search import FREE, greedy
+from qkv.generate.search import greedy
 from qkv.look.attention import sites, whole_numbers
 from qkv.look.question import Question
 from qkv.look.result import plain
@@ -23,6 +23,7 @@ from qkv.serve.own import Ask, pictures
 from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
 from qkv.serve.service import Service
+from qkv.tasks.looking import LONGEST_SUMMARY
 
 Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Indices = Annotated[list[Index], Field(max_length=10_000, fail_fast=True)]
@@ -41,7 +42,7 @@ class Looked(Ask):
     image: str | None = None
     """A picture (PNG, JPEG ...) in base64, for a model that reads them."""
     target: str | None = None
-    """What an encoder-decoder writes; without it, its own answer."""
+    """What an encoder-decoder (or a decoder that writes summaries) writes; without it, its own answer."""
     pair: str | None = None
     """The second text of a model that compares two; the question about a text in which it is answered."""
     chat: bool = False
@@ -214,7 +215,7 @@ def changes(routes: APIRouter, service: Service) -> None:
             def said() -> dict[str, Any]:
                 answers = one.answers(asked.position, asked.top_k).to_json()
                 found = {"answers": answers, "expected": expected(served.model, one)}
-                return {**found, "text": written(served.model, one, asked)}
+                return {**found, "text": written(served, one, asked.max_tokens)}
 
             before = said()
             with one.without(off, asked.layers, asked.kind):
@@ -270,25 +271,32 @@ def measured(one: Look, position: int | None) -> Question:
 
 @torch.no_grad()
 def expected(model: Model, one: Look) -> list[dict[str, Any]] | None:
-    """How likely the network as it is now finds each token after those before it; None of one that does not write."""
+    """How likely the network as it is now finds each token that it writes (of a text, each but the first) after those before it;
+    None of one that does not write. It is predicted at `position`."""
     if not writes(model) or one.batch.inputs is None:
         return None
-    own = one.network(one.batch).logits[0, :-1].float().softmax(-1)  # (T - 1, V)
-    chances = own.gather(-1, one.batch.inputs[0, 1:, None])[:, 0].tolist()
-    return [{"token": token, "probability": p} for token, p in zip(one.tokens[1:], chances, strict=True)]
+    own = one.network(one.batch).logits[0, one.first : -1].float().softmax(-1)  # (T - first - 1, V)
+    next_ = one.batch.inputs[0, one.first + 1 :]
+    chances = own.gather(-1, next_[:, None])[:, 0].tolist()
+    tokens = one.tokens[one.first + 1 :]
+    return [{"token": token, "probability": p, "position": one.first + n}
+            for n, (token, p) in enumerate(zip(tokens, chances, strict=True))]  # fmt: skip
 
 
-def written(model: Model, one: Look, asked: Ablation) -> str | None:
-    """What the network as it is now writes on, or of an encoder-decoder instead; None of one that does not write."""
+def written(served: Served, one: Look, most: int) -> str | None:
+    """What the network as it is now writes on, or of a translator or a writer of summaries instead; None of one that does not
+    write."""
+    model, c = served.model, served.config
     if not writes(model):
         return None
-    c = model.config
     assert one.batch.inputs is not None
-    known, most = one.batch.inputs, asked.max_tokens
+    known = one.batch.inputs
     if c.family == "encoder-decoder":
         known, most = known[:, :1], 2 * len(one.source) + 20
+    elif one.first:
+        known, most = known[:, : one.first + 1], LONGEST_SUMMARY
     room = min(most, model.room(known[0].tolist()), c.max_length)
-    rules = model.looker().rules() if c.family == "encoder-decoder" else FREE
+    rules = model.looker().rules() if c.family == "encoder-decoder" else served.rules
     (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids, rules)
     return model.target_words().decode(ids)
 
@@ -349,11 +357,12 @@ async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
     for text in (asked.text, asked.pair, asked.target):
         limited(service, served, text or "")
     given: Any = asked.text
-    if asked.chat or (served.task == "summary" and served.config.family == "decoder"):
-        service.named(asked.model, "chat" if asked.chat else "look")
+    if asked.chat:
+        service.named(asked.model, "chat")
         given = await asyncio.to_thread(served.prompt_ids, asked.text, asked.chat)
         service.limits.at_most("looked", len(given), "tokens in a text that is looked into")
-    return lambda: served.model.look(given, asked.target, asked.pair)
+    summary = served.task == "summary" and served.config.family == "decoder" and not asked.chat
+    return lambda: served.model.looker().look(given, asked.target, asked.pair, summary)
 
 
 def limited(service: Service, served: Served, text: str) -> None:
