@@ -26,11 +26,12 @@ RUNS = [Experiment(f"shakespeare-{n}", f"shakespeare-{n}", ("data.root={data}/ti
 ABOUT = """Validation loss in nats per character and bits per byte of the last 10 % of the text, every character predicted once: by the
 Transformer from the at most 256 before it in its window, by the others from all before it where their state is carried on.
 Optimiser and learning rate are each recipe's own, not equal. Tokens are updates times those of a batch. Where a run
-had one thread, it had one core, and another run the other one."""
+had one thread, it had one core, and the other one was busy."""
 
 
 def table(where: dict[str, str]) -> Iterator[str]:
-    yield "| run | ended | parameters | loss | bits per byte | state carried | optimiser | updates | tokens | minutes | threads | seed | command |"
+    names = "run ended parameters loss bits/byte state_carried optimiser updates tokens minutes threads seed command"
+    yield "| " + names.replace(" ", " | ").replace("_", " ") + " |"
     yield "|---|---|---:|---:|---:|---|---|---:|---:|---:|---:|---:|---|"
     for one in RUNS:
         command = shlex.join(["qkv", *one.command({key: key.upper() for key in where})])
