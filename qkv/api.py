@@ -362,11 +362,12 @@ class Model:
 
     # --- looking inside
 
-    def look(self, given: Any, target: str | None = None, pair: str | None = None) -> Look:
+    def look(self, given: Any, target: str | None = None, pair: str | None = None, summary: bool = False) -> Look:
         """One input, ready to be looked into: a text, ids, or a picture. Of an encoder-decoder also what it writes: `target`,
-        or without one its own greedy answer; of a classifier of pairs the second text, of a text the question about it: `pair`.
-        What can be asked is in look/view.py: attention, lens, attribution ..."""
-        return self.looker().look(given, target, pair)
+        or without one its own greedy answer; of a classifier of pairs the second text, of a text the question about it: `pair`;
+        of a decoder that was trained to write summaries (`summary`) the one that it writes behind the text. What can be asked is
+        in look/view.py: attention, lens, attribution ..."""
+        return self.looker().look(given, target, pair, summary)
 
     def neighbours(self, word: str, k: int = 10) -> Neighbours:
         """The words whose (static) vectors are nearest to that of a word."""

@@ -40,10 +40,64 @@ def test_every_result_has_a_picture_and_strange_tokens_are_shown_as_they_are() -
     assert effect.word == look.answers().words[0] and look.walk().rows == look.sides("cross")[0]
     assert "plotly" in results[4]._repr_html_()
     assert make("bert-base").contexts("man", TEXTS[:1] * 2).figure().to_dict()["data"]
-    page = plots.page("<b>title", {"attention": results[0], "lens": results[2]})
-    assert page.count("</html>") == 1 and "<h1>&lt;b&gt;title" in page
+    page = plots.page(["<b>title", "second"], {"attention": results[0], "lens": results[2]})
+    assert page.count("</html>") == 1 and "<h1>&lt;b&gt;title</h1><h1>second</h1>" in page
     assert "&lt;s&gt;" in json.dumps(results[3].figure().to_dict(), default=str)
     assert "src=" not in page.split("</head>")[0] and page.count("<h2>") == 2
+
+
+def test_titles_and_words_have_room_and_nothing_lies_over_them() -> None:
+    """A letter is 7 pixels wide or more: so is its share of a cell, and a title ends before its picture does."""
+    pytest.importorskip("plotly")
+    model = make("transformer-base")
+    look = model.look("a man rides", "a dog")
+    lens, long = look.lens(), "incomprehensibilities"
+    lens.words[0][1][0] = long
+    results = [lens, look.attention(), look.attribution("gradient"), look.heads(), look.answers(), look.walk(), look.patch(look),
+               model.neighbours("bicycleman"), make("bert-base").contexts("man", TEXTS[:1] * 2)]  # fmt: skip
+    for one in results:
+        layout, data = (one.figure().to_dict()[name] for name in ("layout", "data"))
+        assert 7 * len(layout["title"]["text"]) + 15 < layout["width"] and "<br>" not in layout["title"]["text"]
+        if data[0].get("text") and data[0]["type"] == "heatmap":
+            cell = (layout["width"] - layout["margin"]["l"] - layout["margin"]["r"]) / len(data[0]["z"][0])
+            words = [word for row in data[0]["customdata"] for word in row]
+            assert cell >= 7 * max(map(len, words)) and data[0]["textfont"]["size"] >= 12
+        for menu in layout.get("updatemenus", ()):  # between title and columns, from the left edge of the table on
+            assert (menu["x"], menu["xanchor"]) == (0, "left") and layout["margin"]["t"] >= menu["pad"]["b"] + 44 + 40
+            assert layout["width"] - layout["margin"]["l"] >= 7 * max(len(one["label"]) for one in menu["buttons"])
+    assert long in results[0].figure().to_dict()["data"][0]["text"][0]
+    drawn = plots.fragment(results[0], library=False)
+    assert '"displayModeBar": false' in drawn
+    many = (
+        model.look([5] * 400, "a").attention(0, 0, "encoder").figure().layout
+    )  # of many tokens names still stand apart
+    assert (many.width - many.margin.l - many.margin.r) / 401 > 14
+
+
+def test_what_is_said_of_a_regression() -> None:
+    """Its score, in every picture: no probability, and no per cent of anything."""
+    pytest.importorskip("plotly")
+    model = make("bert-base", head="classes", n_classes=1)
+    look, score = model.look("the dog runs"), model.classify(["the dog runs"])[0].score
+    results = {
+        "answers": look.answers(),
+        "lens": look.lens(),
+        "effect": look.effect_of_heads(),
+        "attribution": look.attribution("gradient"),
+    }
+    for one in results.values():
+        layout = one.figure().to_dict()["layout"]
+        assert "score" in layout["title"]["text"]
+        said = json.dumps([layout["title"], layout["xaxis"], layout["yaxis"]])
+        assert not any(word in said for word in ("probab", "likel", "answer", "%", "logit"))
+    assert f"{score:.3f}" in results["answers"].figure().layout.title.text
+    assert results["lens"].figure().data[0].text[-1][0] == f"{score:.2f}"
+    bar = results["answers"].figure()
+    assert min(bar.layout.xaxis.range) <= 0 <= max(bar.layout.xaxis.range) and list(bar.data[0].text) == [
+        f"{score:.3g}"
+    ]
+    page = plots.page(["the dog runs"], {"answers": results["answers"]})
+    assert "<h2>score</h2>" in page and "<h2>answers</h2>" not in page
 
 
 def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:
@@ -76,11 +130,78 @@ def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:
         assert code == 2 and "browser" in problem
 
 
+def test_the_page_shows_both_texts(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    make("bert-base", head="classes", n_classes=1).save(tmp_path / "model")
+    out = tmp_path / "seen.html"
+    code, _, _ = run("look", tmp_path / "model", "the dog runs", "--pair", "a man <sleeps>", "--out", out)
+    page = out.read_text()
+    assert code == 0 and "<h1>the dog runs</h1><h1>a man &lt;sleeps&gt;</h1>" in page and "<h2>score</h2>" in page
+
+
+def test_what_is_left_out_is_said_in_a_line(run: Run, tmp_path: Path) -> None:
+    make("gru-lm").save(tmp_path / "gru")
+    make("bert-base", ("<mask>",), head="masked").save(tmp_path / "masked")
+    code, said, problem = run("look", tmp_path / "gru", "the dog runs", "--json")
+    assert code == 0 and list(json.loads(said)) == ["lens", "attribution", "answers"]
+    assert problem == "left out: attention (this model has no attention)\n"
+    code, said, problem = run("look", tmp_path / "masked", "the dog runs", "--json")
+    assert code == 0 and list(json.loads(said)) == ["attention", "lens"] and problem.count("\n") == 1
+    assert problem.startswith("left out: attribution, answers (") and "<mask>" in problem and "--position" in problem
+    code, said, problem = run("look", tmp_path / "masked", "the <mask> runs", "--json")
+    assert code == 0 and len(json.loads(said)) == 4 and not problem
+    code, said, problem = run("look", tmp_path / "masked", "the dog runs", "--position", "1", "--json")
+    assert code == 0 and len(json.loads(said)) == 4 and not problem
+    for what in ("answers", "attribution", "effect"):
+        code, _, problem = run("look", tmp_path / "masked", "the dog runs", "--what", what, "--json")
+        assert code == 2 and "<mask>" in problem
+
+
+def test_the_summary_of_a_decoder_is_looked_at(run: Run, tmp_path: Path) -> None:
+    """Its recipe says that it writes summaries: the rows are the summary's words, the columns text and summary."""
+    model, text = make("gpt2", max_length=96), "two women sit in the park"
+    model.save(tmp_path / "best")
+    (tmp_path / "recipe.toml").write_text('task = "summary"\n')
+    wanted = model.looker().look(text, "the dog", summary=True)
+    code, said, _ = run("look", tmp_path / "best", text, "--target", "the dog", "--json")
+    found = json.loads(said)
+    written = wanted.tokens[wanted.first :]
+    assert code == 0 and found["attention"]["rows"] == written == found["lens"]["tokens"] and written[0] == "<s>"
+    assert found["attention"]["columns"] == wanted.tokens == found["attribution"]["tokens"]
+    assert len(found["attribution"]["answers"]) == len(written)
+    torch.testing.assert_close(
+        torch.tensor(found["attention"]["weights"]), wanted.attention().weights[:, wanted.first :]
+    )
+    (tmp_path / "recipe.toml").write_text('task = "causal"\n')
+    code, _, problem = run("look", tmp_path / "best", text, "--target", "the dog", "--json")
+    assert code == 2 and "has a target" in problem
+
+
+def test_a_word_in_two_texts(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    model, texts = make("bert-base"), ["a man rides a bicycle", "the park, and a man"]
+    model.save(tmp_path / "model")
+    asked = ["look", tmp_path / "model", texts[0], "--what", "contexts"]
+    code, said, _ = run(*asked, "--word", "man", "--other", texts[1], "--layer", "1", "--json")
+    wanted = model.contexts("man", texts, 1)
+    assert code == 0 and json.loads(said)["contexts"]["texts"] == texts
+    torch.testing.assert_close(torch.tensor(json.loads(said)["contexts"]["cosines"]), wanted.cosines)
+    drawn = wanted.figure().data[0]
+    assert torch.equal(torch.tensor(drawn.z)[:, 2], wanted.static) and drawn.text[0][1] == f"{wanted.cosines[0, 1]:.2f}"
+    code, _, _ = run(*asked, "--word", "man", "--other", texts[1], "--out", tmp_path / "x.html")
+    assert code == 0 and f"<h1>other: {texts[1]}</h1>" in (tmp_path / "x.html").read_text()
+    for arguments in (["--word", "man"], ["--other", texts[1]], ["--word", "dog", "--other", texts[1]]):
+        code, _, problem = run(*asked, *arguments)
+        assert code == 2 and problem.count("\n") == 1
+
+
 def test_a_png_has_room_for_all_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     look = make("gpt2").look("the dog runs")
     found = {"attention": look.attention(), "answers": look.answers(k=20), "lens": look.lens()}
-    width, height = plots.room(found)
+    width, height = plots.room(["the dog runs"], found)
+    more = plots.room(["the dog runs", "a dog " * 400], found)
+    assert more[0] == width and more[1] > height + 400
     layouts = [one.figure().layout for one in found.values()]
     assert width > max(one.width for one in layouts) and height > sum(one.height for one in layouts) + 3 * 60
 

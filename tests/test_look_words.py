@@ -227,9 +227,10 @@ def test_look_gives_every_view_with_names(name: str) -> None:
         torch.testing.assert_close(found.weights.sum(-1), torch.ones(1, len(found.rows)))
         assert json.loads(json.dumps(found.to_json()))["rows"] == found.rows
     assert len(look.lens().tokens) == len(look.tokens)
-    answers = look.answers(k=3)
+    at = 0 if name == "bert-base" else None  # it guesses hidden words, and here none is hidden
+    answers = look.answers(at, k=3)
     assert len(answers.words) == 3 and answers.probabilities[0] == answers.probabilities.max()
-    scores = look.attribution("gradient")
+    scores = look.attribution("gradient", None if at is None else [at])
     assert scores.scores.shape == (1, len(look.source) + len(look.tokens)) and scores.answers == [answers.words[0]]
     assert len(look.hidden()[-1]) == len(look.tokens)
 
@@ -279,9 +280,45 @@ def test_what_a_task_reads_is_looked_at() -> None:
 
 def test_a_regression_has_a_score() -> None:
     model = make("bert-base", head="classes", n_classes=1)
-    found = model.look("the dog runs").answers()
-    assert found.words == ["score"]
-    assert found.probabilities.tolist() == pytest.approx([model.classify(["the dog runs"])[0].score], abs=1e-6)
+    look, score = model.look("the dog runs"), model.classify(["the dog runs"])[0].score
+    found, lens, effect = look.answers(), look.lens(), look.effect_of_heads()
+    assert found.words == ["score"] and {found.measure, lens.measure, effect.measure} == {"score"}
+    assert found.probabilities.tolist() == pytest.approx([score], abs=1e-6)
+    assert float(lens.final[-1, 0]) == pytest.approx(score, abs=1e-5)
+    classes = make("bert-base", head="classes", n_classes=2).look("the dog runs")
+    assert (classes.answers().measure, classes.lens().measure) == ("probability", "probability")
+    assert classes.effect_of_heads().measure == "logit"
+
+
+def test_nothing_is_asked_where_nothing_is_hidden() -> None:
+    look = make("bert-base", ("<mask>",), head="masked").look("a man rides a bicycle")
+    for ask in (look.answers, look.attribution, look.effect_of_heads, lambda: look.patch(look)):
+        with pytest.raises(QkvError, match=r"write <mask> where a word is missing, or .*--position"):
+            ask()
+    assert look.answers(-1).at == look.tokens[-1] and look.attribution("gradient", [1]).scores.size(0) == 1
+    assert look.patch(look, position=2).columns == look.tokens and look.attention().rows == look.tokens
+    with pytest.raises(QkvError, match="no gap in this text: say at"):  # and it has no name for one
+        make("bert-base").look("a man rides a bicycle").answers()
+
+
+def test_a_decoder_is_looked_at_while_it_writes_its_summary() -> None:
+    """text </s> <s> summary, as in training; the summary is its own greedy one, or another."""
+    model, text = make("gpt2", max_length=96), "two women sit in the park, and a child plays"
+    looker = model.looker()
+    own, read = looker.look(text, summary=True), len(model.words().plain([text])[0])
+    assert own.tokens[read : read + 2] == ["</s>", "<s>"] and own.first == read + 1
+    summary = model.summarize([text], beam=1)[0].text
+    assert "".join(own.tokens[own.first + 1 :]).strip() == summary.strip() != ""
+    given = looker.look(text, "the dog runs", summary=True)
+    assert "".join(given.tokens[given.first + 1 :]).strip() == "the dog runs" and given.first == own.first
+    assert looker.look(text).first == 0 and looker.look(text).tokens == own.tokens[:read]
+    opened = own.batch.inputs[0, : own.first + 1].tolist()
+    assert torch.equal(model.look(opened, "the dog runs").batch.inputs, given.batch.inputs)
+    whole, lens = given.lens(), given.lens().since(given.first)
+    assert lens.tokens == given.tokens[given.first :] and lens.words[-1] == whole.words[-1][given.first :]
+    assert torch.equal(lens.final, whole.final[:, given.first :]) and lens.probabilities.size(1) == len(lens.tokens)
+    full = looker.look(" ".join([text] * 9), summary=True)  # cut, and with room for a summary
+    assert full.first == 96 // 2 and len(full.tokens) <= 96
 
 
 def test_a_picture_is_looked_at() -> None:
@@ -319,6 +356,24 @@ def test_what_is_off_is_off_in_the_fast_copy_too() -> None:
     assert [one.log_prob for one in again] == [one.log_prob for one in before]
 
 
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "wordpiece", "unigram", "characters"])
+def test_a_word_is_the_same_with_spaces_around_it_and_says_its_pieces(kind: str) -> None:
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(TEXTS * 20, kind, 300)
+    c = tiny("gpt2").changed(vocab_size=tokenizer.size, pad_id=0, bos_id=1, eos_id=2)
+    model = Model(c, build(c), tokenizer, "cpu")
+    found = model.neighbours("dog", 4)
+    for word in (" dog", "dog ", " dog  "):
+        assert model.neighbours(word, 4).to_json() == found.to_json()
+    assert "".join(found.pieces).replace("##", "").strip() == "dog" and found.word == "dog"
+    assert kind != "characters" or found.pieces == ["d", "o", "g"]
+    several = model.neighbours("parkdog", 4)
+    assert len(several.pieces) > 1 and set(several.pieces).isdisjoint(several.words)
+    for nothing in ("", "  ") if kind == "byte-bpe" else ("☃☃", "  "):
+        with pytest.raises(QkvError, match="not in this vocabulary"):
+            model.neighbours(nothing)
+
+
 def test_a_word_among_words() -> None:
     model = make("bert-base")
     found = model.neighbours("man", 4)
@@ -328,6 +383,9 @@ def test_a_word_among_words() -> None:
     assert table.cosines[0, 1] == pytest.approx(1, abs=1e-5) and table.cosines[0, 2] < 0.999
     with pytest.raises(QkvError, match="does not contain"):
         model.contexts("horse", texts)
+    assert torch.equal(model.contexts(" Man ", texts).cosines, table.cosines)  # found where it is written small
+    with pytest.raises(QkvError, match="no layer 9: they go from 0, the embeddings, to 2"):
+        model.contexts("man", texts, 9)
     with pytest.raises(QkvError, match="does not contain"):
         model.contexts("man", ["two women sit"])  # within another word it is none
 

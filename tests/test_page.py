@@ -280,6 +280,53 @@ def test_everything_is_reached_by_keyboard(page: Any, url: str) -> None:
 
 
 @needs_browser
+def test_an_emptied_text_leaves_nothing_on_show(page: Any, url: str) -> None:
+    go(page, url)
+    expect(page.locator(".view-write table tbody tr").first).to_be_visible()  # what beam search found
+    page.locator("#text").fill("")
+    expect(page.locator(".view-write table, .tok, .side *")).to_have_count(0)
+    expect(page.locator(".output")).to_contain_text("write something above")
+    expect(page.locator(".note")).to_be_empty()
+
+
+@needs_browser
+def test_what_an_address_names_wrongly_is_said_once(page: Any, url: str) -> None:
+    said = page.locator("#notice")
+    go(page, url, model="nobody", view="nothing")
+    expect(said).to_contain_text("no model “nobody” here; showing “en-de”")
+    expect(said).to_contain_text("no view “nothing” of “en-de”; showing “Translate”")
+    assert "nobody" not in page.url and "nothing" not in page.url
+    page.get_by_role("tab", name="Attention").click()
+    expect(said).to_be_empty()
+    page.evaluate("() => void (location.hash = '#model=classes&view=write')")  # a view that another model has
+    expect(said).to_contain_text("no view “write” of “classes”; showing “Classify”")
+    said.get_by_role("button", name="Close").click()
+    expect(said).to_be_hidden()
+    go(page, url, view="lens")
+    expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
+    expect(said).to_be_empty()
+
+
+@needs_browser
+def test_a_phone_shows_where_more_is(phone: Any, url: str) -> None:
+    """The header has two rows at most; tabs and examples that go on say so there, and the chosen tab is never covered by it."""
+    go(phone, url)
+    tabs = phone.locator("#tabs")
+    expect(tabs).to_have_attribute("data-more", "right")
+    expect(phone.locator(".chips")).to_have_attribute("data-more", "right")
+    arrows = "one => ['::before', '::after'].map(side => getComputedStyle(one, side).display)"
+    assert tabs.evaluate(arrows) == ["none", "flex"]
+    assert phone.locator(".top").bounding_box()["height"] < 90
+    phone.get_by_role("tab", name="Layers").click()
+    expect(tabs).to_have_attribute("data-more", "left right")
+    box = phone.get_by_role("tab", name="Layers").bounding_box()
+    assert box["x"] >= 12 + 40 and box["x"] + box["width"] <= 375 - 12 - 40
+    phone.get_by_role("tab", name="Training").click()
+    expect(tabs).to_have_attribute("data-more", "left")
+    assert tabs.evaluate(arrows) == ["flex", "none"]
+
+
+@needs_browser
 def test_light_and_dark(page: Any, url: str) -> None:
     go(page, url, view="positions")
     ground = lambda: page.evaluate("() => getComputedStyle(document.body).backgroundColor")  # noqa: E731

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from paging import TEXT, expect, go, idle, needs_browser
+from served import model, running
 
+from qkv.serve.served import Served
 from qkv.serve.service import Service
 
 pytest_plugins = ("paging",)
@@ -114,3 +118,160 @@ def test_two_texts_are_read_as_two(page: Any, url: str, service: Service) -> Non
     expect(page.locator(".big")).to_have_text(answer.text or "No answer")
     page.get_by_role("tab", name="Layers").click()
     expect(page.locator(".lens-table thead th")).to_have_count(1 + len(models["spans"].look(TEXT, pair=asked).tokens))
+
+
+# --- numbers instead of classes, two texts, many heads
+
+SECOND = "the dog runs"
+
+
+@pytest.fixture(scope="module")
+def scoring() -> Iterator[tuple[str, Any]]:
+    """A server with two regressions: of pairs, with twelve heads in a layer, and of single texts; and the first of them."""
+    one = {"head": "classes", "n_classes": 1, "max_length": 64}
+    alike = model("bert-base", **one, n_heads=12, d_model=48)
+    models = [Served("alike", alike, pairs=True), Served("stars", model("bert-base", 4, **one), pairs=False)]
+    with running(Service(models)) as (url, _):
+        yield url, alike
+
+
+def written(score: float) -> str:
+    return f"{score:.2f}".replace("-", "−")
+
+
+@needs_browser
+def test_a_regression_gives_numbers(page: Any, scoring: tuple[str, Any]) -> None:
+    """The same number in every view, and no word of how likely it is."""
+    url, alike = scoring
+    score = written(alike.classify([(TEXT, SECOND)])[0].score)
+    panel = page.locator("#panel")
+    go(page, url, model="alike", pair=SECOND)
+    expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Compare")
+    expect(page.locator(".big")).to_have_text(score)
+    expect(panel).to_contain_text("without it the score is lower")
+    said = [panel.inner_text()]
+    page.get_by_role("tab", name="Layers").click()
+    expect(page.locator(".lens-cell").last).to_have_text(score)
+    expect(page.locator(".lens .bar-number")).to_have_text(score)
+    said.append(panel.inner_text())
+    page.get_by_role("tab", name="Switch off").click()
+    page.get_by_role("button", name="All heads of layer 1").click()
+    look = alike.look(TEXT, pair=SECOND)
+    with look.without([(1, head) for head in range(12)]):
+        after = look.answers().probabilities[0].item()
+    expect(page.locator(".bar-number")).to_have_text([score, written(after)])
+    expect(page.locator(".verdict")).to_contain_text("lower" if after < look.answers().probabilities[0] else "higher")
+    page.get_by_role("button", name="Measure every head").click()
+    expect(panel).to_contain_text("How far the score falls")
+    expect(page.get_by_role("switch", name="Layer 0, head 3: the score is")).to_be_visible()
+    said.append(panel.inner_text())
+    assert not [word for word in ("%", "likel", "spread over", "Classify", "sure of") if word in "".join(said)]
+    go(page, url, model="stars")
+    expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Score")
+    expect(page.locator(".big")).to_be_visible()
+
+
+@needs_browser
+def test_a_second_text_is_asked_for(page: Any, scoring: tuple[str, Any]) -> None:
+    """One text alone is sent to nobody who reads two; an example fills both."""
+    sent: list[str] = []
+    page.on("request", lambda one: sent.append(one.url) if one.method == "POST" else None)
+    go(page, scoring[0], model="alike")
+    expect(page.locator("#pair")).to_have_value("")
+    for name in ("Attention", "One head", "Layers", "Switch off", "Compare"):
+        page.get_by_role("tab", name=name).click()
+        expect(page.locator("#panel")).to_contain_text("write a second text")
+        expect(page.locator("#panel .card:visible")).to_have_count(1)
+    assert sent == []
+    page.get_by_role("button", name="write a second text").press("Enter")
+    expect(page.locator("#pair")).to_be_focused()
+    page.keyboard.type(SECOND)
+    expect(page.locator(".big")).to_be_visible()
+    page.locator(".chip").last.click()
+    for field in ("#text", "#pair"):
+        expect(page.locator(field)).not_to_have_value(re.compile(f"^({TEXT}|{SECOND}|)$"))
+    first, second = (page.locator(field).input_value() for field in ("#text", "#pair"))
+    expect(page.locator(".chip").last).to_have_text(f"{first} / {second}")
+
+
+FITS = """box => [...document.querySelectorAll(box + " button")].every(one => {
+    const [own, card] = [one.getBoundingClientRect(), one.closest(".card").getBoundingClientRect()];
+    return own.width >= 20 && own.left >= card.left && own.right <= card.right && one.scrollWidth <= one.clientWidth + 1;
+}) && [...document.querySelectorAll(box)].every(one => one.scrollWidth <= one.clientWidth)"""
+
+
+@needs_browser
+def test_twelve_heads_are_all_in_sight(page: Any, phone: Any, scoring: tuple[str, Any]) -> None:
+    for one in (page, phone):
+        go(one, scoring[0], model="alike", pair=SECOND, view="attention")
+        expect(one.locator(".thumb")).to_have_count(24)
+        idle(one)
+        assert one.evaluate(FITS, ".thumbs")
+        one.get_by_role("tab", name="Switch off").click()
+        one.get_by_role("button", name="Measure every head").click()
+        expect(one.locator(".switch small")).to_have_count(24)
+        assert one.evaluate(FITS, ".switchboard")
+
+
+# --- gaps, examples, words
+
+
+@needs_browser
+def test_a_gap_is_asked_for(page: Any, url: str) -> None:
+    """Without one a model that fills gaps has no answer to show, but attention and layers."""
+    go(page, url, model="words")
+    panel = page.locator("#panel")
+    for name in ("Fill", "Switch off"):
+        page.get_by_role("tab", name=name).click()
+        expect(panel).to_contain_text("Write <mask> where a word is missing.")
+        expect(panel.locator(".bars, .felt-text")).to_have_count(0)
+    for name in ("Attention", "One head", "Layers"):
+        page.get_by_role("tab", name=name).click()
+        idle(page)
+        expect(panel.locator("canvas, table").first).to_be_visible()
+    page.get_by_role("tab", name="Switch off").click()  # now at the token that was chosen among the layers
+    page.get_by_role("button", name="Measure every head").click()
+    expect(page.locator(".switch small").first).to_be_visible()
+    page.get_by_role("tab", name="Fill").click()
+    page.locator("#text").evaluate("one => one.setSelectionRange(2, 5)")
+    page.get_by_role("button", name="Put <mask> at the cursor").press("Enter")
+    expect(page.locator("#text")).to_have_value("a <mask> sleeps")
+    expect(page.locator("#text")).to_be_focused()
+    expect(page.locator(".bars li").first).to_be_visible()
+    expect(page.locator(".felt-text")).to_contain_text("<mask>")
+
+
+@needs_browser
+def test_examples_are_what_a_model_knows(page: Any, url: str) -> None:
+    base = {"can": [], "family": "encoder-decoder", "vocabulary": 4000, "context": 160, "pairs": False, "mask": None}
+    of = "async models => { const own = await import('/static/js/examples.js'); return models.map(own.examples); }"
+    translator = {"can": ["translate"], "source": "de"}
+    kinds = [
+        {"can": ["summarize"]},
+        translator,
+        translator | {"vocabulary": 1000},
+        {"can": ["classify"], "pairs": True},
+        {"can": ["answer"], "pairs": True},
+    ]
+    go(page, url)
+    letters, scenes, grammar, *pairs = page.evaluate(of, [base | one for one in kinds])
+    assert all(len(re.findall(r"[.?!] ", one["text"])) >= 3 and len(one["name"]) < 30 for one in letters)
+    assert "Leiter" in scenes[0]["text"] and "Apfel" in grammar[0]["text"]
+    assert all(one["text"] and one["pair"] for some in pairs for one in some)
+
+
+@needs_browser
+def test_a_word_is_told_in_its_pieces(page: Any, problems: list[str], url: str) -> None:
+    found = {"word": "playing", "words": ["play"], "cosines": [0.5], "pieces": [" play", "ing"]}
+    page.route("**/api/look/neighbours", lambda route: route.fulfill(json=found))
+    go(page, url, view="positions")
+    page.get_by_role("button", name="Find").click()
+    expect(page.get_by_text("made of: play · ing")).to_be_visible()
+    page.unroute("**/api/look/neighbours")
+    refused = {"error": {"message": "no such word"}}
+    page.route("**/api/look/neighbours", lambda route: route.fulfill(status=400, json=refused))
+    page.get_by_label("A word").fill("zzz")
+    page.keyboard.press("Enter")
+    expect(page.locator(".state.bad")).to_have_text("no such word")
+    expect(page.get_by_text("made of")).to_have_count(0)
+    problems.clear()  # the browser notes every 400

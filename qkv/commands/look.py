@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +17,7 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.look.result import Result
     from qkv.look.view import Look
+    from qkv.tasks.looking import Looker
 
 
 class What(StrEnum):
@@ -30,24 +33,33 @@ class What(StrEnum):
     walk = "walk"
     patch = "patch"
     neighbours = "neighbours"
+    contexts = "contexts"
 
 
+OF_WORDS = {What.neighbours, What.contexts}
+"""What is asked about a word, not about what the model reads."""
 EVERY = (What.attention, What.lens, What.attribution, What.answers)
 """What is shown where nothing is said, as far as the model has it."""
 GIVEN = typer.Argument(metavar="TEXT", help="What it reads: a text, or the file of a picture.", show_default=False)
 WHAT = typer.Option(
-    "--what", "-w", help="What to look at; may be repeated. patch needs --other, neighbours takes a word."
-)
+    "--what", "-w", help="What to look at; may be repeated. patch needs --other, contexts --other and --word; neighbours "
+    "takes a word."
+)  # fmt: skip
 PAIR = typer.Option(metavar="TEXT", help="The second text of a model that compares two; the question about a text.")
-TARGET = typer.Option(metavar="TEXT", help="Encoder-decoder: what it writes; default: its own translation.")
-LAYER = typer.Option(help="attention, walk: which layer, 0 = the lowest; -1 = the last.")
+TARGET = typer.Option(metavar="TEXT", help="What it writes (a translation, a summary); default: its own.")
+LAYER = typer.Option(
+    help="attention, walk: which layer, 0 = the lowest; contexts: 0 = the embeddings; -1 = the last.",
+)
 HEAD = typer.Option(help="attention: one head, default: all, with a menu; walk: which, default: 0.", show_default=False)
 POSITION = typer.Option(
-    help="answers, attribution, effect: the token at which is asked, 0 = the first; default: the gap, or the last.",
+    help="answers, attribution, effect, patch: the token at which is asked, 0 = the first; default: the gap, or the last.",
     show_default=False,
 )
 KIND = typer.Option(help="Attention of an encoder-decoder: encoder, decoder or cross.", show_default=False)
-OTHER = typer.Option(metavar="TEXT", help="patch: the text of as many tokens that the patches come from.")
+OTHER = typer.Option(
+    metavar="TEXT", help="patch: the text of as many tokens that the patches come from; contexts: the second text."
+)
+WORD = typer.Option(metavar="WORD", help="contexts: the word that is in both texts.", show_default=False)
 METHOD = typer.Option(help="attribution: gradient, integrated or occlusion.")
 OUT = typer.Option("--out", "-o", metavar="FILE", help="The HTML file, which needs nothing else.")
 PNG = typer.Option(
@@ -66,6 +78,7 @@ def run(
     position: Annotated[int | None, POSITION] = None,
     pair: Annotated[str | None, PAIR] = None,
     other: Annotated[str | None, OTHER] = None,
+    word: Annotated[str | None, WORD] = None,
     method: Annotated[str, METHOD] = "gradient",
     out: Annotated[Path, OUT] = Path("look.html"),
     png: Annotated[Path | None, PNG] = None,
@@ -79,50 +92,80 @@ def run(
 
     [dim]qkv look runs/demo "I ate an apple."[/]
     [dim]qkv look my-gpt "The old man" --what lens --what heads --out lens.html[/]
+    [dim]qkv look my-bert "I ate an apple." --what contexts --word apple --other "Apple sells phones."[/]
     """
     from qkv.api import load
+    from qkv.tasks.looking import writes_summaries
 
     if out.suffix not in (".html", ".htm"):
         raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")
     model = load(folder, device=device.value)
-    found: dict[str, Result] = {}
-    look = model.look(given, target, pair) if what != [What.neighbours] else None
-    for one in what or EVERY:
-        try:
-            if one is What.neighbours:
-                found[one.value] = model.neighbours(given)
-            elif one is What.patch:
-                if other is None:
-                    raise QkvError("patch needs a second text: give it with --other")
-                assert look is not None
-                found[one.value] = look.patch(model.look(other, target, pair))
-            else:
-                assert look is not None
-                found[one.value] = seen(look, one, layer, head, kind, method, position)
-        except QkvError:
-            if what is not None:
-                raise
-    if not found:
-        raise QkvError("there is nothing to show of this model without being told what: give --what")
+    if not hasattr(model, "looker"):
+        raise QkvError(f"{folder} holds word vectors, and no network to look into: ask them with `qkv nearest`")
+    looker, summary = model.looker(), writes_summaries(folder)
+    look = None if what and set(what) <= OF_WORDS else looker.look(given, target, pair, summary)
+
+    def show(one: What) -> Result:
+        if one in OF_WORDS:
+            return among_words(looker, one, given, other, word, layer)
+        assert look is not None
+        if one is What.patch:
+            if other is None:
+                raise QkvError("patch needs a second text: give it with --other")
+            return look.patch(looker.look(other, target, pair, summary), position=position)
+        return seen(look, one, layer, head, kind, method, position)
+
+    found = {one.value: show(one) for one in what} if what else whatever_there_is(show)
     if as_json:
         with writing():
             print(json.dumps({name: one.to_json() for name, one in found.items()}, ensure_ascii=False))
         return
-    write(found, given, out, png)
+    write(found, [given, *([] if pair is None else [pair]), *([] if other is None else [f"other: {other}"])], out, png)
+
+
+def whatever_there_is(show: Callable[[What], Result]) -> dict[str, Result]:
+    """EVERY view that this model has of this input; what is left out is said in a line, and why."""
+    found: dict[str, Result] = {}
+    missing: dict[str, list[str]] = {}
+    for one in EVERY:
+        try:
+            found[one.value] = show(one)
+        except QkvError as problem:
+            missing.setdefault(str(problem), []).append(one.value)
+    if missing:
+        parts = [f"{', '.join(names)} ({problem})" for problem, names in missing.items()]
+        print(f"left out: {'; '.join(parts)}", file=sys.stderr)
+    if not found:
+        raise QkvError("there is nothing to show of this model without being told what: give --what")
+    return found
+
+
+def among_words(looker: Looker, what: What, given: str, other: str | None, word: str | None, layer: int) -> Result:
+    """The neighbours of a word, or one word in two texts."""
+    if what is What.neighbours:
+        return looker.neighbours(given)
+    if word is None or other is None:
+        raise QkvError(
+            "contexts compares one word in two texts: give the word with --word, the second text with --other"
+        )
+    return looker.contexts(word, [given, other], layer)
 
 
 def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str, position: int | None
          ) -> Result:  # fmt: skip
-    """One of the methods of a Look."""
+    """One of the methods of a Look. Where it writes, be it a translation or a summary behind its text, that is looked at."""
+    written = range(look.first, len(look.tokens))
     if what is What.attention:
-        return look.attention(layer, head, kind)
+        return look.attention(layer, head, kind, written if look.first else None)
+    if what is What.lens:
+        return look.lens().since(look.first)
     if what is What.walk:
         return look.walk(layer, head or 0, kind)
     if what is What.answers:
         every_token = position is None and look.config.head in ("tags", "replaced")
         return look.everywhere() if every_token else look.answers(position)
     if what is What.attribution:
-        every = range(len(look.tokens)) if look.source else None  # of a translation, each of its words
+        every = written if look.source or look.first else None  # each of the words
         return look.attribution(method, every if position is None else [position])
     if what is What.effect:
         return look.effect_of_heads(look.question(position), kind)
@@ -131,13 +174,13 @@ def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None,
     return getattr(look, what.value)()  # type: ignore[no-any-return]
 
 
-def write(found: dict[str, Result], title: str, out: Path, png: Path | None) -> None:
+def write(found: dict[str, Result], texts: list[str], out: Path, png: Path | None) -> None:
     from qkv.convert.files import write_text
     from qkv.look import plots
 
-    html = plots.page(title if len(title) <= 80 else title[:79] + "…", found)
+    html = plots.page(texts, found)
     write_text(out, html)
     print(f"wrote {out}: {', '.join(found)}")
     if png is not None:
-        plots.png(html, png, *plots.room(found))
+        plots.png(html, png, *plots.room(texts, found))
         print(f"wrote {png}")

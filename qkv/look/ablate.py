@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, whole_numbers
-from qkv.look.question import Question
+from qkv.look.question import Question, measure
 from qkv.look.result import Result
 from qkv.look.stream import halves
 from qkv.parts.recurrent import StepAttention
@@ -113,6 +113,8 @@ class Effect(Result):
     """(layers, heads): without this one."""
     word: str = ""
     """What is measured: the answer whose logit this is."""
+    measure: str = "logit"
+    """Of a regression the number is its score."""
 
 
 @torch.no_grad()
@@ -125,4 +127,6 @@ def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None 
         for head in range(site.heads):
             with without(network, [(site.layer, head)], kind=site.kind, mean_of=mean_of):
                 table[row, head] = ask(network(batch))[0]
-    return Effect(own[0].kind, [site.layer for site in own], float(ask(network(batch))[0]), table)
+    whole, kind = float(ask(network(batch))[0]), own[0].kind
+    number = "score" if measure(network.head) == "score" else "logit"
+    return Effect(kind, [site.layer for site in own], whole, table, measure=number)

@@ -88,8 +88,10 @@ def chosen(network: nn.Module, layer: int | None = None, kind: str | None = None
     those that have weights. A negative number counts from the last of them."""
     there = sites(network)
     if not there:
+        # packing puts a layer of its own around each mixer
+        packed = any(isinstance(part, Softmax | Window | Linear) for part in network.modules())
         raise QkvError(
-            "no attention to look at: layers that carry a state have none, a packed network does not show its own"
+            "a packed network is not looked into: take the plain one" if packed else "this model has no attention"
         )
     every = [site for site in there if site.weighs or not weighs]
     if not every:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.look.question import of_the_whole, probabilities
+from qkv.look.question import measure, of_the_whole, probabilities
 from qkv.look.result import Result
 from qkv.look.stream import halves, hidden_states, points, stream
 from qkv.parts.heads import Span
@@ -38,6 +38,16 @@ class Lens(Result):
     """(points, tokens): the probability of what is answered in the end."""
     entropy: Tensor
     """(points, tokens): in nats; of a span, how open it is among all tokens where it begins and ends."""
+    measure: str = "probability"
+    """What the numbers are: of a regression not probabilities, but its score."""
+
+    def since(self, first: int) -> Lens:
+        """The columns from one token on; of one column for all of the input, that."""
+        if first == 0 or len(self.tokens) <= first:
+            return self
+        likeliest, final, entropy = (table[:, first:] for table in (self.probabilities, self.final, self.entropy))
+        words = [row[first:] for row in self.words]
+        return Lens(self.points, self.tokens[first:], words, likeliest, final, entropy, self.measure)
 
 
 def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -84,7 +94,7 @@ def lens(network: Any, batch: Batch, tokens: list[str], name: Callable[[int], st
         kept.append(numbers)
     likeliest, final, entropy = (torch.stack(some).cpu() for some in zip(*kept, strict=True))
     labels, columns = [label for label, _ in found], ["(all)"] if whole else list(tokens)
-    return Lens(labels, columns, words, likeliest, final, entropy)
+    return Lens(labels, columns, words, likeliest, final, entropy, measure(network.head))
 
 
 def read(p: Tensor, answer: Tensor, k: int, span: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:

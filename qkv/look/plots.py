@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import singledispatch
 from html import escape
@@ -33,11 +33,23 @@ from qkv.look.result import Result
 from qkv.look.rollout import Rollout
 from qkv.look.space import Neighbours, Positions
 from qkv.look.stream import Residual
-from qkv.look.view import Answers, Everywhere, Pull
+from qkv.look.view import WHOLE, Answers, Everywhere, Pull
 from qkv.look.walk import Walk
 
 PLAIN, TWO_WAYS = "Blues", "RdBu"
 """Colours of weights from 0, and of numbers on both sides of it."""
+LETTERS, SLANT = 13, 50
+"""The size of the words in cells, in pixels, and the angle of names that are wider than their columns."""
+LONGEST = 42
+"""Letters of a name; the rest is cut off."""
+LARGEST = 12_000
+"""Pixels, of a picture of very many tokens: browsers photograph no page that is much larger."""
+STYLE = (
+    "<style>body{font-family:system-ui,sans-serif;margin:32px;color:#1f2933}h1{font-size:22px;line-height:30px;margin:0 0 10px}"
+    "h2{font-size:18px;line-height:30px;margin:20px 0 0;border-top:1px solid #d9dee4}</style>"
+)
+QUIET = {"displayModeBar": False}
+"""No toolbar: it would lie over the title, and be in the photograph. Drag to enlarge, double-click to see all again."""
 SECONDS = 120
 """A browser that has taken no picture by then takes none."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
@@ -58,45 +70,112 @@ def plotly() -> Any:
 def table(title: str, panels: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str], two_ways: bool = False,
           words: Sequence[Sequence[str]] | None = None, across: str = "", down: str = "") -> Any:  # fmt: skip
     """Numbers (rows, columns) as colours; several panels share the place, and a menu says which is seen."""
-    go = plotly()
-    figure = go.Figure()
+    figure = plotly().Figure()
     for number, values in enumerate(panels.values()):
         figure.add_heatmap(
             z=values.float().tolist(), visible=number == 0, colorscale=TWO_WAYS if two_ways else PLAIN,
-            zmid=0 if two_ways else None, text=[[escape(w) for w in row] for row in words] if words else None,
-            texttemplate="%{text}" if words else None, hovertemplate="%{y} · %{x}: %{z:.4f}<extra></extra>",
-            xgap=1, ygap=1,
+            zmid=0 if two_ways else None, xgap=1, ygap=1, hovertemplate="%{y} · %{x}: %{z:.4f}<extra></extra>",
+        )  # fmt: skip
+    if words is not None:
+        figure.update_traces(
+            text=[marks(map(short, row)) for row in words], texttemplate="%{text}", textfont={"size": LETTERS},
+            customdata=[marks(row) for row in words], hovertemplate="%{y} · %{x}: %{customdata} %{z:.4f}<extra></extra>",
         )  # fmt: skip
     # names may occur twice: places are numbers, names stand beside them
-    figure.update_xaxes(
-        tickvals=list(range(len(columns))), ticktext=marks(columns), tickangle=-50, side="top", title=across
+    names = [short(name) for name in columns]
+    cell = cell_width(names, words)
+    flat = room_of(longest(names)) <= cell
+    figure.update_xaxes(tickvals=list(range(len(names))), ticktext=marks(names), side="top", title=across,
+                        tickangle=0 if flat else -SLANT)  # fmt: skip
+    figure.update_yaxes(
+        tickvals=list(range(len(rows))), ticktext=marks(map(short, rows)), autorange="reversed", title=down
     )
-    figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=marks(rows), autorange="reversed", title=down)
+    above = (30 if flat else 20 + round(0.8 * room_of(longest(names)))) + (30 if across else 0)
+    left = 20 + room_of(longest([short(row) for row in rows])) + (30 if down else 0)
+    right = max([100, *(round(0.7 * room_of(name)) - cell * (len(names) - 1 - i) for i, name in enumerate(names))])
+    width = max(left + cell * len(names) + right, left + room_of(longest(panels)) + 60, 480)
     if len(panels) > 1:
-        seen = [{"label": name, "method": "update", "args": [{"visible": [i == j for j in range(len(panels))]}]}
-                for i, name in enumerate(panels)]  # fmt: skip
-        figure.update_layout(
-            updatemenus=[{"buttons": seen, "x": 1, "xanchor": "right", "y": 1.0, "yanchor": "bottom", "pad": {"b": 90}}]
-        )
-    size = {"width": min(1400, 260 + 34 * max(len(columns), 6)), "height": min(1400, 240 + 26 * max(len(rows), 4))}
-    return figure.update_layout(
-        title={"text": escape(title), "y": 0.98}, template="plotly_white", margin={"t": 150}, **size
-    )
+        above = menu(figure, list(panels), above)
+    height = max(26 * min(len(rows), LARGEST // 26), 80)
+    return titled(figure, title, width, height, {"t": above, "l": left, "r": width - left - cell * len(names), "b": 30})
 
 
 def bars(title: str, names: Sequence[str], values: Tensor) -> Any:
-    """Numbers beside their names, the first on top."""
-    figure = plotly().Figure()
+    """Numbers beside their names, the first on top; each is also written behind its bar."""
+    figure, numbers = plotly().Figure(), values.tolist()
     figure.add_bar(
-        x=values.tolist(), y=list(range(len(names))), orientation="h", hovertemplate="%{x:.4f}<extra></extra>"
-    )
-    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=marks(names), autorange="reversed")
-    return figure.update_layout(title=escape(title), template="plotly_white", width=640, height=160 + 24 * len(names))
+        x=numbers, y=list(range(len(names))), orientation="h", text=[f"{value:.3g}" for value in numbers],
+        textposition="outside", cliponaxis=False, width=0.7, hovertemplate="%{x:.4f}<extra></extra>",
+    )  # fmt: skip
+    low, high = min([0.0, *numbers]), max([0.0, *numbers])
+    room = 0.15 * ((high - low) or 1.0)  # for the numbers
+    figure.update_xaxes(range=[low - room if low else 0.0, high + room])
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=marks(map(short, names)), autorange="reversed")
+    left = 20 + room_of(longest([short(name) for name in names]))
+    return titled(figure, title, left + 500, 28 * len(names) + 10, {"t": 10, "l": left, "r": 40, "b": 40})
 
 
-def marks(names: Sequence[str]) -> list[str]:
-    """Names as plotly shows them: < is no tag, and a space can be seen."""
-    return [escape(name.replace(" ", "·") if name.strip() else name.replace(" ", "·") or "·") for name in names]
+def menu(figure: Any, names: Sequence[str], above: int) -> int:
+    """A menu of the panels over the names of the columns, which take `above`; how much both take."""
+    seen = [{"label": shown(name), "method": "update", "args": [{"visible": [i == j for j in range(len(names))]}]}
+            for i, name in enumerate(names)]  # fmt: skip
+    place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": above}}
+    figure.update_layout(updatemenus=[{"buttons": seen, "showactive": True, **place}])
+    return above + 45
+
+
+def titled(figure: Any, title: str, width: int, height: int, margin: Mapping[str, int]) -> Any:
+    """The title over the drawing of `height` and what stands around it; a picture is at least as wide as its title."""
+    wide, top = max(width, 30 + 9 * len(title)), 44
+    heading = {
+        "text": shown(title), "font": {"size": 16}, "xref": "container", "x": 15 / wide, "xanchor": "left",
+        "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 10},
+    }  # fmt: skip
+    around = {**margin, "t": top + margin["t"], "r": margin["r"] + wide - width}
+    size = {"width": wide, "height": top + margin["t"] + height + margin["b"]}
+    return figure.update_layout(title=heading, template="plotly_white", margin=around, **size)
+
+
+def cell_width(columns: Sequence[str], words: Sequence[Sequence[str]] | None) -> int:
+    """Pixels: words can be read in their cells, and without any slanted names stand apart; a page may be wider than a screen."""
+    if words is not None:
+        wanted = max(room_of(longest(columns)), *(room_of(longest(map(short, row))) for row in words))
+    else:
+        wanted = max(34 if len(columns) <= 40 else 18, 34 * 6 // max(len(columns), 1))
+    return max(1, min(wanted, LARGEST // max(len(columns), 1)))
+
+
+def room_of(name: str) -> int:
+    """Pixels that a name takes, nearly always."""
+    return 16 + 8 * len(name)
+
+
+def longest(names: Iterable[str]) -> str:
+    return max(names, key=len, default="")
+
+
+def short(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def marks(names: Iterable[str]) -> list[str]:
+    """Names as plotly shows them: < is no tag, and a space before or behind a word can be seen."""
+    return [shown(dotted(name)) for name in names]
+
+
+def shown(text: str) -> str:
+    return escape(text, quote=False)  # plotly has its own list of what it reads back, and quotes are not on it
+
+
+def dotted(name: str) -> str:
+    word = name.strip(" ")
+    before, _, behind = name.partition(word) if word else (name or " ", "", "")
+    return "·" * len(before) + word.replace("\n", "↵") + "·" * len(behind)
+
+
+def quoted(name: str) -> str:
+    """In a title: a token without the space before it, unless there is nothing else."""
+    return f"'{name.strip() or dotted(name)}'"
 
 
 # --- one for each result
@@ -119,6 +198,10 @@ def _(result: Map) -> Any:
 
 @figure.register
 def _(result: Lens) -> Any:
+    if result.measure == "score":
+        words = [[f"{value:.2f}" for value in row] for row in result.final.tolist()]
+        return table("lens: the score that would be given here", {"": result.final}, result.points, result.tokens,
+                     words=words)  # fmt: skip
     words = [[tops[0] for tops in row] for row in result.words]
     title = "logit lens: what would be answered here, and how likely the final answer already is"
     return table(title, {"final": result.final}, result.points, result.tokens, words=words)
@@ -126,21 +209,22 @@ def _(result: Lens) -> Any:
 
 @figure.register
 def _(result: Attribution) -> Any:
-    title = f"attribution ({result.method}): what each token did for the answer"
+    answer = quoted(result.answers[0]) if len(result.answers) == 1 else "each answer"
+    title = f"attribution ({result.method}): what each token did for {answer}"
     return table(title, {"": result.scores}, result.answers, result.tokens, two_ways=True)
 
 
 @figure.register
 def _(result: Sweep) -> Any:
     across = "head" if result.what == "heads" else ""
-    title = f"patching {result.what}: how far the answer follows the other input"
+    title = f"patching {result.what}: how far the output follows the other input"
     return table(title, {"": result.carried}, result.places, result.columns, True, across=across, down="layer")
 
 
 @figure.register
 def _(result: Effect) -> Any:
-    name = f" of '{result.word.strip()}'" if result.word else ""
-    title = f"what the logit{name} loses without each head"
+    name = f" of {quoted(result.word)}" if result.word and result.measure == "logit" else ""
+    title = f"what the {result.measure}{name} loses without each head"
     return by_head(title, {"": result.whole - result.alone}, result.layers, True)
 
 
@@ -171,8 +255,12 @@ def _(result: Positions) -> Any:
 
 @figure.register
 def _(result: Contexts) -> Any:
-    short = [text if len(text) <= 40 else text[:39] + "…" for text in result.texts]
-    return table(f"'{result.word}' in context: cosines", {"": result.cosines}, short, short, True)
+    numbers = torch.cat([result.cosines, result.static[:, None]], 1)  # (texts, texts + 1)
+    rows = [f"{number}: {text}" for number, text in enumerate(result.texts, 1)]
+    columns = [*(str(number) for number in range(1, len(rows) + 1)), "without context"]
+    words = [[f"{value:.2f}" for value in row] for row in numbers.tolist()]
+    title = f"'{result.word}' in context: how alike its vectors are (cosine)"
+    return table(title, {"": numbers}, rows, columns, True, words)
 
 
 @figure.register
@@ -180,7 +268,7 @@ def _(result: Pull) -> Any:
     panels = {
         f"{result.token.strip()} → {other.strip()}": result.weights[..., i] for i, other in enumerate(result.others)
     }
-    return by_head(f"what '{result.token.strip()}' looks at", panels, result.layers)
+    return by_head(f"what {quoted(result.token)} looks at", panels, result.layers)
 
 
 @figure.register
@@ -219,12 +307,16 @@ def _(result: Probe) -> Any:
 
 @figure.register
 def _(result: Neighbours) -> Any:
-    return bars(f"nearest to '{result.word}' (cosine)", result.words, result.cosines)
+    made = f", which is made of {' + '.join(map(dotted, result.pieces))}" if len(result.pieces) > 1 else ""
+    return bars(f"nearest to '{result.word}'{made} (cosine)", result.words, result.cosines)
 
 
 @figure.register
 def _(result: Answers) -> Any:
-    return bars(f"answers at '{result.at.strip()}'", result.words, result.probabilities)
+    if result.measure == "score":
+        return bars(f"score: {float(result.probabilities[0]):.3f}", result.words, result.probabilities)
+    at = "about all of the input" if result.at == WHOLE else f"at {quoted(result.at)}"
+    return bars(f"answers {at}, and how likely they are", result.words, result.probabilities)
 
 
 def by_head(title: str, panels: Mapping[str, Tensor], layers: Sequence[int], two_ways: bool = False) -> Any:
@@ -237,25 +329,32 @@ def by_head(title: str, panels: Mapping[str, Tensor], layers: Sequence[int], two
 
 def fragment(result: Result, library: bool) -> str:
     """A picture as a piece of HTML, with plotly itself in it or not."""
-    return figure(result).to_html(full_html=False, include_plotlyjs=library, config={"displaylogo": False})
+    return figure(result).to_html(full_html=False, include_plotlyjs=library, config=QUIET)
 
 
-def page(title: str, results: Mapping[str, Result]) -> str:
-    """One HTML file that needs nothing else: a heading and a picture for each result."""
+def page(texts: Sequence[str], results: Mapping[str, Result]) -> str:
+    """One HTML file that needs nothing else: the texts that were read as its heading, and a picture for each result."""
     parts = [
-        f"<h2>{escape(name)}</h2>{fragment(one, number == 0)}" for number, (name, one) in enumerate(results.items())
+        f"<h2>{escape(section(name, one))}</h2>{fragment(one, number == 0)}"
+        for number, (name, one) in enumerate(results.items())
     ]
+    title = texts[0] if len(texts[0]) <= 80 else texts[0][:79] + "…"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    style = "<style>body{font-family:system-ui,sans-serif;margin:2em;color:#1f2933}</style>"
-    return (
-        f"<!doctype html><html><head>{head}{style}</head><body><h1>{escape(title)}</h1>{''.join(parts)}</body></html>\n"
-    )
+    headings = "".join(f"<h1>{escape(text)}</h1>" for text in texts)
+    return f"<!doctype html><html><head>{head}{STYLE}</head><body>{headings}{''.join(parts)}</body></html>\n"
 
 
-def room(results: Mapping[str, Result]) -> tuple[int, int]:
-    """Width and height of the page of these results, its headings and margins included."""
+def section(name: str, result: Result) -> str:
+    """What a picture is about: a regression gives no answers."""
+    return "score" if isinstance(result, Answers) and result.measure == "score" else name
+
+
+def room(texts: Sequence[str], results: Mapping[str, Result]) -> tuple[int, int]:
+    """Width and height of the page, its headings and margins included; the sizes are those of STYLE."""
     sizes = [figure(one).layout for one in results.values()]
-    return max(size.width for size in sizes) + 80, 120 + sum(size.height + 100 for size in sizes)
+    width = max(800, *(size.width for size in sizes))
+    lines = sum(1 + 14 * len(text) // width for text in texts)
+    return width + 80, 80 + 40 * lines + sum(size.height + 50 for size in sizes)
 
 
 def png(html: str, path: Path, width: int = 1400, height: int = 1000) -> None:

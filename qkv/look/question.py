@@ -62,6 +62,11 @@ def probabilities(head: nn.Module, logits: Tensor) -> Tensor:
     return logits.softmax(1 if isinstance(head, Span) else -1)
 
 
+def measure(head: nn.Module) -> str:
+    """What `probabilities` gives of a head: a regression, whose one class is a number, has a score."""
+    return "score" if isinstance(head, Classes) and head.output.out_features == 1 else "probability"
+
+
 def chances(output: Output, position: int | None) -> Tensor:
     """(B, n): the probabilities of all answers at one position, or of the whole input."""
     if position is None or isinstance(output.head, Span):

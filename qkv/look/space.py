@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class Neighbours(Result):
     words: list[str]
     cosines: Tensor
     """(k,)."""
+    pieces: list[str] = field(default_factory=list)
+    """Those that the word is made of, where it has no entry of its own; its vector is the mean of theirs."""
 
 
 @dataclass(frozen=True)

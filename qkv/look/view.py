@@ -21,11 +21,14 @@ from qkv.look import ablate, attribution, patch, rollout, taps
 from qkv.look.attention import Map, chosen, looks_at, maps, whole_numbers
 from qkv.look.heads import HeadStatistics, head_statistics
 from qkv.look.lens import Lens, lens
-from qkv.look.question import Question, chances, of_the_whole, probabilities, question
+from qkv.look.question import Question, chances, measure, of_the_whole, probabilities, question
 from qkv.look.result import Result
 from qkv.look.space import Positions, positions
 from qkv.look.stream import Residual, layers, residual
 from qkv.look.walk import Walk, walk
+
+WHOLE = "(all)"
+"""Where a question is asked that is about all of the input."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Answers(Result):
     words: list[str]
     probabilities: Tensor
     """(k,); of a regression its score."""
+    measure: str = "probability"
+    """What the numbers are: of a regression "score"."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,10 @@ class Look:
     """An answer's name: the word of an id, the label of a class."""
     place: int | None = None
     """The token at which is asked where none is named: the gap of a text with a gap; None = the last."""
+    gap: str = ""
+    """How a gap is written, in a model that guesses hidden words."""
+    first: int = 0
+    """The token from which on it writes: of a decoder that writes a summary behind its text the one that opens it."""
 
     # --- what it says
 
@@ -85,7 +94,8 @@ class Look:
         with torch.no_grad():
             found = chances(self.network(self.batch), ask.position)[0]  # (n,)
         best = found.topk(min(k, len(found)))
-        return Answers(self.at(ask), [self.name(i) for i in best.indices.tolist()], best.values.cpu())
+        words = [self.name(i) for i in best.indices.tolist()]
+        return Answers(self.at(ask), words, best.values.cpu(), measure(self.network.head))
 
     def everywhere(self, k: int = 3) -> Everywhere:
         """The likeliest answers at every token, of a head that has few of them (tags)."""
@@ -101,12 +111,16 @@ class Look:
         )
 
     def question(self, position: int | None = None, answer: int | None = None, instead: int | None = None) -> Question:
-        """What is asked of the network: about its own answer at the last token (in the gap), unless said otherwise."""
+        """What is asked of the network: about its own answer at the last token (in the gap), unless said otherwise. A model that
+        guesses hidden words is not asked at the end of a text, where none is hidden."""
         position = self.place if position is None else position
+        if position is None and self.config.head in ("masked", "masked-next"):
+            gap = f"write {self.gap} where a word is missing, or " if self.gap else ""
+            raise QkvError(f"there is no gap in this text: {gap}say at which token is asked (--position)")
         return question(self.network, self.batch, position, answer, instead)
 
     def at(self, ask: Question) -> str:
-        return "(all)" if ask.position is None else self.tokens[ask.position]
+        return WHOLE if ask.position is None else self.tokens[ask.position]
 
     # --- attention
 
@@ -191,13 +205,19 @@ class Look:
         return replace(ablate.effect_of_heads(self.network, self.batch, ask, kind), word=self.name(ask.answer))
 
     def patch(
-        self, other: Look, ask: Question | None = None, what: str = "stream", source: bool = False
+        self,
+        other: Look,
+        ask: Question | None = None,
+        what: str = "stream",
+        source: bool = False,
+        position: int | None = None,
     ) -> patch.Sweep:
         """Put what the network thinks of `other` into this run, one place at a time: what moves the answer over?
-        Without a question: the logit of the other's answer minus that of this one's (alone, where both answer the same)."""
+        Without a question: the logit of the other's answer (at `position`) minus that of this one's (alone, where both answer
+        the same)."""
         if ask is None:
-            own, others = self.question().answer, other.question().answer
-            ask = self.question(answer=others, instead=None if own == others else own)
+            own, others = self.question(position).answer, other.question(position).answer
+            ask = self.question(position, others, None if own == others else own)
         columns = self.source if source else self.tokens
         return patch.sweep(self.network, self.batch, other.batch, ask, what, source, columns)
 

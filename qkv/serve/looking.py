@@ -362,7 +362,7 @@ async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
         given = await asyncio.to_thread(served.prompt_ids, asked.text, asked.chat)
         service.limits.at_most("looked", len(given), "tokens in a text that is looked into")
     summary = served.task == "summary" and served.config.family == "decoder" and not asked.chat
-    return lambda: served.model.looker().look(given, asked.target, asked.pair, summary)
+    return lambda: served.model.look(given, asked.target, asked.pair, summary)
 
 
 def limited(service: Service, served: Served, text: str) -> None:

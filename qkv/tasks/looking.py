@@ -7,13 +7,14 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig
+from qkv.config import ModelConfig, read_toml
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
 from qkv.generate.alignment import written_spans
@@ -29,6 +30,7 @@ from qkv.models.inputs import batch_of, bounded
 from qkv.tasks import answering, classification
 from qkv.tasks.embed import pieces_of
 from qkv.tasks.fill import Filler
+from qkv.tasks.summary import NO_REPEAT, Summarizer
 from qkv.tasks.tagging import WORD, Tagger
 from qkv.text.tokenizer import Tokenizer, in_words
 
@@ -36,6 +38,9 @@ SPACES = "Ġ▁"
 """How byte-level BPE and SentencePiece write the space before a word."""
 
 
+UNKNOWN = ("<unk>", "[UNK]")
+LONGEST_SUMMARY = 64
+"""Tokens, of a summary that nobody gave."""
 OF_TOKENS = {"span": ("begins here", "ends here"), "replaced": ("original", "replaced")}
 """The answers of heads that ask something of each token."""
 
@@ -53,6 +58,12 @@ class Reading(NamedTuple):
     """The token at which is asked where none is named."""
 
 
+def writes_summaries(folder: Path) -> bool:
+    """Whether the recipe of the run to which a model's folder belongs says so: its configuration does not."""
+    run = folder.resolve().parent if folder.resolve().name == "best" else folder
+    return (run / "recipe.toml").is_file() and read_toml(run / "recipe.toml").get("task") == "summary"
+
+
 class Looker:
     """A network that is looked into, with its tokenizers where it has some."""
 
@@ -60,20 +71,29 @@ class Looker:
         self.config, self.network, self.source, self.target = c, network, source, target
         self.device = next(network.parameters()).device
 
-    def look(self, given: Any, target: str | Sequence[int] | None = None, pair: str | None = None) -> Look:
+    def look(self, given: Any, target: str | Sequence[int] | None = None, pair: str | None = None, summary: bool = False
+             ) -> Look:  # fmt: skip
         """A text, the ids of one, or a picture (path, Pillow image, array, or a tensor as the network reads it). Of an
         encoder-decoder also what it writes: `target`, or without one its own greedy answer. Of a classifier of pairs the second
         text: `pair`; of a reader that answers questions, `pair` is the question about the text. (first, second) is a pair too, in
-        the order in which the network reads it: a question comes before its text."""
+        the order in which the network reads it: a question comes before its text. A decoder does not say that it was trained
+        to write a summary behind its text: where `summary` does, the text is followed by `target` or its own greedy summary, and
+        where ids are given, with the token that opens the summary, by `target`."""
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given):
             given, pair = given if self.config.head != "span" else reversed(given)
+        decodes = self.config.family == "decoder" and self.config.head == "vocabulary" and pair is None
+        if decodes and summary and isinstance(given, str):
+            return self.summarized(given, target)
         read = self.read(given, pair)
+        if decodes and target is not None and not isinstance(given, str):
+            return self.behind(read.first[0], self.target_ids(target))
         if self.config.family != "encoder-decoder":
             if target is not None:
-                raise QkvError("only an encoder-decoder has a target: leave it out")
+                raise QkvError("only an encoder-decoder, or a writer of summaries, has a target: leave it out")
             segments = [list(read.segments)] if read.segments is not None and self.config.n_segments else None
             batch = batch_of(self.config, read.first, segments=segments).to(self.device)
-            return Look(self.config, self.network, batch, read.names, [], self.answer, read.place)
+            gap = "" if self.filler is None else self.filler.name
+            return Look(self.config, self.network, batch, read.names, [], self.answer, read.place, gap)
         start = self.config.first_id
         if start is None:
             raise QkvError(
@@ -82,6 +102,26 @@ class Looker:
         ids = self.written(read.first, start, 2 * len(read.names) + 20) if target is None else self.target_ids(target)
         batch = batch_of(self.config, read.first, [[start, *ids]]).to(self.device)
         return Look(self.config, self.network, batch, [self.word(start), *self.spelled(ids)], read.names, self.answer)
+
+    def summarized(self, text: str, target: str | Sequence[int] | None) -> Look:
+        """A decoder that has read text </s> <s> and the summary: `target`, or the one that it writes itself."""
+        c = self.config
+        writer = Summarizer(c, self.network, self.words(), self.target or self.words())
+        opened = [*writer.read(text)[0], c.first_id or 0]
+        if target is not None:
+            return self.behind(opened, self.target_ids(target))
+        how = Request(max_length=LONGEST_SUMMARY, no_repeat_ngram=NO_REPEAT)
+        most = min(writer.longest(opened[:-1], how), c.max_length - len(opened))  # what is written is also read
+        (found,) = greedy(self.network, batch_of(c, [opened]).to(self.device), most, c.eos_ids, writer.rules(how, []))
+        return self.behind(opened, [token for token in found if token not in c.eos_ids])
+
+    def behind(self, read: Sequence[int], written: Sequence[int]) -> Look:
+        """A decoder that has read some tokens and what it is to write behind them."""
+        ids = [*read, *written]
+        batch = batch_of(self.config, [ids]).to(self.device)
+        return Look(
+            self.config, self.network, batch, self.spelled(ids, self.source), [], self.answer, first=len(read) - 1
+        )
 
     # --- what is given
 
@@ -228,18 +268,28 @@ class Looker:
 
     def neighbours(self, word: str, k: int = 10) -> Neighbours:
         """The entries of the vocabulary whose vectors are nearest to that of a word (the mean of its pieces)."""
+        word = word.strip()
         table, ids = word_vectors(self.network), self.pieces(word)
         near, cosines = nearest(table, table[ids].mean(0), k + len(ids))
         kept = [(i, c) for i, c in zip(near.tolist(), cosines.tolist(), strict=True) if i not in ids][:k]
-        return Neighbours(word, [self.word(i, self.source) for i, _ in kept], torch.tensor([c for _, c in kept]))
+        names, pieces = ([self.word(i, self.source) for i in some] for some in ([i for i, _ in kept], ids))
+        return Neighbours(word, names, torch.tensor([c for _, c in kept]), pieces)
 
     def pieces(self, word: str) -> list[int]:
-        """Of a word within a text, where a space goes before it."""
+        """Of a word within a text, where a space goes before it; a space that is a piece of its own is none of the word's."""
         before, both = self.words().plain(["a", "a " + word])
         ids = both[len(before) :] if both[: len(before)] == before else self.words().plain([word])[0]
-        if not ids:
-            raise QkvError(f"{word!r} has no token in this vocabulary")
+        ids = ids[1:] if len(ids) > 1 and not self.words().decode(ids[:1]).strip() else ids
+        if not word or set(ids) <= self.unknown():
+            raise QkvError(f"{word!r} is not in this vocabulary, nor is any piece of it")
         return ids
+
+    def unknown(self) -> set[int]:
+        """The tokens that stand for what is not in the vocabulary."""
+        words = self.words()
+        named = words.special_names().get("unk_token"), getattr(words.backend.model, "unk_token", None)
+        ids = (words.id_of(name) for name in {*named, *UNKNOWN} if name)
+        return {i for i in ids if i is not None}
 
     def vectors(self, word: str, texts: Sequence[str], layer: int = -1) -> Tensor:
         """(texts, C): the word in each of them, at some layer; the mean of its pieces where it stands first."""
@@ -247,14 +297,19 @@ class Looker:
         for ids, own in self.found(word, texts):
             batch: Batch = batch_of(self.config, [ids], encoding=both).to(self.device)
             with torch.no_grad():
-                found.append(layers(self.network, batch, both)[layer][0, own].float().mean(0).cpu())
+                every = layers(self.network, batch, both)
+            if not -len(every) <= layer < len(every):
+                raise QkvError(f"there is no layer {layer}: they go from 0, the embeddings, to {len(every) - 1}")
+            found.append(every[layer][0, own].float().mean(0).cpu())
         return torch.stack(found)
 
     def found(self, word: str, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """Of each text its ids, and which of them are the word's: a whole word, not a part of one."""
-        rows = []
+        """Of each text its ids, and which of them are the word's: a whole word, not a part of one; apple is also found as Apple,
+        where it is not written small."""
+        rows, word = [], word.strip()
         for number, text in enumerate(texts, 1):
-            at = re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)
+            whole = rf"(?<!\w){re.escape(word)}(?!\w)"
+            at = re.search(whole, text) or re.search(whole, text, re.IGNORECASE)
             with in_words():
                 read = self.words().backend.encode(text)
             start, stop = at.span() if at is not None else (-1, -1)

@@ -1,10 +1,10 @@
 // The page: one input, some views of what the model does with it.
 import { ask, key } from "./api.js";
 import { refresh } from "./colour.js";
-import { clear, failed, h } from "./dom.js";
+import { clear, edges, failed, h } from "./dom.js";
 import { input } from "./input.js";
 import { about } from "./models.js";
-import { START, listen, read, set, state } from "./state.js";
+import { START, correct, listen, read, set, state } from "./state.js";
 import { views } from "./views/all.js";
 
 const at = (id) => document.getElementById(id);
@@ -54,8 +54,32 @@ function header() {
   list.onchange = () => set({ ...START, as: state.as, image: null, model: list.value }, true); // another model: all else anew
 }
 
+const fitting = () => views.filter((view) => view.fits(model(), page));
+
+/** What the address names and this server has not, said once; the address is put right. */
+function lost() {
+  const [name, own] = [state.model, state.view];
+  const notices = [];
+  if (name && !page.models.some((one) => one.name === name)) {
+    notices.push(`There is no model “${name}” here${model() ? `; showing “${page.models[0].name}”` : ""}.`);
+    correct({ model: "" });
+  }
+  const found = fitting();
+  if (own && found.length && !found.some((view) => view.id === own)) {
+    const of = model() ? ` of “${model().name}”` : "";
+    notices.push(`There is no view “${own}”${of}; showing “${found[0].title(model())}”.`);
+    correct({ view: "" });
+  }
+  return notices.join(" ");
+}
+
+function notice(text) {
+  const shut = h("button.plain", { type: "button", "aria-label": "Close", onclick: () => notice("") }, "×");
+  clear(at("notice"), text ? [h("span.grow", text), shut] : null);
+}
+
 function tabs(own) {
-  const found = views.filter((view) => view.fits(model(), page));
+  const found = fitting();
   const button = (view) =>
     h(
       "button",
@@ -87,7 +111,7 @@ function tabs(own) {
 
 /** Show the view that the state names; a view is made anew when it, the model or the colours change. */
 function show(anew = false, changed = new Set()) {
-  const found = views.filter((view) => view.fits(model(), page));
+  const found = fitting();
   const own = found.find((view) => view.id === state.view) ?? found[0];
   if (!own) return void clear(at("panel"), failed(new Error("This server has no model and watches no run.")));
   const other = anew || own !== page.view || model() !== page.shown;
@@ -111,9 +135,11 @@ function show(anew = false, changed = new Set()) {
 }
 
 function renew(changed) {
+  if (changed.has("model") || changed.has("view")) notice("");
   if (changed.has("model") || !page.input) {
     at("model").value = model()?.name ?? "";
-    at("about").textContent = model() ? about(model()) : "";
+    const part = ({ text, more = "" }, i) => h("span", i ? " · " : "", text, h("span.roomy", more));
+    clear(at("about"), model() ? about(model()).map(part) : null);
     page.input = model() && input(at("input"), model(), page.limits);
   }
   show(false, changed);
@@ -124,19 +150,24 @@ function renew(changed) {
 
 async function begin() {
   theme();
+  edges(at("tabs"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   try {
     Object.assign(page, await ask("/api/models"));
   } catch (error) {
     return error.status === 401 ? askForKey() : void clear(at("panel"), failed(error));
   }
-  read();
   header();
   listen(renew);
-  const again = () => read() && renew(new Set(Object.keys(START)));
-  addEventListener("popstate", again);
-  addEventListener("hashchange", again);
-  renew(new Set(["model"]));
+  const follow = (changed) => {
+    const said = lost();
+    renew(changed);
+    notice(said);
+  };
+  const again = () => read() && follow(new Set(Object.keys(START)));
+  addEventListener("popstate", again); // "back", and another address in the same page
+  read();
+  follow(new Set(["model"]));
 }
 
 function askForKey() {

@@ -1,5 +1,7 @@
 // What a model says before and after a change, side by side.
+import { largest } from "./colour.js";
 import { bars, h, percent, shown } from "./dom.js";
+import { moved, rowsOf } from "./scored.js";
 
 /** Both texts, the words that differ marked. */
 export function texts(before, after) {
@@ -64,12 +66,12 @@ export function likelihoods(before, after) {
   ];
 }
 
-/** The likeliest answers at one token, with and without the heads. */
-export function answers(title, before, after, changed) {
-  const column = (name, one) => {
-    const rows = one.words.map((text, i) => ({ text: shown(text), probability: one.probabilities[i] }));
-    return h("div", h("h3", name), bars(rows));
-  };
+/** The likeliest answers at one token, or the score, with and without the heads. */
+export function answers(model, title, before, after, changed) {
+  const most = largest([before.probabilities, after.probabilities]);
+  const column = (name, one) =>
+    h("div", h("h3", name), bars(rowsOf(model, one.words.map(shown), one.probabilities, most)));
   const both = [column("All heads on", before), column(changed ? "Without them" : "The same", after)];
-  return [h("h3", title), h("div.two.even", both)];
+  const verdict = `The score is ${moved(before.probabilities[0], after.probabilities[0])} without them.`;
+  return [h("h3", title), h("div.two.even", both), model.scores && changed ? h("p.quiet.verdict", verdict) : null];
 }

@@ -91,7 +91,8 @@ export function shown(token) {
   return text.trim() === "" ? "␣".repeat(Math.max(1, text.length)) : text.trim();
 }
 
-export const number = (x, digits = 3) => (x === null || x === undefined ? "−∞" : x.toFixed(digits).replace("-", "−"));
+export const number = (x, digits = 3) =>
+  x === null || x === undefined ? "−∞" : x.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−"); // no "−0.00"
 
 export const percent = (p) =>
   p >= 0.9995
@@ -104,10 +105,10 @@ export const percent = (p) =>
 
 /** Answers with their probabilities, as bars; with `choose` they can be clicked. */
 export function bars(rows, choose = null) {
-  const line = ({ text, probability, note, on }, i) => {
+  const line = ({ text, probability, note, on, below }, i) => {
     const inside = [
       h("span.bar-name", text),
-      h("span.bar-track", h("span.bar-fill", { style: { width: `${Math.max(0.5, 100 * probability)}%` } })),
+      h("span.bar-track", h(`span.bar-fill${below ? ".below" : ""}`, { style: { width: `${Math.max(0.5, 100 * probability)}%` } })),
       h("span.bar-number", note ?? percent(probability)),
     ];
     if (!choose) return h("li.bar", inside);
@@ -121,8 +122,29 @@ export function bars(rows, choose = null) {
 
 /** States of a view that has nothing to show. */
 export const busy = (text = "Computing…") => h("p.state.busy", { role: "status" }, text);
-export const empty = (text) => h("p.state", text);
+export const empty = (...words) => h("p.state", ...words);
 export const failed = (error) => h("p.state.bad", { role: "alert" }, error.message || String(error));
+
+/** Tell the style sheet on which sides a box that scrolls goes on, for it to fade there: data-more="left right above below". */
+export function edges(box) {
+  const mark = () => {
+    const { scrollLeft: x, scrollTop: y } = box;
+    const sides = {
+      left: x > 1,
+      right: x + box.clientWidth < box.scrollWidth - 1,
+      above: y > 1,
+      below: y + box.clientHeight < box.scrollHeight - 1,
+    };
+    box.dataset.more = Object.keys(sides).filter((side) => sides[side]).join(" ");
+  };
+  box.addEventListener("scroll", mark, { passive: true });
+  new ResizeObserver(mark).observe(box);
+  new MutationObserver(mark).observe(box, { childList: true, subtree: true });
+  return box;
+}
+
+/** How many things stand in a row where at most so many fit: all rows alike. */
+export const even = (count, most) => Math.ceil(count / Math.ceil(count / most));
 
 /** Calls a function when calls have stopped coming for so long. */
 export function later(milliseconds, work) {

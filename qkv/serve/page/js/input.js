@@ -1,7 +1,8 @@
 // What goes into the model: a text with examples, of some models a second one, of an encoder-decoder also what it writes, or a
 // picture.
-import { clear, h, later } from "./dom.js";
-import { bothSides, examples, gapOf, language, main, second, sees } from "./models.js";
+import { clear, edges, empty, h, later } from "./dom.js";
+import { examples } from "./examples.js";
+import { bothSides, gapOf, gapped, language, main, second, sees } from "./models.js";
 import { pad } from "./pad.js";
 import { set, state } from "./state.js";
 
@@ -22,8 +23,10 @@ export function input(card, model) {
     return () => {};
   }
   const other = second(model);
-  if (other && (!state.text || main(model).ability === "answer")) state.pair ||= other.example;
-  if (!state.text) state.text = examples(model)[0] ?? "";
+  if (!state.text.trim()) {
+    const { text, pair } = examples(model)[0];
+    Object.assign(state, { text, pair: state.pair || (pair ?? "") });
+  }
   const fields = [area("text", labelOf(model), { target: "", token: -1 })];
   if (other) fields.push(area("pair", other.label, { token: -1 }));
   if (bothSides(model)) {
@@ -39,6 +42,7 @@ export function input(card, model) {
 function labelOf(model) {
   const { ability } = main(model) ?? {};
   if (ability === "translate" && model.source) return language(model.source);
+  if (ability === "classify" && model.pairs) return "First text";
   return ability === "fill" ? `Text with a gap: ${gapOf(model)}` : (LABELS[ability] ?? "Text");
 }
 
@@ -72,22 +76,55 @@ function fit(field) {
 }
 
 function chips(model) {
-  const chip = (one) => {
-    const take = () => set({ text: one, target: "", token: -1 });
-    return h("button.chip", { type: "button", onclick: take }, one.replace(/\n/g, " "));
+  const chip = ({ name, text, pair = "" }) => {
+    const take = () => set({ text, pair, target: "", token: -1 });
+    const label = name ?? [text, pair].filter(Boolean).join(" / ").replace(/\n/g, " ");
+    return h("button.chip", { type: "button", onclick: take }, label);
   };
-  const own = examples(model);
-  return own.length ? h("div.chips", h("span.quiet", "Try"), own.map(chip)) : null;
+  return edges(h("div.chips", h("span.quiet", "Try"), examples(model).map(chip)));
 }
 
-/** What is looked at, as the server wants it; null while there is nothing. */
+// --- what the model is asked
+
+/** What a reader has yet to give before the model can be asked anything, in words; null where nothing is missing. */
+export function missing(model) {
+  if (sees(model) ? !state.image : !state.text.trim())
+    return empty("There is nothing to look at yet: write something above, or choose an example.");
+  const other = second(model);
+  if (!other || state.pair.trim()) return null;
+  const write = () => document.getElementById("pair").focus();
+  return empty(other.why, h("button.link", { type: "button", onclick: write }, other.wanted), " above.");
+}
+
+/** The same of a model that fills gaps, and is asked what stands there: a text without one is no question. */
+export function missingGap(model) {
+  if (main(model)?.ability !== "fill" || gapped(model, state.text)) return null;
+  const gap = gapOf(model);
+  const put = h("button", { type: "button", onclick: () => putGap(gap) }, `Put ${gap} at the cursor`);
+  return [empty(`Write ${gap} where a word is missing.`), put];
+}
+
+/** A gap where the cursor was last, in place of what is selected there, with a space to either side that needs one; at the
+ * end of a sentence it stands before the full stop. */
+function putGap(gap) {
+  const field = document.getElementById("text");
+  const close = field.value.search(/[.!?…]*\s*$/);
+  const [from, to] = field.selectionStart > close ? [close, close] : [field.selectionStart, field.selectionEnd];
+  const before = /\S$/.test(field.value.slice(0, from)) ? " " : "";
+  const after = /^[\p{L}\p{N}]/u.test(field.value.slice(to)) ? " " : "";
+  field.setRangeText(before + gap + after, from, to, "end");
+  field.focus();
+  set({ text: field.value, token: -1 });
+}
+
+/** What is looked at, as the server wants it; null while something is missing. */
 export function subject(model) {
-  if (sees(model)) return state.image ? { model: model.name, image: state.image } : null;
-  if (!state.text.trim()) return null;
+  if (missing(model)) return null;
+  if (sees(model)) return { model: model.name, image: state.image };
   return {
     model: model.name,
     text: state.text,
-    ...(second(model) && state.pair.trim() ? { pair: state.pair } : {}),
+    ...(second(model) ? { pair: state.pair } : {}),
     ...(main(model)?.ability === "chat" ? { chat: true } : {}),
     ...(bothSides(model) && state.target.trim() ? { target: state.target } : {}),
   };

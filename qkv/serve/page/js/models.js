@@ -15,7 +15,10 @@ const MAIN = [
 
 export function main(model) {
   const found = MAIN.find(([ability]) => model.can.includes(ability));
-  return found ? { ability: found[0], title: found[1], button: found[2] } : null;
+  if (!found) return null;
+  const [ability, title, button] = found;
+  const scoring = model.pairs ? "Compare" : "Score"; // a number is no class
+  return model.scores ? { ability, title: scoring, button: scoring } : { ability, title, button };
 }
 
 export const writes = (model) => ["translate", "summarize", "chat", "generate"].includes(main(model)?.ability);
@@ -30,11 +33,15 @@ export const walks = (model) =>
 export const gapOf = (model) => model.mask ?? "[MASK]";
 /** Whether a token ends what is written. */
 export const ends = (model, { id }) => model.ends.includes(id);
-/** The second text that it reads: {label, example}; null where it reads one. An answer's question is always one. */
+/** The second text that it reads: its label, and how it is asked for; null where it reads one. */
 export function second(model) {
-  if (main(model)?.ability === "answer") return { label: "Question", example: "Who won?" };
-  return model.pairs ? { label: "Second text", example: "The film was great, and its story is clever." } : null;
+  if (!model.pairs) return null;
+  return main(model)?.ability === "answer"
+    ? { label: "Question", why: "It answers questions about the text: ", wanted: "write a question" }
+    : { label: "Second text", why: "This model reads two texts: ", wanted: "write a second text" };
 }
+/** Whether a text has a gap; any model knows both of the usual names. */
+export const gapped = (model, text) => [gapOf(model), "[MASK]", "<mask>"].some((one) => text.includes(one));
 export const ordered = (model) => looks(model) && model.position !== "none" && !model.recurrent;
 export const answers = (model) => !["none", "pooled"].includes(model.head);
 /** Whether it answers at every token that it reads, not about the whole, and not with what comes next. */
@@ -63,6 +70,7 @@ export const KINDS = {
   cross: "Cross: what is written looks at the source",
 };
 
+/** What it is, in parts: {text, more}, of which there is room for `more` on a desk alone. */
 export function about(model) {
   const count =
     model.parameters >= 1e9
@@ -72,54 +80,8 @@ export function about(model) {
         : `${Math.round(model.parameters / 1e3)} k`;
   const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : `${model.layers} layers`;
   return [
-    model.recurrent ? `recurrent ${model.family}` : model.family,
-    layers,
-    model.recurrent ? null : `${model.heads} heads`,
-    `width ${model.width}`,
-    `${count} parameters`,
-  ]
-    .filter(Boolean)
-    .join(" · ");
-}
-
-// sentences of the embedded grammar: a model trained by `qkv demo` knows their words
-const ENGLISH = [
-  "I ate an apple.",
-  "Did our man go to the garden?",
-  "She reads the books aloud in warm gardens.",
-  "We believe that my teacher should laugh.",
-];
-const GERMAN = [
-  "Ich habe einen Apfel gegessen.",
-  "Der Junge des Studenten holt mich am Abend ab.",
-  "Ist unser Mann zum Garten gegangen?",
-];
-
-/** Texts to begin with. */
-export function examples(model) {
-  const gap = gapOf(model);
-  switch (main(model)?.ability) {
-    case "translate":
-      return model.source === "de" ? GERMAN : ENGLISH;
-    case "fill":
-      return [`The movie was ${gap} and I loved every minute.`, `I ate an ${gap}.`];
-    case "classify":
-      return [
-        "A wonderful film with a clever story.",
-        "It was boring, and the actors were terrible.",
-        "Did our man go to the garden?",
-      ];
-    case "tag":
-      return ENGLISH;
-    case "answer":
-      return ["The old teacher played against the child, and the child won."];
-    case "chat":
-      return ["Hello! Who are you?", "Tell me a short story."];
-    case "generate":
-      return model.family === "decoder"
-        ? ["First Citizen:\nWe are", "ROMEO:\nBut, soft!", "The old teacher", "I have seen the"]
-        : ENGLISH;
-    default:
-      return ENGLISH;
-  }
+    { text: model.recurrent ? `recurrent ${model.family}` : model.family },
+    { text: model.recurrent ? layers : `${layers} · ${model.heads} heads`, more: ` · width ${model.width}` },
+    { text: count, more: " parameters" },
+  ];
 }

@@ -1,11 +1,12 @@
 // All heads at a glance: a row of small pictures for each layer, and what the chosen head does on average.
 import { look } from "./api.js";
 import { paint, share } from "./colour.js";
-import { clear, failed, h, number } from "./dom.js";
+import { clear, edges, even, failed, h, number } from "./dom.js";
 import { subject } from "./input.js";
 import { sees } from "./models.js";
 import { set } from "./state.js";
 
+const IN_A_ROW = 12; // heads; of more, a layer has several rows
 const HABITS = [
   ["previous", "the token before"],
   ["next", "the token after"],
@@ -40,13 +41,17 @@ export class Overview {
         "div.thumb-row",
         { "data-layer": layer },
         h("span.quiet", String(layer)),
-        Array.from({ length: heads }, (_, i) => thumb(layer, i)),
+        h(
+          "div.thumb-heads",
+          { style: { "--heads": even(heads, IN_A_ROW) } },
+          Array.from({ length: heads }, (_, i) => thumb(layer, i)),
+        ),
       );
     clear(
       this.card,
       h("h2", "All heads"),
       h("p.quiet", "A row for each layer. Choose a head to see it larger."),
-      h("div.thumbs", own.map(row)),
+      edges(h("div.thumbs", own.map(row))),
       h("p.note.does"),
     );
   }

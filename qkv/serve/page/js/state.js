@@ -33,6 +33,12 @@ export function set(changes, step = false) {
   for (const work of listeners) work(new Set(changed));
 }
 
+/** Put right what cannot be shown; nobody is told, and "back" does not come back to it. */
+export function correct(changes) {
+  Object.assign(state, changes);
+  history.replaceState(null, "", address());
+}
+
 export function address() {
   const kept = new URLSearchParams();
   for (const [name, start] of Object.entries(START)) {

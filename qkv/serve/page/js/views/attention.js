@@ -2,7 +2,7 @@
 import { look } from "../api.js";
 import { share } from "../colour.js";
 import { busy, clear, empty, failed, h, keeping, segments } from "../dom.js";
-import { SUBJECT, subject } from "../input.js";
+import { SUBJECT, missing, subject } from "../input.js";
 import { lines } from "../lines.js";
 import { legend, matrix } from "../matrix.js";
 import { attends, sees } from "../models.js";
@@ -38,12 +38,12 @@ class Attention {
     const current = () => mine === this.asked;
     const anew = !changed || [...SUBJECT, "kind"].some((name) => changed.has(name));
     if (anew) this.cursor.at = null;
-    if (!subject(this.model)) return void this.nothing("There is nothing to look at yet: write something above.");
+    if (missing(this.model)) return void this.nothing(missing(this.model));
     if (!changed) clear(this.one, busy());
     try {
       const where = await sitesOf(this.model, "weighs");
       if (!current()) return;
-      if (!where.site) return void this.nothing("None of its layers has weights to show.");
+      if (!where.site) return void this.nothing(empty("None of its layers has weights to show."));
       this.toolbar(where);
       const { kind, layer } = where;
       const map = await look("attention", { ...subject(this.model), kind, layer });
@@ -58,7 +58,7 @@ class Attention {
   nothing(why) {
     clear(this.bar);
     clear(this.overview.card);
-    clear(this.one, empty(why));
+    clear(this.one, why);
   }
 
   toolbar(where) {

@@ -1,7 +1,7 @@
 // How the model tells order: the table of positions and how alike they are; and words that lie near each other.
 import { look } from "../api.js";
 import { largest, signed } from "../colour.js";
-import { bars, busy, clear, failed, h, number } from "../dom.js";
+import { bars, busy, clear, failed, h, number, shown } from "../dom.js";
 import { legend, matrix } from "../matrix.js";
 import { ordered } from "../models.js";
 
@@ -67,7 +67,7 @@ function tables({ scheme, table, similarity }, choice) {
   const head = h("div.row.head", h("h2", title), legend(signed, "−", "+"), h("span.grow"), choice);
   const part = (name, rows, unit) => h("div", h("h3", name), picture(rows, name, unit));
   if (Array.isArray(table[0][0])) {
-    const heads = table.slice(0, 8).map((one, n) => part(`Head ${n}`, one, "position"));
+    const heads = table.map((one, n) => part(`Head ${n}`, one, "position"));
     return [head, h("p.quiet", words), h("div.two.even", heads)];
   }
   const what = scheme === "relative" ? "distance" : "position";
@@ -110,8 +110,10 @@ function neighbours(model) {
   const go = async () => {
     try {
       const found = await look("neighbours", { model: model.name, word: word.value });
+      const { pieces = [] } = found;
       clear(
         said,
+        pieces.length > 1 ? h("p.quiet", `made of: ${pieces.map(shown).join(" · ")}`) : null,
         bars(
           found.words.map((text, i) => ({
             text,

@@ -1,9 +1,10 @@
 // A model that reads: classes, tags, words for gaps, answers, descriptions of pictures; and what made it say so.
 import { ask, look } from "../api.js";
 import { bars, busy, clear, empty, failed, h, number, percent, shown } from "../dom.js";
-import { SUBJECT, subject } from "../input.js";
-import { gapOf, main, second, sees, writes } from "../models.js";
+import { SUBJECT, missing, missingGap, subject } from "../input.js";
+import { main, second, sees, writes } from "../models.js";
 import { lit } from "../picture.js";
+import { told } from "../scored.js";
 import { state } from "../state.js";
 
 export const reading = {
@@ -29,7 +30,8 @@ function mount(root, { model, limits }) {
     const mine = ++asked;
     const current = () => mine === asked;
     clear(why);
-    if (!subject(model)) return void clear(said, empty("Write something above, or choose an example."));
+    const lacking = missing(model) ?? missingGap(model);
+    if (lacking) return void clear(said, lacking);
     clear(said, busy());
     try {
       const found = await READERS[ability](model, limits);
@@ -45,19 +47,15 @@ function mount(root, { model, limits }) {
 // --- one for each ability
 
 async function classify(model) {
-  const texts = second(model) && state.pair.trim() ? [[state.text, state.pair]] : [state.text];
+  const texts = [second(model) ? [state.text, state.pair] : state.text];
   const given = sees(model) ? { images: [state.image] } : { texts };
   const [one] = (await ask("/api/classify", { model: model.name, ...given })).results;
-  if (one.score !== undefined) return [h("h2", "Score"), h("p.big", number(one.score))];
+  const cut = one.cut ? h("p.quiet", "The text was too long: only its beginning was read.") : null;
+  if (model.scores) return [h("h2", "Score"), h("p.big", told(model, one.score)), cut];
   const rows = Object.entries(one.probabilities)
     .map(([text, probability]) => ({ text, probability }))
     .sort((a, b) => b.probability - a.probability);
-  return [
-    h("h2", "Class"),
-    h("p.big", one.label),
-    bars(rows.slice(0, SHOWN)),
-    one.cut ? h("p.quiet", "The text was too long: only its beginning was read.") : null,
-  ];
+  return [h("h2", "Class"), h("p.big", one.label), bars(rows.slice(0, SHOWN)), cut];
 }
 
 async function tag(model) {
@@ -67,9 +65,6 @@ async function tag(model) {
 }
 
 async function fill(model, limits) {
-  const gap = gapOf(model);
-  if (![gap, "[MASK]", "<mask>"].some((one) => state.text.includes(one)))
-    return empty(`Write ${gap} where a word is missing.`);
   const body = { model: model.name, texts: [state.text], top_k: Math.min(SHOWN, limits.top) };
   const [one] = (await ask("/api/fill", body)).results;
   if (one.problem) return empty(one.problem);
@@ -90,7 +85,6 @@ async function describe(model) {
 
 async function answer(model) {
   const [text, question] = [state.text, state.pair.trim()];
-  if (!question) return empty("Ask something: write a question above.");
   const one = await ask("/api/answer", { model: model.name, question, context: text });
   return [
     h("h2", "Answer"),
@@ -105,24 +99,14 @@ async function answer(model) {
 async function explain(why, model, current) {
   clear(why, busy("Measuring what each token did…"));
   try {
-    const given = subject(model);
-    const gap = await gapAt(model, given);
-    const body = { ...given, method: "occlusion", ...(gap < 0 ? {} : { positions: [gap] }) };
-    const found = await look("attribution", body);
-    if (current()) clear(why, felt(found));
+    const found = await look("attribution", { ...subject(model), method: "occlusion" });
+    if (current()) clear(why, felt(found, model));
   } catch {
     if (current()) clear(why); // some heads have no single answer to explain
   }
 }
 
-/** Which token is the gap; −1 where there is none. */
-async function gapAt(model, given) {
-  if (main(model).ability !== "fill") return -1;
-  const { tokens } = await look("answers", { ...given, top_k: 1 });
-  return tokens.findIndex((one) => shown(one) === gapOf(model));
-}
-
-function felt({ scores: [row], tokens, answers }) {
+function felt({ scores: [row], tokens, answers }, { scores }) {
   const most = Math.max(...row.map(Math.abs), 1e-9);
   const mark = (token, i) =>
     h(
@@ -130,15 +114,18 @@ function felt({ scores: [row], tokens, answers }) {
       { title: number(row[i]), style: { "--felt": `${Math.round((80 * Math.abs(row[i])) / most)}%` } },
       shown(token),
     );
+  const [title, falls, rises, up, down] = scores
+    ? ["What made the score", "the score is lower", "higher", "raises it", "lowers it"]
+    : [["What made it say ", h("b", answers[0])], "the answer is less likely", "more", "for it", "against it"];
   return [
-    h("h2", "What made it say ", h("b", answers[0])),
+    h("h2", title),
     h("p.felt-text", tokens.map(mark)),
     h(
       "p.quiet",
-      "Each token was blanked out in turn: without it the answer is less likely (",
-      h("span.felt", { style: { "--felt": "45%" } }, "for it"),
-      ") or more (",
-      h("span.felt.against", { style: { "--felt": "45%" } }, "against it"),
+      `Each token was blanked out in turn: without it ${falls} (`,
+      h("span.felt", { style: { "--felt": "45%" } }, up),
+      `) or ${rises} (`,
+      h("span.felt.against", { style: { "--felt": "45%" } }, down),
       ").",
     ),
   ];

@@ -2,9 +2,10 @@
 import { look } from "../api.js";
 import { css, signed, strong } from "../colour.js";
 import { answers as compared, likelihoods, texts } from "../compare.js";
-import { busy, clear, empty, failed, h, keeping, number, pick, shown } from "../dom.js";
-import { SUBJECT, subject } from "../input.js";
+import { busy, clear, even, failed, h, keeping, number, pick, shown } from "../dom.js";
+import { SUBJECT, missing, missingGap, subject } from "../input.js";
 import { answers, attends, bothSides, perToken } from "../models.js";
+import { moved } from "../scored.js";
 import { kindPicker, sitesOf } from "../sites.js";
 import { heads as list, set, state } from "../state.js";
 
@@ -20,12 +21,13 @@ export const switches = {
 };
 
 const OTHERS = [...SUBJECT, "kind"]; // what makes it another question
+const [WIDE, NARROW] = [12, 6]; // heads in a row
 
 class Switches {
   constructor(root, { model, limits }) {
     Object.assign(this, { model, limits, asked: 0, effects: null, expected: null });
     [this.grid, this.result] = [h("section.card"), h("section.card", { "aria-live": "polite" })];
-    clear(root, h("div.two.off", this.grid, this.result));
+    clear(root, h(`div.two.off${model.heads > NARROW ? ".many" : ""}`, this.grid, this.result));
   }
 
   async update(changed) {
@@ -33,9 +35,10 @@ class Switches {
     if (changed && !heard.some((name) => changed.has(name))) return;
     const mine = ++this.asked;
     if (!changed || OTHERS.some((name) => changed.has(name))) this.effects = null;
-    if (!subject(this.model)) {
+    const lacking = missing(this.model) ?? (state.token < 0 ? missingGap(this.model) : null);
+    if (lacking) {
       clear(this.result);
-      return void clear(this.grid, empty("There is nothing to look at yet: write something above."));
+      return void clear(this.grid, lacking);
     }
     if (!changed) clear(this.result, busy());
     try {
@@ -53,13 +56,17 @@ class Switches {
     }
   }
 
-  question({ kind, tokens }, heads) {
-    const asked = perToken(this.model) && state.token >= 0 && state.token < tokens.length;
+  /** The token that the reader has chosen to ask at, where it answers at all of them. */
+  chosen({ tokens }) {
+    return perToken(this.model) && state.token >= 0 && state.token < tokens.length ? { position: state.token } : {};
+  }
+
+  question(where, heads) {
     return {
       ...subject(this.model),
       heads,
-      kind,
-      ...(asked ? { position: state.token } : {}),
+      kind: where.kind,
+      ...this.chosen(where),
       max_tokens: Math.min(30, this.limits.tokens),
       top_k: Math.min(6, this.limits.top),
     };
@@ -91,7 +98,7 @@ class Switches {
           h("button", { type: "button", ...on }, "All on"),
           h("button", { type: "button", ...measure }, "Measure every head"),
         ),
-        this.effects ? meaning(this.effects.of) : null,
+        this.effects ? this.meaning() : null,
       ),
     );
   }
@@ -100,17 +107,16 @@ class Switches {
     const names = Array.from({ length: heads }, (_, i) => `${layer}.${i}`);
     const about = { "data-keep": `all${layer}`, "aria-label": `All heads of layer ${layer}` };
     const all = h("button.switch.row-switch", { type: "button", ...about, onclick: () => turn(names) }, `layer ${layer}`);
-    return h(
-      "div.switch-row",
-      all,
-      names.map((one, i) => this.toggle(layer, i, off.has(one), () => turn([one]))),
-    );
+    const inRow = { "--wide": even(heads, WIDE), "--narrow": even(heads, NARROW) };
+    const own = names.map((one, i) => this.toggle(layer, i, off.has(one), () => turn([one])));
+    return h("div.switch-row", all, h("div.switch-heads", { style: inRow }, own));
   }
 
   toggle(layer, i, off, turn) {
     const alone = this.effects?.alone[this.effects.layers.indexOf(layer)]?.[i];
     const drop = alone === undefined ? null : this.effects.whole - alone;
-    const note = drop === null ? `head ${i}` : `head ${i}: the logit falls by ${number(drop, 2)}`;
+    const [what, digits] = this.model.scores ? ["score", 2] : ["logit", 1];
+    const said = drop === null ? "" : `: the ${what} is ${moved(this.effects.whole, alone)} without it`;
     const ground = drop === null ? null : signed(drop / this.effects.most);
     return h(
       `button.switch${ground && strong(ground) ? ".strong" : ""}`,
@@ -119,13 +125,13 @@ class Switches {
         role: "switch",
         "data-keep": `${layer}.${i}`,
         "aria-checked": !off,
-        "aria-label": `Layer ${layer}, head ${i}`,
-        title: note,
+        "aria-label": `Layer ${layer}, head ${i}${said}`,
+        title: `head ${i}${said}`,
         onclick: turn,
         style: ground ? { "--effect": css(ground) } : {},
       },
       h("span", String(i)),
-      drop === null ? null : h("small", number(drop, 1)),
+      drop === null ? null : h("small", number(drop, digits)),
     );
   }
 
@@ -135,17 +141,29 @@ class Switches {
     this.grid.setAttribute("aria-busy", "true");
     try {
       const at = hard(this.expected);
-      const position = at === null ? {} : { position: at };
+      const position = at === null ? this.chosen(where) : { position: at };
       const found = await look("effects", { ...subject(this.model), kind: where.kind, ...position });
       if (mine !== this.asked) return; // other heads or another text by now
-      const most = Math.max(1, ...found.alone.flat().map((x) => Math.abs(found.whole - x)));
-      this.effects = { ...found, most, of: found.word ? `“${shown(found.word)}”` : "the answer" };
+      const least = this.model.scores ? 0.01 : 1; // what would be noise gets no deep colour
+      const most = Math.max(least, ...found.alone.flat().map((x) => Math.abs(found.whole - x)));
+      this.effects = { ...found, most };
     } catch (error) {
       clear(this.result, failed(error));
     } finally {
       this.grid.removeAttribute("aria-busy");
       if (mine === this.asked) this.switchboard(where);
     }
+  }
+
+  meaning() {
+    const { word } = this.effects;
+    const logit = ["the logit of ", h("b", word ? `“${shown(word)}”` : "the answer")];
+    return h(
+      "p.quiet",
+      "How far ",
+      this.model.scores ? "the score" : logit,
+      " falls when that head alone is off: the deeper the colour, the more the model needs it.",
+    );
   }
 
   // --- before and after
@@ -171,8 +189,8 @@ class Switches {
     const at = before.position ?? (state.token >= 0 ? state.token : tokens.indexOf(before.at));
     const take = (value) => set({ token: Number(value) });
     const where = [chosen ? "The answer at " : "What comes after ", h("b", shown(before.at))];
-    const title = before.at === "(all)" ? "Answer" : where;
-    return [chosen ? pick("At", words, at, take) : null, compared(title, before, after, changed)];
+    const title = before.at === "(all)" ? (this.model.scores ? "Score" : "Answer") : where;
+    return [chosen ? pick("At", words, at, take) : null, compared(this.model, title, before, after, changed)];
   }
 }
 
@@ -182,16 +200,8 @@ const offOf = ({ own }) =>
     .read(state.off)
     .filter(([layer, head]) => own.some((site) => site.layer === layer && head >= 0 && head < site.heads));
 
-const meaning = (of) =>
-  h(
-    "p.quiet",
-    "How far the logit of ",
-    h("b", of),
-    " falls when that head alone is off: the deeper the colour, the more the model needs it.",
-  );
-
 /** The token that the model found least likely: there it needs its heads most. Null where the answer is about the whole. */
 function hard(expected) {
   if (!expected?.length) return null;
-  return expected.reduce((worst, one, i) => (one.probability < expected[worst].probability ? i : worst), 0);
+  return expected.reduce((worst, one) => (one.probability < worst.probability ? one : worst)).position;
 }

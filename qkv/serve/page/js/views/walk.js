@@ -1,7 +1,7 @@
 // The walk through one head, with the numbers of this very input: x -> q, k, v -> scores -> mask -> softmax -> mix -> output.
 import { look } from "../api.js";
-import { busy, clear, empty, failed, h, keeping, pick, shown } from "../dom.js";
-import { SUBJECT, subject } from "../input.js";
+import { busy, clear, edges, empty, failed, h, keeping, pick, shown } from "../dom.js";
+import { SUBJECT, missing, subject } from "../input.js";
 import { walks } from "../models.js";
 import { pickers, sitesOf } from "../sites.js";
 import { set, state } from "../state.js";
@@ -19,6 +19,7 @@ export const walk = {
 };
 
 const HEARD = [...SUBJECT, "kind", "layer", "head"]; // what makes it another walk
+const UNSEEN = "None of its heads can be walked through: they weigh tokens in another way.";
 const within = (step) => Math.max(0, Math.min(STEPS.length - 1, step));
 
 class Walk {
@@ -32,12 +33,12 @@ class Walk {
   async update(changed) {
     const mine = ++this.asked;
     if (changed && [...SUBJECT, "kind"].some((name) => changed.has(name))) this.column = -1;
-    if (!subject(this.model)) return void this.nothing("There is nothing to walk through yet: write something above.");
+    if (missing(this.model)) return void this.nothing(missing(this.model));
     if (!changed) clear(this.card, busy());
     try {
       const where = await sitesOf(this.model, "walks");
       if (mine !== this.asked) return;
-      if (!where.site) return void this.nothing("None of its heads can be walked through: they weigh tokens in another way.");
+      if (!where.site) return void this.nothing(empty(UNSEEN));
       const { kind, layer, head } = where;
       if (!changed || HEARD.some((name) => changed.has(name))) this.toolbar(where); // whatever comes of the walk
       const found = await look("walk", { ...subject(this.model), kind, layer, head });
@@ -54,7 +55,7 @@ class Walk {
 
   nothing(why) {
     clear(this.bar);
-    clear(this.card, empty(why));
+    clear(this.card, why);
   }
 
   toolbar(where, looks = null) {
@@ -95,7 +96,7 @@ function trail(at) {
     const about = { "data-keep": `trail${i}`, "aria-current": i === at ? "step" : null };
     return h("li", h("button", { type: "button", ...about, onclick: () => set({ step: i }) }, name));
   };
-  return h("ol.trail", STEPS.map(step));
+  return edges(h("ol.trail", STEPS.map(step)));
 }
 
 function buttons(at) {

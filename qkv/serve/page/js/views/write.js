@@ -1,6 +1,7 @@
 // A model that writes: its text as it comes, every token with its probability, and what could have stood there.
 import { ask, stream } from "../api.js";
 import { bars, clear, failed, h, number, percent, shown } from "../dom.js";
+import { missing } from "../input.js";
 import { bothSides, ends, language, main, writes } from "../models.js";
 import { settings } from "../settings.js";
 import { set, state } from "../state.js";
@@ -67,6 +68,7 @@ class Writing {
 
   update(changed) {
     if (changed && !changed.has("text")) return;
+    if (missing(this.model)) return void this.empty();
     const typing = document.activeElement.id === "text";
     if (this.recall() || (changed && typing && !bothSides(this.model))) return;
     this.write();
@@ -92,7 +94,7 @@ class Writing {
   /** Write, from the beginning or behind the tokens that are kept. */
   async write(kept = []) {
     this.stop();
-    if (!state.text.trim()) return void this.empty();
+    if (missing(this.model)) return void this.empty();
     const own = (this.running = new AbortController());
     [this.tokens, this.chosen, this.finish] = [[...kept], -1, ""];
     this.go.textContent = "Stop";
@@ -126,10 +128,12 @@ class Writing {
     };
   }
 
+  /** Nothing is written from nothing, and nothing of before stays on show. */
   empty() {
-    clear(this.output, h("p.state", "Write something above, or choose an example."));
-    clear(this.side);
-    clear(this.note);
+    this.stop();
+    [this.tokens, this.chosen] = [[], -1];
+    clear(this.output, missing(this.model));
+    for (const part of [this.side, this.note, this.more]) clear(part);
   }
 
   /** It is written: the other views look at it if the reader had a say in it. */
@@ -249,13 +253,14 @@ class Writing {
 
   async beam() {
     const [own, tokens] = [state.text, this.tokens];
+    const current = () => own === state.text && tokens === this.tokens;
     try {
       const size = Math.min(4, this.limits.beam, this.limits.alternatives + 1);
       const body = { model: this.model.name, texts: own, beam: size, n_best: size };
       const found = (await ask("/api/translate", body)).results[0];
-      if (own === state.text && tokens === this.tokens) clear(this.more, hypotheses(found.n_best ?? [found], size));
+      if (current()) clear(this.more, hypotheses(found.n_best ?? [found], size));
     } catch (error) {
-      clear(this.more, failed(error));
+      if (current()) clear(this.more, failed(error));
     }
   }
 }
