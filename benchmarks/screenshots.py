@@ -13,8 +13,9 @@ from typing import Any
 
 from PIL import Image
 
+from qkv.serve.port import bound
 from qkv.serve.served import opened
-from qkv.serve.server import bound, server_of
+from qkv.serve.server import server_of
 from qkv.serve.service import Service
 from qkv.serve.watch import Watch
 

@@ -74,20 +74,24 @@ class Target:
         self.streamed = streamed
         """What makes an answer a stream."""
 
+    def processes(self) -> list[int]:
+        """The server and its workers."""
+        own = self.process.pid
+        children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        return [own, *map(int, children)]
+
     def memory(self) -> float:
-        """Resident megabytes."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
-        return float("nan")
+        """Resident megabytes of all; what they share is counted in each."""
+        lines = [line for pid in self.processes() for line in Path(f"/proc/{pid}/status").read_text().splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
     def work(self) -> float:
         """Seconds of processor time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        every = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self.processes()]
+        return sum(int(fields[11]) + int(fields[12]) for fields in every) / os.sysconf("SC_CLK_TCK")
 
     def files(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in self.processes())
 
     def end(self) -> int:
         self.process.terminate()
@@ -186,7 +190,8 @@ async def recovery(target: Target, calm: float) -> float:
 
 
 async def measure(target: Target, seconds: float, overload: float, soak: float) -> list[str]:
-    await crowd(target, 4, 3)  # warm
+    await asyncio.sleep(5)  # until all workers are there
+    await crowd(target, 16, 3)  # warm
     lines = [
         "| clients | answers/s | p50 ms | p99 ms | server CPU ms per answer | statuses |",
         "|---|---:|---:|---:|---:|---|",

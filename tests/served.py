@@ -18,8 +18,9 @@ from qkv.presets import tiny
 from qkv.serve.app import application
 from qkv.serve.keys import Keys
 from qkv.serve.limits import Limits
+from qkv.serve.port import bound
 from qkv.serve.served import Served
-from qkv.serve.server import bound, server_of
+from qkv.serve.server import server_of
 from qkv.serve.service import Service
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer

@@ -191,3 +191,30 @@ def test_who_stays_is_not_touched_by_who_leaves(name: str) -> None:
         batch = Batch(torch.tensor([[1]]), source=torch.tensor([source]))
         (wanted,) = beam_search(network, batch, [20], (), Beam(3))
         assert [h.ids for h in text.body.results()] == [h.ids for h in wanted]
+
+
+def test_who_joins_takes_a_free_lane() -> None:
+    """Nothing is copied while as many come as leave; and those who stay are what they would be without them."""
+    c, network = network_of("packed", "encoder-decoder")
+    sources = prompts(c, 8)
+    longest = [4, 9, 14, 19, 24, 24, 24, 24]
+    texts = [text_of(Beam(3), most, ()) for most in longest]
+    alone = [text_of(Beam(3), most, ()) for most in longest]
+    for source, text in zip(sources, alone, strict=True):
+        running = Continuous(network)
+        running.join(opened([[1]], [source]), [text])
+        while running.going:
+            running.step()
+    running = Continuous(network)
+    running.join(opened([[1]] * 4, sources[:4]), texts[:4])
+    waiting, stores = list(range(4, 8)), list[int]()
+    while running.going:
+        ended = running.step()
+        if waiting and ended:
+            before = running.state.layers[0]["written"].store
+            at = waiting.pop(0)
+            running.join(opened([[1]], [sources[at]]), [texts[at]])
+            stores.append(running.state.layers[0]["written"].store is before)
+    assert len(stores) == 4 and any(stores)
+    for one, other in zip(texts, alone, strict=True):
+        assert [h.ids for h in one.body.results()] == [h.ids for h in other.body.results()]

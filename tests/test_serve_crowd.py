@@ -37,7 +37,7 @@ def client() -> Iterator[TestClient]:
 
 
 def lm_only(**limits: Any) -> Service:
-    return Service([Served("lm", language_model(), workers=1)], Limits(**limits))
+    return Service([Served("lm", language_model(), batches=1)], Limits(**limits))
 
 
 def test_a_crowd_gets_what_each_gets_alone(client: TestClient) -> None:
@@ -249,7 +249,7 @@ def test_whoever_is_gone_is_forgotten_while_waiting() -> None:
 
 
 def test_a_failure_in_a_lane_or_a_call_costs_only_those_in_it() -> None:
-    service = Service([Served("lm", language_model(), workers=1), Served("tags", model("bert-base", head="tags"))])
+    service = Service([Served("lm", language_model(), batches=1), Served("tags", model("bert-base", head="tags"))])
     with TestClient(application(service), raise_server_exceptions=False) as client:
         good = client.post("/api/generate", json={"prompt": "the dog"}).json()
         lane = service.models[0].lanes[0]

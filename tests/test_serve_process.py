@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -20,12 +21,14 @@ import pytest
 pytest.importorskip("fastapi")
 from served import TEXTS, language_model, model, running, served
 
-from qkv.serve import server
+from qkv.serve import server, workers
 from qkv.serve.limits import Limits
+from qkv.serve.port import bound
 from qkv.serve.served import Served
-from qkv.serve.server import bound, models_of
+from qkv.serve.server import models_of
 from qkv.serve.service import Service
 from qkv.serve.watch import Watch
+from qkv.serve.workers import Settings, usual
 
 
 def connected(url: str) -> socket.socket:
@@ -87,13 +90,13 @@ def test_files_are_found_by_their_names_only() -> None:
 
 def test_languages_go_to_the_model_as_it_is_named(tmp_path: Path) -> None:
     model("transformer-base", max_length=80).save(tmp_path / "demo" / "best")
-    (one,) = models_of([str(tmp_path / "demo" / "best")], ["demo=en-de"], 1, "cpu")
+    (one,) = models_of([str(tmp_path / "demo" / "best")], ["demo=en-de"], "cpu")
     assert one.name == "demo" and one.pair == ("en", "de") and "translate" in one.can
 
 
 def test_word_vectors_are_refused_in_a_line(run, tmp_path: Path) -> None:
     (tmp_path / "words.vec").write_text("2 3\nthe 1 0 0\ndog 0 1 0\n")
-    code, _, problem = run("serve", tmp_path / "words.vec")
+    code, _, problem = run("serve", tmp_path / "words.vec", "--workers", "1", "--port", "0")
     assert code == 2 and "no network that could be served" in problem and problem.count("\n") == 1
 
 
@@ -181,14 +184,81 @@ def test_the_command_serves_a_folder_and_ends_gracefully(tmp_path: Path) -> None
         process.kill()
 
 
+def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
+    """Two processes answer alike, their numbers are summed up, who dies gets a successor, and SIGTERM ends all with 0."""
+    language_model().save(tmp_path / "lm")
+    command = [sys.executable, "-m", "qkv", "serve", str(tmp_path / "lm"), "--port", "0", "--workers", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+    def own() -> list[int]:
+        every = map(int, children.read_text().split())
+        return [pid for pid in every if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def until(true: Any) -> None:
+        end = time.monotonic() + 60
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    try:
+        url = next(line for line in process.stderr if "http://" in line).split()[4].rstrip("/")
+
+        def ask(path: str, body: dict | None = None) -> Any:
+            given = None if body is None else json.dumps(body).encode()
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url + path, given), timeout=30) as reply:
+                    return reply.read()
+            except (ConnectionError, http.client.HTTPException):  # of one that was just killed
+                return None
+
+        def answered() -> float:
+            lines = (ask("/metrics") or b"").decode().splitlines()
+            return sum(
+                float(line.split()[-1]) for line in lines if line.startswith('qkv_request_seconds_count{route="/api/g')
+            )
+
+        until(lambda: len(own()) == 2)
+        body = {"prompt": "the dog", "max_tokens": 5}
+        assert len({ask("/api/generate", body) for _ in range(40)}) == 1
+        assert answered() == answered() == 40  # whichever of them is asked
+        first, second = own()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: len(own()) == 2 and first not in own() and second in own())
+        until(lambda: ask("/api/generate", body) is not None)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0 and not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
+    finally:
+        process.kill()
+
+
+def test_what_a_worker_cannot_open_is_said_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qkv", "serve", str(tmp_path), "--port", "0", "--workers", "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2 and "no model" in ended.stderr and ended.stderr.count("\n") == 1
+
+
+def test_small_models_get_a_worker_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "model.safetensors").write_bytes(b"x" * 1000)
+    small = 1 if any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd")) else 3
+    assert usual([str(tmp_path)], "auto") == usual([f"me={tmp_path}"], "cpu") == small
+    monkeypatch.setattr(workers, "SMALL", 999)
+    assert usual([str(tmp_path)], "cpu") == usual([], "cpu") == usual([str(tmp_path)], "cuda") == 1
+    own = Settings([], limits=Limits(waiting=5, connections=4)).shared(2).limits
+    assert own.waiting == 3 and own.connections == 2
+
+
 def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
     assert "nothing to serve" in run("serve")[2]
-    assert "no model" in run("serve", tmp_path)[2]
+    assert "no model" in run("serve", tmp_path, "--workers", "1")[2]
     language_model().save(tmp_path / "lm")
     for wrong, words in ((("--limit", "tokns=3"), "did you mean 'tokens'"), (("--languages", "lm=en"), "NAME=SOURCE-TARGET"),
                          (("--languages", "x=en-de"), "no model of that name"), (("--api-key", "a b"), "no spaces"),
                          ((f"lm={tmp_path / 'lm'}",), "the same name")):  # fmt: skip
-        code, _, problem = run("serve", tmp_path / "lm", *wrong)
+        code, _, problem = run("serve", tmp_path / "lm", *wrong, "--workers", "1", "--port", "0")
         assert code == 2 and words in problem and problem.count("\n") == 1
     with pytest.raises(Exception, match="choose another"):
         taken = bound("127.0.0.1", 0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,7 +20,11 @@ LANGUAGES = typer.Option(
 LIMIT = typer.Option(
     "--limit", help="NAME=VALUE: change a limit of requests, such as tokens=256 (docs/serve.md has all)."
 )
-WORKERS = typer.Option(min=0, help="Batches that run side by side, each with its share of the cores; 0 = one per core.")
+WORKERS = typer.Option(
+    min=0,
+    max=256,
+    help="Processes, each with the models and its share of the cores; 0 = one per core if models are small.",
+)
 NEEDED = ("fastapi", "starlette", "uvicorn", "prometheus_client")
 
 
@@ -49,19 +54,40 @@ def run(
     """
     from qkv.errors import QkvError
 
+    if not folders and watch is None:
+        raise QkvError("nothing to serve: give the folder of a model, or of a run in training with --run")
     try:
+        import prometheus_client  # noqa: F401  # of the workers: what is missing is said here, once
+        import uvicorn  # noqa: F401
+
         from qkv.serve.keys import keys_of
         from qkv.serve.limits import limits_of
-        from qkv.serve.server import models_of, serve
-        from qkv.serve.service import Service
-        from qkv.serve.watch import Watch
+        from qkv.serve.port import address, bound
+        from qkv.serve.workers import Settings, Workers, usual
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in NEEDED:
             raise
         raise QkvError(f"serving needs {error.name}: pip install 'qkv[serve]'") from None
-    if not folders and watch is None:
-        raise QkvError("nothing to serve: give the folder of a model, or of a run in training with --run")
     limits, keys = limits_of(limit or []), keys_of(api_key or [], api_keys)
-    models = models_of(folders or [], languages or [], workers, device.value, lambda path: search_of(path, None, None))
-    seen = None if watch is None else Watch(watch)
-    serve(Service(models, limits, keys, watch=seen, origins=cors or ()), host, port)
+    own = Settings(folders or [], languages or [], limits, keys, watch, cors or (), device.value, scored)
+    listening = bound(host, port)
+
+    def began(lines: list[str]) -> None:
+        if host not in ("127.0.0.1", "localhost", "::1") and not keys.digests:
+            lines = [*lines, "everybody who reaches this machine may ask: --api-key asks for a key"]
+        at = address(host, listening)
+        greeting = f"the page is at {at}/ , what can be asked at {at}/docs ; Ctrl-C ends it"
+        print(*lines, greeting, sep="\n", file=sys.stderr, flush=True)
+
+    count = workers or usual(own.folders, device.value)
+    if count > 1:
+        return Workers(own, count, listening).run(began)
+    from qkv.serve.server import described, server_of, service_of
+
+    service = service_of(own)
+    return server_of(service, lambda: began(described(service))).run(sockets=[listening])
+
+
+def scored(run: Path) -> dict[str, Any]:
+    """A run's model searches as it did when it was scored."""
+    return search_of(run, None, None)

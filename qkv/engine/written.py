@@ -46,7 +46,11 @@ class Written:
         return self.store.vectors.size(1) if self.lanes is None else self.lanes.size(0)
 
     def join(self, other: Written) -> Written:
-        """The rows of both in a new store; of the shorter ones the first places are zeros, which nobody looks at."""
+        """The rows of both. Those of `other` go into lanes of this store which nobody needs there any more; `self`, which may have
+        needed them once, is given up. Where there are too few, both go into a new store; of the shorter ones the first places are
+        zeros, which nobody looks at."""
+        if (placed := self.placed(other)) is not None:
+            return placed
         both, length = (self, other), max(self.length, other.length)
         old, rows = self.store.vectors, self.size(0) + other.size(0)
         new = old.new_empty(old.size(0), rows, old.size(2), max(SHORTEST, 2 * length), *old.shape[4:])
@@ -54,6 +58,23 @@ class Written:
             lanes[:, :, :, : length - part.length] = 0
             lanes[:, :, :, length - part.length : length] = part.dense(part.size(0))
         return Written(Store(new, length), length)
+
+    def placed(self, other: Written) -> Written | None:
+        """With the rows of `other` behind these, in the same store; None where it has no room for them."""
+        vectors, begin, count = self.store.vectors, self.length - other.length, other.size(0)
+        if begin < 0 or self.store.used != self.length or self.lanes is None:
+            return None
+        taken = torch.zeros(vectors.size(1), dtype=torch.bool)
+        taken[self.lanes[:, begin:]] = True
+        free = (~taken).nonzero()[:count]  # (rows, 1)
+        if len(free) < count:
+            return None
+        vectors[:, free[:, 0], :, begin : self.length] = other.dense(count)
+        before = free.new_zeros(
+            count, begin
+        )  # of what nobody looks at, lane 0: what is written there is at least a number
+        own = torch.cat([before, free.expand(-1, other.length)], 1)  # (rows, length)
+        return Written(self.store, self.length, torch.cat([self.lanes, own]))
 
     def drop(self, tokens: int) -> Written:
         """Without the first tokens of every row, in a store of its own."""

@@ -109,7 +109,7 @@ class Continuous:
         last, state = last_real(hidden, batch.mask)[rows], state.move(rows)  # (B * K, C)
         if self.going:
             self.move(range(len(self.going)), [list(range(len(text.live))) for text in self.going], width)
-            last, state = torch.cat([self.last, last]), self.state.trimmed().join(state)
+            last, state = torch.cat([self.last, last]), self.state.join(state)
         self.last, self.state, self.width = last, state, width
         self.going += texts
 

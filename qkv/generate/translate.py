@@ -19,7 +19,7 @@ from qkv.generate.hypotheses import Beam, Hypothesis
 from qkv.generate.rules import Rules
 from qkv.generate.search import Writer
 from qkv.generate.streams import share, streams
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, in_words
 
 Alignment = list[Link] | None
 
@@ -151,10 +151,10 @@ class Translator:
 
         A tokenizer that puts its own end token (Hugging Face) does so; otherwise it is added here, as in training.
         """
-        self.source.plain([text])  # says in words why a text cannot be tokenized
-        found = self.source.literal.encode(text)
-        if not found.ids or found.ids[-1] not in self.config.eos_ids:
-            found = self.source.literal.encode(text, add_special_tokens=False)
+        with in_words():
+            found = self.source.literal.encode(text)
+            if not found.ids or found.ids[-1] not in self.config.eos_ids:
+                found = self.source.literal.encode(text, add_special_tokens=False)
         ids, words = list(found.ids), words_at(text, found.offsets)  # special tokens have no characters, so no word
         if max(ids, default=0) >= self.config.vocab_size:
             raise QkvError("the tokenizer gives ids that this model does not have: they do not belong together")
@@ -190,8 +190,12 @@ class Translator:
         own = prefixes if any(prefixes) else ()
         return Rules(c.eos_ids, never, how.min_length, how.no_repeat_ngram, how.repetition_penalty, own)
 
+    def opened(self, job: Job) -> tuple[list[int], list[int] | None]:
+        """What a search starts from: the token that opens a target, and the source that is read beside it."""
+        return [self.config.first_id or 0], job.source
+
     def begin(self, jobs: Sequence[Job]) -> Batch:
-        """What the search starts from: the sources, and the token that opens a target."""
+        """The same for several texts, as a batch."""
         c = self.config
         source, mask = padded([job.source for job in jobs], c.pad_id if c.pad_id < c.vocab_size else 0)
         inputs = source.new_full((len(jobs), 1), c.first_id or 0)

@@ -114,7 +114,8 @@ class State:
 
     def join(self, other: State) -> State:
         """Both batches as one, this one's rows first: the texts of the shorter one are padded on the left, its sources on
-        the right. No row sees its padding, so each goes on as it would alone."""
+        the right. No row sees its padding, so each goes on as it would alone. Both states are given up: packed layers put the new
+        rows where nobody needs the old ones."""
         both, length = (self, other), max(self.length, other.length)
         memory = None if self.memory is None or other.memory is None else self.memory.join(other.memory)
 

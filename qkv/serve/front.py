@@ -75,6 +75,7 @@ class Front:
         finally:
             self.open -= 1
             self.metrics.open.set(self.open)
+            self.metrics.refresh()
             route = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(route, status).inc()
             self.metrics.seconds.labels(route).observe(time.monotonic() - start)

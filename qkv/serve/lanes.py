@@ -175,6 +175,7 @@ class Lane(threading.Thread):
         except Exception as error:  # a lane must not die: whoever was in it is told, and it goes on with the next
             self.fail(list({*self.tickets.values(), *new}), error)
             self.running, self.tickets = Continuous(self.running.network), {}
+        self.metrics.refresh()
 
     def enter(self, tickets: list[Ticket]) -> None:
         """Take some in; if they cannot be read together, one by one, so that one costs only itself."""

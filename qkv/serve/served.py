@@ -59,7 +59,7 @@ class Served:
     """Whether its classes are of pairs of texts; None where no recipe says so: it reads both."""
     beam: int = 4
     length_penalty: float = 1.0
-    workers: int = 0
+    batches: int = 0
     """Lanes; 0 = one for each of torch's threads."""
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
@@ -67,7 +67,7 @@ class Served:
     def start(self) -> None:
         on_cpu = self.model.device.type == "cpu"
         threads = torch.get_num_threads()
-        lanes = (min(self.workers or threads, threads) if on_cpu else 1) if self.writes else 0
+        lanes = (min(self.batches or threads, threads) if on_cpu else 1) if self.writes else 0
         lock = threading.Lock()
         # on a CPU texts are written by a packed twin; elsewhere whoever looks into the network has it for himself
         alone: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
@@ -80,9 +80,8 @@ class Served:
             Lane(number, self.desk, network, self.pad_id, max(1, threads // lanes), self.name, self.metrics, alone)
             for number in range(lanes)
         ]
-        self.metrics.watch(
-            self.name, lambda: len(self.desk.waiting) + len(self.caller.waiting), lambda: sum(self.desk.going)
-        )
+        self.metrics.watch(self.name, lambda: len(self.desk.waiting) + len(self.caller.waiting),
+                           lambda: sum(len(lane.tickets) for lane in self.lanes))  # fmt: skip
         for thread in (*self.lanes, self.caller):
             thread.start()
 
@@ -173,9 +172,7 @@ class Served:
             return self.translator.read(prompt)[0]
         if self.task == "summary" and not chat and system is None:
             source, places = self.translator.read(prompt)
-            opened = self.translator.begin([Job(0, source, places, [], [])]).inputs
-            assert opened is not None
-            return opened[0].tolist()
+            return self.translator.opened(Job(0, source, places, [], []))[0]
         return self.model.prompt_ids(prompt, chat, system)
 
     def spelled(self, given: Any) -> list[str]:
@@ -253,12 +250,10 @@ class Served:
         job = self.translator.job(0, text, how)
         if job is None:
             return None
-        batch = self.translator.begin([job])
-        assert batch.inputs is not None
+        inputs, source = self.translator.opened(job)
         longest = min(self.translator.longest(job.source, how), self.limits.tokens)
         body = Sentence(how.beam, longest, self.config.eos_ids, job.phrases)
-        source = None if batch.source is None else batch.source[0].tolist()
-        return batch.inputs[0].tolist(), source, Text(body, self.translator.rules(how, [job.prefix]))
+        return inputs, source, Text(body, self.translator.rules(how, [job.prefix]))
 
     def results(self, text: Text) -> list[Translation]:
         body: Any = text.body
@@ -289,8 +284,8 @@ class Served:
 # --- opening
 
 
-def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto", workers: int = 0,
-           search: Search | None = None) -> Served:  # fmt: skip
+def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto", search: Search | None = None
+           ) -> Served:  # fmt: skip
     """Load a model; its name is the folder's, its task, languages and search are those of the run that made it."""
     model = load(folder, device)
     if not isinstance(model, Model):
@@ -303,7 +298,7 @@ def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str =
         told = [model.tokenizer.settings.get(key) for key in ("source_lang", "target_lang")]  # Marian says it here
         languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
     found = search(run) if search else {}
-    return Served(name or shown(folder), model, task, pair or languages, two_texts(run), workers=workers, **found)
+    return Served(name or shown(folder), model, task, pair or languages, two_texts(run), **found)
 
 
 def run_of(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The server process: models are opened, a socket is bound, and requests are answered until somebody ends it.
+"""The server process: models are opened, and requests are answered until somebody ends it.
 
 SIGTERM or Ctrl-C: whoever is here gets an answer, nobody else is taken in.
 """
@@ -6,10 +6,10 @@ SIGTERM or Ctrl-C: whoever is here gets an answer, nobody else is taken in.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -21,6 +21,8 @@ from qkv.serve.app import application
 from qkv.serve.front import Front
 from qkv.serve.served import Pair, Search, Served, opened, shown
 from qkv.serve.service import Service
+from qkv.serve.watch import Watch
+from qkv.serve.workers import Settings
 
 HEADERS = 20.0
 """Seconds until the headers of a request must be there, from its first byte or from the opening of the connection."""
@@ -56,14 +58,17 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn, which says when it answers, and tells the front when the end has begun."""
 
-    def __init__(self, config: uvicorn.Config, front: Front, greeting: str = ""):
+    def __init__(self, config: uvicorn.Config, front: Front, began: Callable[[], None] | None = None):
         super().__init__(config)
-        self.front, self.greeting = front, greeting
+        self.front, self.began = front, began
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self.started and self.greeting:
-            print(self.greeting, file=sys.stderr, flush=True)
+        # what is here now stays: the collector need not look at all of it again and again while everybody waits
+        gc.collect()
+        gc.freeze()
+        if self.started and self.began is not None:
+            self.began()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first time the end begins; a second Ctrl-C does not wait for it. It is no failure: the exit code is 0."""
@@ -72,46 +77,33 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(service: Service, host: str, port: int) -> None:
-    """Answer until the end."""
-    listening = bound(host, port)
-    at = f"http://{'[' + host + ']' if ':' in host else host}:{listening.getsockname()[1]}"
-    for one in service.models:
-        pair = f", {one.pair[0]} to {one.pair[1]}" if one.pair and "translate" in one.can else ""
-        print(
-            f"{one.name}: {one.config.family}{pair}; it can {', '.join(one.can) or 'be looked into'}", file=sys.stderr
-        )
-    if host not in ("127.0.0.1", "localhost", "::1") and not service.keys.digests:
-        print("everybody who reaches this machine may ask: --api-key asks for a key", file=sys.stderr)
-    greeting = f"the page is at {at}/ , what can be asked at {at}/docs ; Ctrl-C ends it"
-    server_of(service, greeting).run(sockets=[listening])
-
-
-def server_of(service: Service, greeting: str = "") -> Server:
+def server_of(service: Service, began: Callable[[], None] | None = None) -> Server:
     front, limits = application(service), service.limits
     config = uvicorn.Config(
         front, log_level="warning", access_log=False, server_header=False, proxy_headers=False, lifespan="on",
         ws="none", http=Connection, timeout_keep_alive=30, timeout_graceful_shutdown=int(limits.seconds) + 1,
         limit_concurrency=2 * limits.connections + 16,  # the front refuses requests before, in words; this is for what is idle
     )  # fmt: skip
-    return Server(config, front, greeting)
+    return Server(config, front, began)
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens; a port that is taken is said in words."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except (OSError, OverflowError) as error:
-        listening.close()
-        raise QkvError(f"cannot listen at {host}:{port} ({error}): choose another --host or --port") from None
-    return listening
+def described(service: Service) -> list[str]:
+    """A line for each model: what it is and can do."""
+    lines = []
+    for one in service.models:
+        pair = f", {one.pair[0]} to {one.pair[1]}" if one.pair and "translate" in one.can else ""
+        lines.append(f"{one.name}: {one.config.family}{pair}; it can {', '.join(one.can) or 'be looked into'}")
+    return lines
 
 
-def models_of(given: Sequence[str], languages: Sequence[str] = (), workers: int = 0, device: str = "auto",
-              search: Search | None = None) -> list[Served]:  # fmt: skip
+def service_of(s: Settings) -> Service:
+    """All models opened, nothing computed yet."""
+    models = models_of(s.folders, s.languages, s.device, s.search)
+    return Service(models, s.limits, s.keys, watch=None if s.watch is None else Watch(s.watch), origins=s.origins)
+
+
+def models_of(given: Sequence[str], languages: Sequence[str] = (), device: str = "auto", search: Search | None = None
+              ) -> list[Served]:  # fmt: skip
     """FOLDER or NAME=FOLDER each, and NAME=en-de for translators that do not say their languages."""
     pairs = dict(pair_of(one) for one in languages)
     found = []
@@ -119,7 +111,7 @@ def models_of(given: Sequence[str], languages: Sequence[str] = (), workers: int 
         name, equals, folder = one.partition("=")
         path = Path(folder if equals and not Path(one).exists() else one)
         name = name if path != Path(one) else shown(path)
-        found.append(opened(path, name, pairs.pop(name, None), device, workers, search))
+        found.append(opened(path, name, pairs.pop(name, None), device, search))
     if pairs:
         raise QkvError(f"--languages {next(iter(pairs))}=...: there is no model of that name")
     return found

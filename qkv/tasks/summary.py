@@ -61,11 +61,16 @@ class Summarizer(Translator):
         most = super().longest(source, how)
         return min(most, self.config.max_length - len(source)) if self.config.family == "decoder" else most
 
-    def begin(self, jobs: Sequence[Job]) -> Batch:
+    def opened(self, job: Job) -> tuple[list[int], list[int] | None]:
         """A decoder reads the text and then the token that opens the summary."""
         if self.config.family != "decoder":
+            return super().opened(job)
+        return [*job.source, self.config.first_id or 0], None
+
+    def begin(self, jobs: Sequence[Job]) -> Batch:
+        if self.config.family != "decoder":
             return super().begin(jobs)
-        inputs, mask = padded([[*job.source, self.config.first_id or 0] for job in jobs], self.config.pad_id)
+        inputs, mask = padded([self.opened(job)[0] for job in jobs], self.config.pad_id)
         return Batch(inputs, None if mask.all() else mask)
 
 

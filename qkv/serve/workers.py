@@ -1,0 +1,177 @@
+"""Workers: several processes behind one port.
+
+Python computes in one thread at a time, and of a small model most of the work is Python's: two processes answer nearly twice as
+much as one process with two threads. Each has models, batches and a queue of its own; a connection belongs to whoever accepts it.
+The first process only watches over them: who dies is replaced, and the end is told to all.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from qkv.errors import QkvError
+from qkv.serve.keys import Keys
+from qkv.serve.limits import Limits
+
+SMALL = 64_000_000
+"""Bytes of weights of which every worker may have a copy without being asked for."""
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+"""The folder in which workers keep their numbers, so that each can tell those of all."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every worker is made from."""
+
+    folders: Sequence[str]
+    languages: Sequence[str] = ()
+    limits: Limits = field(default_factory=Limits)
+    keys: Keys = field(default_factory=Keys)
+    watch: Path | None = None
+    origins: Sequence[str] = ()
+    device: str = "auto"
+    search: Callable[[Path], dict[str, Any]] | None = None
+
+    def shared(self, count: int) -> Settings:
+        """Limits of what one of several workers has at once: together they have what was asked for."""
+        own = {name: -(-getattr(self.limits, name) // count) for name in ("waiting", "connections")}
+        return replace(self, limits=self.limits.model_copy(update=own))
+
+
+def usual(folders: Sequence[str], device: str) -> int:
+    """How many workers there are where nobody says: one per core while models are small; one where they are not, or where a
+    graphics card does the work."""
+    card = device not in ("auto", "cpu") or any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd"))
+    if card or not sys.platform.startswith("linux") or not folders or sum(map(size, folders)) > SMALL:
+        return 1
+    return int(os.environ.get("OMP_NUM_THREADS", "0").partition(",")[0] or 0) or len(os.sched_getaffinity(0))
+
+
+def size(given: str) -> int:
+    """Bytes of the files of a model: FOLDER, FOLDER/best or a file, each also as NAME=FOLDER."""
+    path = Path(given if Path(given).exists() else given.partition("=")[2])
+    path = path / "best" if (path / "best").is_dir() else path
+    return sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else [path]) if one.is_file())
+
+
+# --- one of them
+
+
+def work(settings: Settings, listening: socket.socket, count: int, news: Connection) -> None:
+    """Answer requests until the first process says that it is over, or is no more. News are a list of lines to begin with, or
+    why it cannot begin."""
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C is for the first process, which tells the others
+    threading.Thread(target=outlive, daemon=True).start()
+    import torch
+
+    from qkv.serve.server import described, server_of, service_of
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    try:
+        service = service_of(settings.shared(count))
+        lines = described(service)
+        server_of(service, lambda: news.send(lines)).run(sockets=[listening])
+    except (QkvError, OSError) as error:
+        news.send(str(error))
+
+
+def outlive() -> None:
+    """End when the first process has gone without a word."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+# --- the first process
+
+
+class Workers:
+    """`run` begins them, and ends when they have ended."""
+
+    def __init__(self, settings: Settings, count: int, listening: socket.socket):
+        self.settings, self.count, self.listening = settings, count, listening
+        self.spawn = multiprocessing.get_context("spawn")  # a fork of a process that computes with threads may hang
+        self.running: dict[Any, Connection | None] = {}
+        """Processes, and where their news come from; None when there will be no more."""
+        self.ready: set[Any] = set()
+        self.closing = False
+
+    def run(self, began: Callable[[list[str]], None]) -> None:
+        """`began` is told when the first one answers; then come the others: what is wrong with a model is said once."""
+        before = {number: signal.signal(number, self.end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
+                os.environ[SHARED] = folder
+                self.begin()
+                while self.running:
+                    wait([*(one.sentinel for one in self.running), *filter(None, self.running.values())])
+                    for process, news in list(self.running.items()):
+                        if news is not None and news.poll():
+                            self.hear(process, news, began)
+                        elif not process.is_alive():
+                            self.bury(process, folder)
+        finally:
+            del os.environ[SHARED]
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def begin(self) -> None:
+        ours, theirs = self.spawn.Pipe(duplex=False)
+        process = self.spawn.Process(target=work, args=(self.settings, self.listening, self.count, theirs))
+        process.start()
+        theirs.close()
+        self.running[process] = ours
+
+    def hear(self, process: Any, news: Connection, began: Callable[[list[str]], None]) -> None:
+        try:
+            said = news.recv()
+        except EOFError:  # it is about to end
+            self.running[process] = None
+            return
+        if isinstance(said, str):
+            self.end(signal.SIGTERM)
+            raise QkvError(said)
+        first = not self.ready
+        self.ready.add(process)
+        if first and not self.closing:
+            began(said)
+            for _ in range(self.count - 1):
+                self.begin()
+
+    def bury(self, process: Any, folder: str) -> None:
+        """One that has ended; where it should not have, another one takes its place."""
+        from prometheus_client.multiprocess import mark_process_dead
+
+        mark_process_dead(process.pid, folder)  # type: ignore[no-untyped-call]
+        del self.running[process]
+        if self.closing:
+            return
+        if process not in self.ready:
+            self.end(signal.SIGTERM)
+            raise QkvError(
+                f"a worker could not begin (exit code {process.exitcode}): is there memory for {self.count}?"
+            )
+        self.ready.discard(process)
+        print(f"a worker has ended (exit code {process.exitcode}): another one takes its place", file=sys.stderr)
+        self.begin()
+
+    def end(self, number: int, frame: FrameType | None = None) -> None:
+        """Whoever answers already ends in peace; whoever does not yet is not waited for."""
+        self.closing = True
+        for process in self.running:
+            if process.is_alive():
+                os.kill(process.pid, number if process in self.ready else signal.SIGTERM)
