@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -150,6 +151,15 @@ async def crowd(target: Target, count: int, seconds: float, rest: float = 0.0) -
     return tally
 
 
+def together(parts: Sequence[Tally]) -> Tally:
+    whole = Tally()
+    for part in parts:
+        whole.seconds, whole.work = whole.seconds + part.seconds, whole.work + part.work
+        whole.times += part.times
+        whole.codes += part.codes
+    return whole
+
+
 async def droppers(target: Target, count: int) -> None:
     """Clients that ask, read a little or nothing, and go."""
     for number in range(count):
@@ -199,15 +209,20 @@ async def measure(target: Target, seconds: float, overload: float, soak: float) 
     single, many = await crowd(target, 1, seconds), await crowd(target, 32, seconds)
     lines += [single.row("1"), many.row("32")]
     before = target.memory()
-    flood = await crowd(target, 320, overload, rest=0.02)
+    parts = [await crowd(target, 320, overload / 4, rest=0.02)]
+    sizes = [target.memory()]
+    for _ in range(3):
+        parts.append(await crowd(target, 320, overload / 4, rest=0.02))
+        sizes.append(target.memory())
+    flood = together(parts)
     back = await recovery(target, single.quantile(0.99))
     lines += [flood.row(f"320, {overload:g} s")]
-    after = target.memory()
     await droppers(target, 300)
     empty = await emptied(target)
     notes = [
         f"- 32 clients / 1 client: **{many.rate / single.rate:.1f} x** (asked: 4)",
-        f"- overload: statuses {sorted(map(str, flood.codes))}; memory {before:.0f} -> {after:.0f} MB; "
+        f"- overload: statuses {sorted(map(str, flood.codes))}; memory {before:.0f} MB before, "
+        f"{', '.join(f'{mb:.0f}' for mb in sizes)} MB after each quarter; "
         f"{back:.2f} s after it one client is answered as fast as 99 % of its requests before",
         f"- 300 clients that dropped: all places free after {empty:.1f} s, {target.files()} open files, {target.memory():.0f} MB",
     ]

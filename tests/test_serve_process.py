@@ -23,7 +23,7 @@ from served import TEXTS, language_model, model, running, served
 
 from qkv.serve import server, workers
 from qkv.serve.limits import Limits
-from qkv.serve.port import bound
+from qkv.serve.port import bound, shared
 from qkv.serve.served import Served
 from qkv.serve.server import models_of
 from qkv.serve.service import Service
@@ -210,7 +210,7 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
             try:
                 with urllib.request.urlopen(urllib.request.Request(url + path, given), timeout=30) as reply:
                     return reply.read()
-            except (ConnectionError, http.client.HTTPException):  # of one that was just killed
+            except (OSError, http.client.HTTPException):  # of one that was just killed
                 return None
 
         def answered() -> float:
@@ -219,14 +219,19 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
                 float(line.split()[-1]) for line in lines if line.startswith('qkv_request_seconds_count{route="/api/g')
             )
 
-        until(lambda: len(own()) == 2)
+        def listening() -> int:
+            lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            port = f":{int(url.rpartition(':')[2]):04X}"
+            return sum(line[1].endswith(port) and line[3] == "0A" for line in lines)
+
+        until(lambda: listening() == 2)
         body = {"prompt": "the dog", "max_tokens": 5}
         assert len({ask("/api/generate", body) for _ in range(40)}) == 1
         assert answered() == answered() == 40  # whichever of them is asked
         first, second = own()
         os.kill(first, signal.SIGKILL)
-        until(lambda: len(own()) == 2 and first not in own() and second in own())
-        until(lambda: ask("/api/generate", body) is not None)
+        until(lambda: first not in own() and listening() == 2)
+        assert second in own() and ask("/api/generate", body) is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0 and not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
     finally:
@@ -264,6 +269,9 @@ def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
         taken = bound("127.0.0.1", 0)
         taken.listen()
         bound("127.0.0.1", taken.getsockname()[1])
+    with shared("127.0.0.1", 0) as first, pytest.raises(Exception, match="choose another"):
+        first.listen()
+        shared("127.0.0.1", first.getsockname()[1])  # another server, which must not share it
 
 
 def test_every_limit_is_documented() -> None:

@@ -62,7 +62,7 @@ def run(
 
         from qkv.serve.keys import keys_of
         from qkv.serve.limits import limits_of
-        from qkv.serve.port import address, bound
+        from qkv.serve.port import address, bound, shared
         from qkv.serve.workers import Settings, Workers, usual
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in NEEDED:
@@ -70,7 +70,9 @@ def run(
         raise QkvError(f"serving needs {error.name}: pip install 'qkv[serve]'") from None
     limits, keys = limits_of(limit or []), keys_of(api_key or [], api_keys)
     own = Settings(folders or [], languages or [], limits, keys, watch, cors or (), device.value, scored)
-    listening = bound(host, port)
+    count = workers or usual(own.folders, device.value)
+    # of several workers each listens for itself: this one only keeps the port
+    listening = bound(host, port) if count == 1 else shared(host, port)
 
     def began(lines: list[str]) -> None:
         if host not in ("127.0.0.1", "localhost", "::1") and not keys.digests:
@@ -79,9 +81,8 @@ def run(
         greeting = f"the page is at {at}/ , what can be asked at {at}/docs ; Ctrl-C ends it"
         print(*lines, greeting, sep="\n", file=sys.stderr, flush=True)
 
-    count = workers or usual(own.folders, device.value)
     if count > 1:
-        return Workers(own, count, listening).run(began)
+        return Workers(own, count, host, listening.getsockname()[1]).run(began)
     from qkv.serve.server import described, server_of, service_of
 
     service = service_of(own)

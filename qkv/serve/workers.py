@@ -1,8 +1,8 @@
 """Workers: several processes behind one port.
 
 Python computes in one thread at a time, and of a small model most of the work is Python's: two processes answer nearly twice as
-much as one process with two threads. Each has models, batches and a queue of its own; a connection belongs to whoever accepts it.
-The first process only watches over them: who dies is replaced, and the end is told to all.
+much as one process with two threads. Each has models, batches, a queue and a socket of its own; the kernel shares out connections
+among them. The first process only watches over them: who dies is replaced, and the end is told to all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 from qkv.errors import QkvError
 from qkv.serve.keys import Keys
 from qkv.serve.limits import Limits
+from qkv.serve.port import at
 
 SMALL = 64_000_000
 """Bytes of weights of which every worker may have a copy without being asked for."""
@@ -69,7 +70,7 @@ def size(given: str) -> int:
 # --- one of them
 
 
-def work(settings: Settings, listening: socket.socket, count: int, news: Connection) -> None:
+def work(settings: Settings, host: str, port: int, count: int, news: Connection) -> None:
     """Answer requests until the first process says that it is over, or is no more. News are a list of lines to begin with, or
     why it cannot begin."""
     if hasattr(os, "setpgrp"):
@@ -83,7 +84,7 @@ def work(settings: Settings, listening: socket.socket, count: int, news: Connect
     try:
         service = service_of(settings.shared(count))
         lines = described(service)
-        server_of(service, lambda: news.send(lines)).run(sockets=[listening])
+        server_of(service, lambda: news.send(lines)).run(sockets=[at(host, port, socket.SO_REUSEPORT)])
     except (QkvError, OSError) as error:
         news.send(str(error))
 
@@ -102,8 +103,8 @@ def outlive() -> None:
 class Workers:
     """`run` begins them, and ends when they have ended."""
 
-    def __init__(self, settings: Settings, count: int, listening: socket.socket):
-        self.settings, self.count, self.listening = settings, count, listening
+    def __init__(self, settings: Settings, count: int, host: str, port: int):
+        self.settings, self.count, self.host, self.port = settings, count, host, port
         self.spawn = multiprocessing.get_context("spawn")  # a fork of a process that computes with threads may hang
         self.running: dict[Any, Connection | None] = {}
         """Processes, and where their news come from; None when there will be no more."""
@@ -131,7 +132,7 @@ class Workers:
 
     def begin(self) -> None:
         ours, theirs = self.spawn.Pipe(duplex=False)
-        process = self.spawn.Process(target=work, args=(self.settings, self.listening, self.count, theirs))
+        process = self.spawn.Process(target=work, args=(self.settings, self.host, self.port, self.count, theirs))
         process.start()
         theirs.close()
         self.running[process] = ours
