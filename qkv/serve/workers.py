@@ -57,7 +57,8 @@ def usual(folders: Sequence[str], device: str) -> int:
     card = device not in ("auto", "cpu") or any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd"))
     if card or not sys.platform.startswith("linux") or not folders or sum(map(size, folders)) > SMALL:
         return 1
-    return int(os.environ.get("OMP_NUM_THREADS", "0").partition(",")[0] or 0) or len(os.sched_getaffinity(0))
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return max(1, int(told)) if told.isdecimal() else len(os.sched_getaffinity(0))
 
 
 def size(given: str) -> int:
@@ -109,7 +110,8 @@ class Workers:
         self.running: dict[Any, Connection | None] = {}
         """Processes, and where their news come from; None when there will be no more."""
         self.ready: set[Any] = set()
-        self.closing = False
+        """Those that answer."""
+        self.greeted = self.closing = False
 
     def run(self, began: Callable[[list[str]], None]) -> None:
         """`began` is told when the first one answers; then come the others: what is wrong with a model is said once."""
@@ -142,33 +144,42 @@ class Workers:
             said = news.recv()
         except EOFError:  # it is about to end
             self.running[process] = None
-            return
+            return None
         if isinstance(said, str):
-            self.end(signal.SIGTERM)
-            raise QkvError(said)
-        first = not self.ready
+            return self.without(process, said)
         self.ready.add(process)
-        if first and not self.closing:
+        if not self.greeted and not self.closing:
+            self.greeted = True
             began(said)
             for _ in range(self.count - 1):
                 self.begin()
+        return None
 
     def bury(self, process: Any, folder: str) -> None:
         """One that has ended; where it should not have, another one takes its place."""
         from prometheus_client.multiprocess import mark_process_dead
 
         mark_process_dead(process.pid, folder)  # type: ignore[no-untyped-call]
-        del self.running[process]
         if self.closing:
-            return
-        if process not in self.ready:
-            self.end(signal.SIGTERM)
-            raise QkvError(
-                f"a worker could not begin (exit code {process.exitcode}): is there memory for {self.count}?"
+            del self.running[process]
+        elif process not in self.ready:
+            self.without(
+                process,
+                f"a worker ended at its beginning (exit code {process.exitcode}): is there memory for {self.count}?",
             )
-        self.ready.discard(process)
-        print(f"a worker has ended (exit code {process.exitcode}): another one takes its place", file=sys.stderr)
-        self.begin()
+        else:
+            del self.running[process]
+            self.ready.discard(process)
+            print(f"a worker has ended (exit code {process.exitcode}): another one takes its place", file=sys.stderr)
+            self.begin()
+
+    def without(self, process: Any, why: str) -> None:
+        """One that cannot begin: the others go on; where nobody answers yet, it is the end."""
+        del self.running[process]
+        if not self.ready:
+            self.end(signal.SIGTERM)
+            raise QkvError(why)
+        print(f"one worker less: {why}", file=sys.stderr)
 
     def end(self, number: int, frame: FrameType | None = None) -> None:
         """Whoever answers already ends in peace; whoever does not yet is not waited for."""
