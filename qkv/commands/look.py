@@ -92,7 +92,7 @@ def run(
 
     [dim]qkv look runs/demo "I ate an apple."[/]
     [dim]qkv look my-gpt "The old man" --what lens --what heads --out lens.html[/]
-    [dim]qkv look my-bert "I ate an apple." --what contexts --word apple --other "Apple sells phones."[/]
+    [dim]qkv look bert "I ate an apple" -w contexts --word apple --other "Apple Inc."[/]
     """
     from qkv.api import load
     from qkv.tasks.looking import writes_summaries
