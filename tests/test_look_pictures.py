@@ -155,6 +155,8 @@ def test_what_is_left_out_is_said_in_a_line(run: Run, tmp_path: Path) -> None:
     for what in ("answers", "attribution", "effect"):
         code, _, problem = run("look", tmp_path / "masked", "the dog runs", "--what", what, "--json")
         assert code == 2 and "<mask>" in problem
+    code, _, problem = run("look", tmp_path / "masked", " ")
+    assert code == 2 and "the text is empty" in problem
 
 
 def test_the_summary_of_a_decoder_is_looked_at(run: Run, tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def run(
 
     if out.suffix not in (".html", ".htm"):
         raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")
+    if not given.strip():
+        raise QkvError("there is nothing to look at: the text is empty")
     model = load(folder, device=device.value)
     if not hasattr(model, "looker"):
         raise QkvError(f"{folder} holds word vectors, and no network to look into: ask them with `qkv nearest`")
