@@ -99,6 +99,13 @@ def test_inline_tags_go_with_their_words(client: TestClient, models: dict[str, S
     assert run.with_text("a very red,", [(0, 0), (1, 1), (2, 2)]) is None  # nothing is left of <i>
     assert run.with_text("very car red", [(1, 0), (3, 1), (2, 2)]) is None  # <i> would be within <a>
     assert Markup("<b>a <i>dog</b> runs</i>").runs()[0].with_text("x y z", [(0, 0), (1, 1), (2, 2)]) is None
+    edges = Markup("<p>\xa0ein <b>Auto</b>\xa0</p>").runs()[0]
+    assert edges.with_text("\xa0a car\xa0", [(0, 0), (1, 1)]) == "\xa0a <b>car</b>\xa0"
+    bar = "".join(
+        f"<a>the dog runs over it</a> <a>{n}</a> " for n in range(20)
+    )  # no sentence that fits: it is cut at its tags
+    found = post(client, "/translate", q=f"<nav>{bar}</nav>", source="en", target="de", format="html")["translatedText"]
+    assert found.count("<a>") == found.count("</a>") == 40
     words = ["the", "dog", "runs"]
     translator = models["en-de"]
     (whole,) = translator.model.translate(["the dog runs"], n_best=2)

@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from qkv.api import Model
+from qkv.serve.limits import Limits
 from qkv.serve.looking import INTEGRALS
 from qkv.serve.served import Served, two_texts
 
@@ -164,6 +165,13 @@ def test_as_many_texts_are_asked_for_as_the_model_was_trained_on() -> None:
         assert "one text" in refused(client, "answers", model="False", text="the dog", pair="a man")
 
 
+def test_names_of_tokens_are_counted_as_the_text_that_they_are() -> None:
+    translator = Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
+    with served([translator], limits=Limits(looked=40)) as client:
+        assert "at most 40" in refused(client, "answers", text="</s>" * 30)  # 30 names, and over 40 tokens
+        assert post(client, "answers", text="the dog")["tokens"]
+
+
 def test_a_score_is_no_probability() -> None:
     regression = Served("grade", model("bert-base", head="classes", n_classes=1, max_length=64))
     with served([regression]) as client:
@@ -200,6 +208,9 @@ def test_a_decoder_goes_on_with_a_summary(client: TestClient, models: dict[str, 
     assert looked[opening] == "<s>" and len(looked) > opening + 1  # what it writes is looked at too
     given = post(client, "answers", model="letter", text=TEXTS[0], target=TEXTS[3])["tokens"]
     assert given[: opening + 1] == looked[: opening + 1] and "".join(given[opening + 1 :]).strip() == TEXTS[3]
+    itself = post(client, "ablation", model="letter", text=TEXTS[0], heads=[])["before"]["text"]
+    own = letter.looker().summarized(TEXTS[0], None).batch.inputs
+    assert own is not None and itself == letter.target_words().decode(own[0, opening + 1 :].tolist())
     said = post(client, "ablation", model="letter", text=TEXTS[0], target=TEXTS[3], heads=[])
     assert said["before"] == said["after"]
     assert [one["token"] for one in said["before"]["expected"]] == given[opening + 1 :]

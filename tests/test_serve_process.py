@@ -23,7 +23,7 @@ from served import TEXTS, language_model, model, running, served
 
 from qkv.serve import server, workers
 from qkv.serve.limits import Limits
-from qkv.serve.port import bound, shared
+from qkv.serve.port import bound
 from qkv.serve.served import Served
 from qkv.serve.server import models_of
 from qkv.serve.service import Service
@@ -253,8 +253,10 @@ def test_small_models_get_a_worker_for_each_core(tmp_path: Path, monkeypatch: py
     assert usual([str(tmp_path)], "auto") == usual([f"me={tmp_path}"], "cpu") == small
     monkeypatch.setattr(workers, "SMALL", 999)
     assert usual([str(tmp_path)], "cpu") == usual([], "cpu") == usual([str(tmp_path)], "cuda") == 1
-    own = Settings([], limits=Limits(waiting=5, connections=4)).shared(2).limits
-    assert own.waiting == 3 and own.connections == 2
+    own = Settings([], limits=Limits(waiting=50, connections=4, texts=2, sentences=3)).shared(2).limits
+    assert own.waiting == 25 and own.connections == 2
+    most = Settings([]).shared(64).limits  # the largest request is not refused for ever
+    assert most.waiting >= max(most.sentences, most.texts)
 
 
 def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
@@ -270,9 +272,38 @@ def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
         taken = bound("127.0.0.1", 0)
         taken.listen()
         bound("127.0.0.1", taken.getsockname()[1])
-    with shared("127.0.0.1", 0) as first, pytest.raises(Exception, match="choose another"):
+    with bound("127.0.0.1", 0, sharing=True) as first, pytest.raises(Exception, match="choose another"):
         first.listen()
-        shared("127.0.0.1", first.getsockname()[1])  # another server, which must not share it
+        bound("127.0.0.1", first.getsockname()[1], sharing=True)  # another server, which must not share it
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+def test_a_port_is_free_when_its_server_has_ended(sharing: bool) -> None:
+    """Though connections that the server closed first linger for a minute."""
+    with bound("127.0.0.1", 0, sharing) as one:
+        one.listen()
+        port = one.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            one.accept()[0].close()
+            assert client.recv(1) == b""
+    for again in (False, True):
+        bound("127.0.0.1", port, again).close()
+
+
+def test_nobody_begins_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end comes while the first worker is being greeted: no other is begun, and the first is told."""
+    monkeypatch.setattr(workers, "work", answering)
+    group = workers.Workers(Settings([]), 3, "127.0.0.1", 0)
+    begun: list[Any] = []
+    monkeypatch.setattr(group, "begin", lambda: (type(group).begin(group), begun.append(len(group.running)))[0])
+    group.run(lambda lines: os.kill(os.getpid(), signal.SIGTERM))
+    assert max(begun) == 1 and not group.running
+
+
+def answering(settings: Any, host: str, port: int, count: int, news: Any) -> None:
+    workers.unheard(signal.SIG_UNBLOCK)
+    news.send(["ready"])
+    time.sleep(60)
 
 
 def test_every_limit_is_documented() -> None:

@@ -67,7 +67,8 @@ def test_long_spaces_are_read_in_one_go() -> None:
 
 
 BITS = ["<p>", "</P>", '<a href="?a=1&b=2">', "</a >", "&amp;", "R&D", "&&", "&", "<", ">", "two words", "\n", "\r\n", "<!--", "-->",
-        "<![CDATA[", "]]>", "<script>", "</script>", "<br/>", "<?x", "<!", "&#1", "é", "</", "<code>", "</code>", "\0"]  # fmt: skip
+        "<![CDATA[", "]]>", "<script>", "</script>", "<br/>", "<?x", "<!", "&#1", "é", "</", "<code>", "</code>", "\0",
+        "<![foo z", "<![if x]>"]  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -91,6 +92,14 @@ def test_tags_stay_where_every_word_is_its_own_translation(page: str) -> None:
         (again,) = Markup(same).runs()
         assert again.text == run.text
         assert around(again) == around(run)
+
+
+def test_many_words_in_many_tags_are_placed_at_once() -> None:
+    """Looking for each link among all words of each element would take minutes."""
+    count = 4900
+    (run,) = Markup("<b>" * 90 + "a " * count + "</b>" * 90).runs()
+    found = run.with_text(run.text, [(n, n) for n in range(count)])
+    assert found is not None and found.startswith("<b>" * 90 + "a")
 
 
 def around(run: Run) -> list[tuple[str, list[str]]]:

@@ -62,7 +62,7 @@ def run(
 
         from qkv.serve.keys import keys_of
         from qkv.serve.limits import limits_of
-        from qkv.serve.port import address, bound, shared
+        from qkv.serve.port import address, bound
         from qkv.serve.workers import Settings, Workers, usual
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in NEEDED:
@@ -72,7 +72,7 @@ def run(
     own = Settings(folders or [], languages or [], limits, keys, watch, cors or (), device.value, scored)
     count = workers or usual(own.folders, device.value)
     # of several workers each listens for itself: this one only keeps the port
-    listening = bound(host, port) if count == 1 else shared(host, port)
+    listening = bound(host, port, sharing=count > 1)
 
     def began(lines: list[str]) -> None:
         if host not in ("127.0.0.1", "localhost", "::1") and not keys.digests:

@@ -217,14 +217,21 @@ async def of_html(served: Served, pages: Sequence[str], count: int) -> list[list
 
 async def as_wholes(served: Served, runs: Sequence[Run], count: int) -> dict[Run, list[str]]:
     """Translations of runs with tags in them, as far as the tags find their places."""
-    if not served.aligns:
-        return {}
+    runs = await asyncio.to_thread(lambda: [run for run in runs if whole(served, run)])
     found: dict[Run, list[str]] = {}
     for run, ways in zip(runs, await ways_of(served, [run.text for run in runs], count), strict=True):
-        tagged = [run.with_text(way.text, await links_of(served, way)) for way in ways]
+        tagged = [await asyncio.to_thread(run.with_text, way.text, await links_of(served, way)) for way in ways]
         if None not in tagged:
             found[run] = [one for one in tagged if one is not None]
     return found
+
+
+def whole(served: Served, run: Run) -> bool:
+    """Whether it can be translated as a whole: its tags close each other, and no sentence of it is too long."""
+    if not served.aligns or run.elements() is None:
+        return False
+    most = served.config.max_length
+    return all(len(served.translator.read(part)[0]) <= most for part in sentences.split(run.text)[::2])
 
 
 async def links_of(served: Served, way: Way) -> list[Link]:
@@ -234,7 +241,7 @@ async def links_of(served: Served, way: Way) -> list[Link]:
     source = target = 0
     for (sentence, one), own in zip(way.parts, await served.caller.ask("align", served.align, pairs), strict=True):
         count = len(sentence.split())
-        own = own if one.tokens else [(n, n) for n in range(count)]  # what stayed as it is
+        own = [(n, n) for n in range(count)] if one.text == sentence else own  # what stayed as it is
         links += [(source + a, target + b) for a, b in own]
         source, target = source + count, target + len(one.text.split())
     return links

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from qkv.api import Model
 from qkv.generate.search import greedy
+from qkv.generate.translate import Request as Search
 from qkv.look.attention import sites, whole_numbers
 from qkv.look.question import Question
 from qkv.look.result import plain
@@ -24,12 +25,15 @@ from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
 from qkv.serve.service import Service
 from qkv.tasks.looking import LONGEST_SUMMARY
+from qkv.tasks.summary import NO_REPEAT
 
 Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Indices = Annotated[list[Index], Field(max_length=10_000, fail_fast=True)]
 Head = Annotated[list[Index], Field(min_length=2, max_length=2)]
 Kind = Literal["self", "encoder", "decoder", "cross"] | None
 DIGITS = 6
+WRITTEN = 20
+"""Tokens that a translation may have beyond twice its source: more is not looked into, whatever it is made of."""
 INTEGRALS = 16
 """Answers that one request may have explained by integrated gradients: each takes up to 128 rounds, not 2."""
 
@@ -297,6 +301,8 @@ def written(served: Served, one: Look, most: int) -> str | None:
         known, most = known[:, : one.first + 1], LONGEST_SUMMARY
     room = min(most, model.room(known[0].tolist()), c.max_length)
     rules = model.looker().rules() if c.family == "encoder-decoder" else served.rules
+    if one.first and served.task == "summary":  # as the summary itself was written
+        rules = served.translator.rules(Search(no_repeat_ngram=NO_REPEAT), [])
     (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids, rules)
     return model.target_words().decode(ids)
 
@@ -362,14 +368,24 @@ async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
         given = await asyncio.to_thread(served.prompt_ids, asked.text, asked.chat)
         service.limits.at_most("looked", len(given), "tokens in a text that is looked into")
     summary = served.task == "summary" and served.config.family == "decoder" and not asked.chat
-    return lambda: served.model.look(given, asked.target, asked.pair, summary)
+
+    def look() -> Look:
+        """What is really read: tasks read a text in ways of their own, and some models what they write themselves."""
+        found = served.model.look(given, asked.target, asked.pair, summary)
+        count, most = max(len(found.tokens), len(found.source)), 2 * service.limits.looked + WRITTEN
+        if count > most:
+            raise Refusal(400, f"{count:,} tokens to look into, but this server takes at most {most:,}", param="looked")
+        return found
+
+    return look
 
 
 def limited(service: Service, served: Served, text: str) -> None:
     """A text that is looked into is shorter than one that is only read: tables grow with the square of it."""
     service.limits.at_most("characters", len(text), "characters in a text")
     if served.model.tokenizer is not None and text:
-        count = len(served.model.tokenizer.encode(text))
+        words = served.model.tokenizer
+        count = max(len(words.encode(text)), len(words.plain([text])[0]))  # some tasks read names of tokens as text
         service.limits.at_most("looked", count, "tokens in a text that is looked into")
 
 

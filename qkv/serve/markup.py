@@ -27,7 +27,8 @@ PROSE, TAG, OTHER = "prose", "inline tag", "other"
 MOST = 100
 """Inline elements of one run that are looked at; a run with more is cut at its tags."""
 WORD = re.compile(r"\S+")
-SPACE = re.compile(r"[ \t\r\n\f]+")
+SPACES = " \t\r\n\f"
+SPACE = re.compile(f"[{SPACES}]+")
 """What HTML shows as one space; one that does not break (&nbsp;) is a character of its own."""
 NAME = re.compile(r"</?\s*([a-zA-Z]+)")
 
@@ -59,6 +60,10 @@ class Markup(HTMLParser):
 
     def runs(self) -> list[Run]:
         return [part for part in self.parts if isinstance(part, Run)]
+
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """<![ANYTHING is a comment up to the next >, as browsers have it; the parser knows only some and fails on others."""
+        return self.parse_bogus_comment(i, bool(report))
 
     # --- what the parser sees
 
@@ -191,13 +196,15 @@ class Run:
             parts += [html.escape(text[last:at], quote=False), tag]
             last = at
         first, final = self.raw, "".join(parts) + html.escape(text[last:], quote=False)
-        return first[: len(first) - len(first.lstrip())] + final + first[len(first.rstrip()) :]
+        return around(final, first)
 
 
 def place(one: Element, own: Sequence[Span], text: str, theirs: Sequence[Span], links: Sequence[Link]) -> Span | None:
     """The characters of the translation from the first to the last word that is linked to a word of the element."""
     words = [number for number, (begin, end) in enumerate(own) if begin < one.end and end > one.begin]
-    linked = [target for source, target in links if source in words and target < len(theirs)]
+    if not words:
+        return None
+    linked = [target for source, target in links if words[0] <= source <= words[-1] and target < len(theirs)]
     if not linked:
         return None
     begin, end = theirs[min(linked)][0], theirs[max(linked)][1]
@@ -241,5 +248,10 @@ def one_line(raw: str) -> str:
 
 
 def dressed(text: str, old: str) -> str:
-    """A text in the place of another one, with the spaces that were around that."""
-    return old[: len(old) - len(old.lstrip())] + html.escape(text, quote=False) + old[len(old.rstrip()) :]
+    """A text in the place of another one."""
+    return around(html.escape(text, quote=False), old)
+
+
+def around(new: str, old: str) -> str:
+    """With the spaces that were around the old one."""
+    return old[: len(old) - len(old.lstrip(SPACES))] + new + old[len(old.rstrip(SPACES)) :]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -32,6 +31,9 @@ SHARED = "PROMETHEUS_MULTIPROC_DIR"
 """The folder in which workers keep their numbers, so that each can tell those of all."""
 
 
+ENDS = (signal.SIGTERM, signal.SIGINT)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What every worker is made from."""
@@ -46,9 +48,12 @@ class Settings:
     search: Callable[[Path], dict[str, Any]] | None = None
 
     def shared(self, count: int) -> Settings:
-        """Limits of what one of several workers has at once: together they have what was asked for."""
-        own = {name: -(-getattr(self.limits, name) // count) for name in ("waiting", "connections")}
-        return replace(self, limits=self.limits.model_copy(update=own))
+        """Limits of what one of several workers has at once: together they have what was asked for. One request of the largest
+        size must find room in any of them."""
+        limits, share = self.limits, lambda most: -(-most // count)
+        own = {"waiting": max(share(limits.waiting), min(limits.waiting, max(limits.texts, limits.sentences))),
+               "connections": share(limits.connections)}  # fmt: skip
+        return replace(self, limits=limits.model_copy(update=own))
 
 
 def usual(folders: Sequence[str], device: str) -> int:
@@ -76,6 +81,7 @@ def work(settings: Settings, host: str, port: int, count: int, news: Connection)
     why it cannot begin."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C is for the first process, which tells the others
+    unheard(signal.SIG_UNBLOCK)
     threading.Thread(target=outlive, daemon=True).start()
     import torch
 
@@ -85,9 +91,15 @@ def work(settings: Settings, host: str, port: int, count: int, news: Connection)
     try:
         service = service_of(settings.shared(count))
         lines = described(service)
-        server_of(service, lambda: news.send(lines)).run(sockets=[at(host, port, socket.SO_REUSEPORT)])
+        server_of(service, lambda: news.send(lines)).run(sockets=[at(host, port, sharing=True)])
     except (QkvError, OSError) as error:
         news.send(str(error))
+
+
+def unheard(how: int) -> None:
+    """Let the signals that end everything wait, or come."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(how, ENDS)
 
 
 def outlive() -> None:
@@ -115,29 +127,44 @@ class Workers:
 
     def run(self, began: Callable[[list[str]], None]) -> None:
         """`began` is told when the first one answers; then come the others: what is wrong with a model is said once."""
-        before = {number: signal.signal(number, self.end) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, self.end) for number in ENDS}
         try:
             with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
                 os.environ[SHARED] = folder
-                self.begin()
-                while self.running:
-                    wait([*(one.sentinel for one in self.running), *filter(None, self.running.values())])
-                    for process, news in list(self.running.items()):
-                        if news is not None and news.poll():
-                            self.hear(process, news, began)
-                        elif not process.is_alive():
-                            self.bury(process, folder)
+                self.watch(folder, began)
         finally:
-            del os.environ[SHARED]
+            os.environ.pop(SHARED, None)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def watch(self, folder: str, began: Callable[[list[str]], None]) -> None:
+        try:
+            self.begin()
+            while self.running:
+                wait([*(one.sentinel for one in self.running), *filter(None, self.running.values())])
+                for process, news in list(self.running.items()):
+                    if news is not None and news.poll():
+                        self.hear(process, news, began)
+                    elif not process.is_alive():
+                        self.bury(process, folder)
+        finally:  # whatever went wrong here, nobody is left without a watch
+            self.end(signal.SIGTERM)
+            for process in self.running:
+                process.join()
+
     def begin(self) -> None:
-        ours, theirs = self.spawn.Pipe(duplex=False)
-        process = self.spawn.Process(target=work, args=(self.settings, self.host, self.port, self.count, theirs))
-        process.start()
-        theirs.close()
-        self.running[process] = ours
+        """One more, unless the end has come; whoever has begun is known before the end can be told."""
+        unheard(signal.SIG_BLOCK)
+        try:
+            if self.closing:
+                return
+            ours, theirs = self.spawn.Pipe(duplex=False)
+            process = self.spawn.Process(target=work, args=(self.settings, self.host, self.port, self.count, theirs))
+            process.start()  # it inherits that signals wait, until it can be told
+            theirs.close()
+            self.running[process] = ours
+        finally:
+            unheard(signal.SIG_UNBLOCK)
 
     def hear(self, process: Any, news: Connection, began: Callable[[list[str]], None]) -> None:
         try:
@@ -177,7 +204,6 @@ class Workers:
         """One that cannot begin: the others go on; where nobody answers yet, it is the end."""
         del self.running[process]
         if not self.ready:
-            self.end(signal.SIGTERM)
             raise QkvError(why)
         print(f"one worker less: {why}", file=sys.stderr)
 
