@@ -32,6 +32,7 @@ from qkv.serve.lanes import Desk, Lane, Ticket
 from qkv.serve.limits import Limits
 from qkv.serve.metrics import Metrics
 from qkv.serve.refusal import Refusal
+from qkv.tasks.looking import run_of
 from qkv.tasks.summary import Summarizer
 
 Pair = tuple[str, str]
@@ -299,11 +300,6 @@ def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str =
         languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
     found = search(run) if search else {}
     return Served(name or shown(folder), model, task, pair or languages, two_texts(run), **found)
-
-
-def run_of(folder: Path) -> Path:
-    """The run to which a model belongs; its own folder where it belongs to none."""
-    return folder.resolve().parent if folder.resolve().name == "best" else folder
 
 
 def shown(folder: Path) -> str:

@@ -58,9 +58,14 @@ class Reading(NamedTuple):
     """The token at which is asked where none is named."""
 
 
+def run_of(folder: Path) -> Path:
+    """The run to which a model belongs; its own folder where it belongs to none."""
+    return folder.resolve().parent if folder.resolve().name == "best" else folder
+
+
 def writes_summaries(folder: Path) -> bool:
     """Whether the recipe of the run to which a model's folder belongs says so: its configuration does not."""
-    run = folder.resolve().parent if folder.resolve().name == "best" else folder
+    run = run_of(folder)
     return (run / "recipe.toml").is_file() and read_toml(run / "recipe.toml").get("task") == "summary"
 
 
