@@ -41,6 +41,11 @@ class Batch:
         """How many targets count: what a loss is divided by."""
         return 0 if self.targets is None else int((self.targets != IGNORED).sum())
 
+    @property
+    def size(self) -> int:
+        """How many rows it has, B."""
+        return next(len(v) for f in fields(self) if (v := getattr(self, f.name)) is not None)
+
     def rows(self, index: slice | Tensor) -> Batch:
         """Some examples of the batch."""
         return Batch(**{f.name: v if (v := getattr(self, f.name)) is None else v[index] for f in fields(self)})

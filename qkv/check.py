@@ -31,7 +31,7 @@ from qkv.objectives import objective
 from qkv.parts.softmax import Softmax
 from qkv.train import checkpoint
 from qkv.train.checkpoint import Progress, Training
-from qkv.train.step import gradients, step
+from qkv.train.step import LossModule, gradients, step
 
 LARGE = 200_000_000
 """Parameters beyond which training contracts are not measured: they need several copies in memory."""
@@ -277,9 +277,9 @@ def both_paths(network: Network, batch: Batch) -> float:
 def accumulate(network: Network, c: ModelConfig) -> float:
     batch = example(c, rows=4)
     needs_training(batch, network)
-    gradients(network, [batch], objective(c))
+    gradients(LossModule(network, objective(c)), [batch])
     whole = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-    gradients(network, [batch.rows(slice(0, 1)), batch.rows(slice(1, 4))], objective(c))
+    gradients(LossModule(network, objective(c)), [batch.rows(slice(0, 1)), batch.rows(slice(1, 4))])
     parts = [p.grad for p in network.parameters() if p.grad is not None]
     scale = max(float(g.abs().max()) for g in whole) or 1.0
     return worst(float((a - b).abs().max()) / scale for a, b in zip(whole, parts, strict=True))
@@ -293,7 +293,7 @@ def resume(network: Network, c: ModelConfig) -> float:
 
     def go(net: nn.Module, adam: torch.optim.Optimizer, some: list[Batch]) -> None:
         for batch in some:
-            step(net, adam, [batch], objective(c))
+            step(LossModule(net, objective(c)), adam, [batch])
 
     torch.manual_seed(1)
     go(network, adam_of(network), batches)

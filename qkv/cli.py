@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
 import typer
 
-from qkv.commands import (
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: no advice from its C++ to our users
+
+from qkv.commands import (  # noqa: E402
     analogy,
     answer,
     average,
@@ -37,7 +40,7 @@ from qkv.commands import (
     translate,
     version,
 )
-from qkv.errors import QkvError
+from qkv.errors import QkvError  # noqa: E402
 
 app = typer.Typer(
     name="qkv",

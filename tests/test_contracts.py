@@ -24,7 +24,7 @@ from qkv.parts.masks import Mask
 from qkv.parts.softmax import Softmax
 from qkv.parts.state import State
 from qkv.presets import PRESETS, tiny
-from qkv.train.step import gradients
+from qkv.train.step import LossModule, data_parallel, gradients
 
 
 def randomised(c: ModelConfig, seed: int = 0) -> torch.nn.Module:
@@ -118,24 +118,30 @@ def _free_port() -> int:
 def _worker(rank: int, port: int, c: ModelConfig, network: torch.nn.Module, batch: Batch, out: mp.SimpleQueue) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=2)
-    shard = batch.rows(slice(0, 1)) if rank == 0 else batch.rows(slice(1, 4))
-    loss = gradients(network, [shard], objective(c))
-    if rank == 1:
-        out.put([loss.mean.item(), [p.grad.tolist() for p in network.parameters()]])
+    for batches in (
+        [batch],
+        [batch.rows(slice(0, 1)), batch.rows(slice(1, 4))],
+    ):  # one row: nothing for the second worker
+        loss = gradients(data_parallel(LossModule(network, objective(c))), batches)
+        if rank == 1:
+            out.put([loss.mean.item(), [p.grad.tolist() for p in network.parameters()]])
     dist.destroy_process_group()
 
 
 def test_two_workers_give_the_gradient_of_one() -> None:
+    """Also with accumulation, and where a batch has fewer rows than there are workers."""
     c = ModelConfig(family="encoder-decoder", vocab_size=20, d_model=16, n_layers=1, n_heads=2, d_ff=16, tie="all")
     network, batch = randomised(c).eval(), example(c, rows=4)
     context = mp.get_context("spawn")
     out = context.SimpleQueue()
-    mp.start_processes(_worker, (_free_port(), c, network, batch, out), nprocs=2, start_method="spawn")
-    mean, together = out.get()
-    loss = gradients(network, [batch], objective(c))
-    assert loss.mean.item() == pytest.approx(mean, rel=1e-6)
-    for parameter, gradient in zip(network.parameters(), together, strict=True):
-        torch.testing.assert_close(parameter.grad, torch.tensor(gradient), atol=1e-6, rtol=1e-5)
+    started = mp.start_processes(_worker, (_free_port(), c, network, batch, out), 2, join=False, start_method="spawn")
+    found = [out.get(), out.get()]  # before the join: a full pipe would hold the worker
+    started.join()
+    loss = gradients(LossModule(network, objective(c)), [batch])
+    for mean, together in found:
+        assert loss.mean.item() == pytest.approx(mean, rel=1e-6)
+        for parameter, gradient in zip(network.parameters(), together, strict=True):
+            torch.testing.assert_close(parameter.grad, torch.tensor(gradient), atol=1e-6, rtol=1e-5)
 
 
 # --- each contract fails when its code is broken on purpose

@@ -167,9 +167,9 @@ def test_the_grammar_source_goes_on_where_it_stopped() -> None:
 TEXTS = [("x" * (1 + (7 * i) % 13),) for i in range(50)]
 
 
-def stream(pool: int = 1000, rank: int = 0, world: int = 1, seed: int = 0, texts: list = TEXTS) -> Batches:
-    return Batches(Memory([(t[0] + f"#{i}",) for i, t in enumerate(texts)]), lambda rows: [r[0] for r in rows], len, 40,
-                   pool, seed, rank, world)  # fmt: skip
+def stream(pool: int = 1000, seed: int = 0) -> Batches:
+    return Batches(Memory([(t[0] + f"#{i}",) for i, t in enumerate(TEXTS)]), lambda rows: [r[0] for r in rows], len, 40,
+                   pool, seed)  # fmt: skip
 
 
 def epoch(batches: Batches, number: int = 0) -> list[list[str]]:
@@ -200,22 +200,16 @@ def test_order_changes_with_the_epoch_and_the_seed_only() -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(stop=st.integers(0, 60), pool=st.sampled_from([7, 25, 1000]), world=st.sampled_from([1, 2]))
-def test_a_resumed_stream_goes_on_with_the_very_next_batch(stop: int, pool: int, world: int) -> None:
-    whole = list(islice(stream(pool, world=world), stop + 10))
-    first = stream(pool, world=world)
+@given(stop=st.integers(0, 60), pool=st.sampled_from([7, 25, 1000]))
+def test_a_resumed_stream_goes_on_with_the_very_next_batch(stop: int, pool: int) -> None:
+    whole = list(islice(stream(pool), stop + 10))
+    first = stream(pool)
     iterator = iter(first)
     for _ in range(stop):
         next(iterator)
-    second = stream(pool, world=world)
+    second = stream(pool)
     second.position = Position(**first.position.to_json())
     assert list(islice(second, 10)) == whole[stop:]
-
-
-def test_workers_share_one_stream() -> None:
-    alone = list(islice(stream(), 10))
-    shards = [list(islice(stream(rank=r, world=2), 5)) for r in range(2)]
-    assert [b for pair in zip(*shards, strict=True) for b in pair] == alone
 
 
 def test_a_large_corpus_is_opened_once_per_epoch_and_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +242,7 @@ def test_a_corpus_of_which_nothing_is_usable_ends() -> None:
         next(Mixture([Memory([]), Memory([])], [1, 1]).read())
 
 
-def test_no_example_left_and_too_many_workers_are_said() -> None:
+def test_no_example_left_is_said() -> None:
     nothing = Batches(Memory([("a",)]), lambda rows: [None for _ in rows], len, 40)
     with pytest.raises(QkvError, match="no example is left"):
         next(iter(nothing))
-    with pytest.raises(QkvError, match="1 batches for 4 workers"):
-        next(iter(stream(world=4, texts=TEXTS[:2])))

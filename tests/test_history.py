@@ -22,7 +22,7 @@ from qkv.models.flops import forward_flops, training_flops
 from qkv.objectives import translation
 from qkv.recipes import find
 from qkv.train.optimizer import optimizer
-from qkv.train.step import step
+from qkv.train.step import LossModule, step
 
 SIZES: dict[str, Any] = {"family": "encoder-decoder", "vocab_size": 13, "d_model": 32, "n_layers": 1, "dropout": 0.0,
                          "tie": "all", "embed_scale": True, "pad_id": 0, "bos_id": 1, "eos_id": 2}  # fmt: skip
@@ -62,7 +62,7 @@ def copier(values: dict[str, Any], updates: int) -> tuple[nn.Module, ModelConfig
     optimiser = optimizer(network, TrainConfig(learning_rate=1e-2))
     for update in range(updates):
         batch = collate([(text, text) for text in texts(32, 1, 3, update)], config)
-        step(network, optimiser, [batch], lambda output, batch: translation(output, batch, 0.0), 1.0)
+        step(LossModule(network, lambda output, batch: translation(output, batch, 0.0)), optimiser, [batch], 1.0)
         for group in optimiser.param_groups:
             group["lr"] = 1e-2 * (1 - update / updates)
     return network.eval(), config

@@ -36,7 +36,7 @@ from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 from qkv.train import run as training
 from qkv.train.report import Report
-from qkv.train.step import gradients
+from qkv.train.step import LossModule, gradients
 
 MARKS = Marks(mask=4, plain=range(5, 100), special=frozenset(range(5)), inside=frozenset(range(50, 100)))
 TEXT = st.lists(st.integers(5, 99), min_size=2, max_size=60)
@@ -229,7 +229,7 @@ def test_micro_batches_are_one_batch(kind: str, monkeypatch: pytest.MonkeyPatch)
     halves = [batch.rows(slice(0, 2)), batch.rows(slice(2, 6))]
     found = []
     for parts in ([batch], halves):
-        loss = gradients(network, parts, task.objective)
+        loss = gradients(LossModule(network, task.objective), parts)
         found.append((loss, [p.grad.clone() for p in network.parameters() if p.grad is not None]))
     (whole, a), (cut, b) = found
     assert whole.count == cut.count == batch.count > 0

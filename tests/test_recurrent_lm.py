@@ -32,7 +32,7 @@ from qkv.train import checkpoint
 from qkv.train import run as training
 from qkv.train.optimizer import optimizer, orthogonal
 from qkv.train.report import Report
-from qkv.train.step import gradients
+from qkv.train.step import LossModule, gradients
 from tests.test_language import Killed, recipe_of, task_of
 
 KINDS = ("elman", "gru", "lstm")
@@ -96,7 +96,7 @@ def test_gradients_end_at_the_border(fields):
     expected = torch.autograd.grad(causal(network(second, given), second).sum, list(network.parameters()))
     carried = [State()]
     for part in (first, second):
-        gradients(network, [part], causal, carried=carried)
+        gradients(LossModule(network, causal), [part], carried)
     count = 3 * 6
     for p, gradient in zip(network.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient / count)
@@ -215,9 +215,9 @@ def test_streams_differ_between_epochs_and_resume():
     assert of(0) != of(1)
 
 
-def test_a_text_too_short_for_all_workers_is_said():
-    with pytest.raises(QkvError, match="fewer workers"):
-        one_epoch(streams([6], together=4, world=4))
+def test_a_text_too_short_for_an_update_is_said():
+    with pytest.raises(QkvError, match="too short for a batch"):
+        one_epoch(streams([6], together=4))
 
 
 @pytest.mark.parametrize("kind", ["lstm", "elman"])
@@ -405,7 +405,7 @@ def test_muon_treats_each_gate_as_a_map_of_its_own():
 def test_half_precision_carries_too(fields):
     network, carried, whole = network_of(**fields), [State()], text_of(3, 12)
     for a in (0, 6):
-        loss = gradients(network, [window(whole, a, a + 6)], causal, half=True, carried=carried)
+        loss = gradients(LossModule(network, causal, half=True), [window(whole, a, a + 6)], carried)
     exact = carry_on(network, [window(whole, 0, 6), window(whole, 6, 12)])[1]
     assert loss.sum.item() == pytest.approx(exact.item(), rel=0.05)
 

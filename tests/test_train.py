@@ -19,7 +19,7 @@ from qkv.train import checkpoint
 from qkv.train import run as training
 from qkv.train.report import Report
 from qkv.train.schedule import learning_rate
-from qkv.train.step import step
+from qkv.train.step import LossModule, step
 
 
 def recipe(pairs: int = 60, dropout: float = 0.1, **train: object) -> Recipe:
@@ -122,7 +122,7 @@ def test_of_equal_scores_the_later_weights_are_kept_but_patience_ends(
         "qkv.tasks.translation.TranslationTask.evaluate", lambda self, network: {"bleu": 0.0, "loss": 1.0}
     )
     finished = run(tmp_path / "run", recipe(steps=12, evaluate_every=2, patience=3))
-    assert "no better score in 3 looks" in finished.why
+    assert "no better score in 3 evaluations" in finished.why
     assert finished.training.progress.best_step == finished.training.progress.step == 8
 
 
@@ -175,7 +175,12 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(clip: float) -> N
 
     network, batch = Root(), Batch(targets=torch.zeros(1, 1, dtype=torch.long))
     with pytest.raises(QkvError, match="the norm of the gradient is"):
-        step(network, torch.optim.SGD(network.parameters(), 1.0), [batch], lambda output, _: Loss(output, 1), clip)
+        step(
+            LossModule(network, lambda output, _: Loss(output, 1)),
+            torch.optim.SGD(network.parameters(), 1.0),
+            [batch],
+            clip,
+        )
     assert network.weight == 0
 
 

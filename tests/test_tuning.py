@@ -28,7 +28,7 @@ from qkv.train.loop import averaged, prepare
 from qkv.train.optimizer import optimizer, places
 from qkv.train.report import Report
 from qkv.train.schedule import learning_rate
-from qkv.train.step import step
+from qkv.train.step import LossModule, step
 
 ENCODER = ModelConfig(family="encoder", head="classes", vocab_size=40, d_model=16, n_layers=3, n_heads=2, d_ff=24,
                       position="learned", max_length=12, n_classes=3, embed_norm=True)  # fmt: skip
@@ -60,7 +60,7 @@ def targets(c: ModelConfig, one: Batch, seed: int = 0) -> Batch:
 def update(t: Training, one: Batch, c: ModelConfig, how: TrainConfig, number: int) -> float:
     for group in t.optimizer.param_groups:
         group["lr"] = learning_rate(how, number + 1, 0.0) * group["scale"]
-    return float(step(t.network.train(), t.optimizer, [one], objective(c), 1.0).mean)
+    return float(step(LossModule(t.network.train(), objective(c)), t.optimizer, [one], 1.0).mean)
 
 
 def learn(t: Training, c: ModelConfig, how: TrainConfig, first: int, last: int) -> list[float]:

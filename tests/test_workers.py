@@ -82,15 +82,19 @@ def log(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_two_workers_learn_what_one_learns_from_twice_the_batches(workers: Callable, tmp_path: Path) -> None:
-    """Each takes every second batch, so two workers do in a step what one does when it accumulates two batches."""
-    (why, tokens), _ = workers(tmp_path / "two", recipe(pairs=200, dropout=0.0, steps=6))
+def test_two_workers_learn_what_one_learns(workers: Callable, tmp_path: Path) -> None:
+    """Each computes its own rows of every batch; with accumulation, and batches of a single row."""
+    r = recipe(pairs=200, dropout=0.0, steps=30, accumulate=2, evaluate_every=15, save_every=15, learning_rate=1e-4)
+    r = r.changed(data=r.data.changed(batch_tokens=40))
+    (why, tokens), _ = workers(tmp_path / "two", r)
     report = Report(quiet=True)
-    training.run(recipe(pairs=200, dropout=0.0, steps=6, accumulate=2), "recipe", tmp_path / "one", report)
+    training.run(r, "recipe", tmp_path / "one", report)
     two, one = log(tmp_path / "two"), log(tmp_path / "one")
     assert why == "all steps are done" and tokens == report.tokens  # the speed is that of both
-    assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 7))
-    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-4)
+    assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 31))
+    assert [line["loss"] for line in two] == pytest.approx(
+        [line["loss"] for line in one], rel=5e-4
+    )  # Adam follows the sign of tiny gradients
 
 
 def test_two_workers_stopped_by_a_signal_to_one_resume_exactly(workers: Callable, tmp_path: Path) -> None:
@@ -105,10 +109,10 @@ def test_two_workers_stopped_by_a_signal_to_one_resume_exactly(workers: Callable
 
 
 def test_two_workers_carry_the_states_of_their_own_rows(workers: Callable, tmp_path: Path) -> None:
-    """As one with two micro-batches does; and stopped and resumed, each has its own again."""
+    """What one worker carries for all rows; and stopped and resumed, each has its own again."""
     r = shakes(6)
     workers(tmp_path / "two", r)
-    training.run(shakes(6, accumulate=2), "recipe", tmp_path / "one", Report(quiet=True))
+    training.run(r, "recipe", tmp_path / "one", Report(quiet=True))
     two, one = log(tmp_path / "two"), log(tmp_path / "one")
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-4)
     workers(tmp_path / "parts", r, "signal")

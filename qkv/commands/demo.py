@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.commands.common import Settings
-from qkv.commands.train import BUDGET, Threads, score_lines, trained
+from qkv.commands.train import BUDGET, Threads, Workers, score_lines, trained
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +35,7 @@ def run(
     out: Annotated[Path, typer.Option("--out", help="The run's folder.")] = Path("runs/demo"),
     time_budget: Annotated[str, BUDGET] = "3m",
     threads: Threads = None,
+    workers: Workers = None,
     settings: Settings = None,
     serve: Annotated[bool, typer.Option("--serve", help="At the end, serve it: a page to play with.")] = False,
 ) -> None:
@@ -49,7 +50,7 @@ def run(
 
     console = Console(highlight=False)
     console.print(WHAT.format(budget=time_budget, out=out))
-    finished = trained("demo", list(settings or []), out, time_budget, threads)
+    finished = trained("demo", list(settings or []), out, time_budget, threads, workers)
     show(console, out)
     console.print()
     for line in score_lines(finished.results):

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of a shipped one.", show_default=False)
 OUT = typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)
 BUDGET = typer.Option("--time-budget", help="Train for 90s, 10m or 1h at the most; the schedule fits itself to it.")
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default all cores.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="One process with so many threads.")]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, max=1024, help="Processes that share each batch; default: as many as pay off."),
+]
 
 
 def run(
@@ -25,6 +29,7 @@ def run(
     settings: Settings = None,
     time_budget: Annotated[str | None, BUDGET] = None,
     threads: Threads = None,
+    workers: Workers = None,
 ) -> None:
     """Train a model of any task, score it on the test set, and write its card.
 
@@ -48,7 +53,7 @@ def run(
     if learns_vectors(find(recipe), settings):
         word_vectors(recipe, list(settings or []), out, time_budget, threads)
         return
-    finished = trained(recipe, list(settings or []), out, time_budget, threads)
+    finished = trained(recipe, list(settings or []), out, time_budget, threads, workers)
     folder, progress = finished.folder, finished.training.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
@@ -94,11 +99,12 @@ def kept_text(path: Path, changes: list[str]) -> str:
     return read_text(path).rstrip("\n") + "\n" + "".join(f"{CHANGE}{json.dumps(change)}\n" for change in changes)
 
 
-def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None) -> Run:
+def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
+            workers: int | None = None) -> Run:  # fmt: skip
     """Train to the end. Whoever is stopped on the way leaves here, with the exit code that shells expect."""
     import torch
 
-    from qkv.config import load_recipe
+    from qkv.config import load_recipe, minutes
     from qkv.convert.detect import open_config
     from qkv.recipes import find
     from qkv.train import run as training
@@ -112,7 +118,9 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
         raise ConfigError(f"{recipe} has no [data] table: it says what a model is, not what it learns from")
     if threads is not None:
         torch.set_num_threads(threads)
-    finished = training.run(loaded, kept_text(path, changes), out or Path("runs") / path.stem, Report())
+    if workers is None and threads is not None:
+        workers = 1
+    finished = training.run(loaded, kept_text(path, changes), out or Path("runs") / path.stem, Report(), workers)
     if finished.why.startswith("stopped"):
         raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
     if not finished.results:  # one of several workers: the first one tells
@@ -130,15 +138,3 @@ def score_lines(results: dict) -> list[str]:
     lines = [f"{test.get('set', 'test')} set, {test['examples']:,} examples{', ' if test['how'] else ''}{test['how']}:"]
     lines += [f"  {s['name']} = {digits(s['value'])}  {s.get('details', '')}".rstrip() for s in test["scores"]]
     return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"] if s["signature"]]
-
-
-def minutes(text: str) -> float:
-    """10m, 1h, 90s or a plain number of minutes."""
-    unit = {"s": 1 / 60, "m": 1.0, "h": 60.0}.get(text[-1:], 0.0)
-    try:
-        value = float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise ConfigError(f"--time-budget takes a time such as 10m, 1h or 90s, given {text!r}")
-    return value

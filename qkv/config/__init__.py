@@ -4,6 +4,7 @@ Every field has one default and one description, which is also its help text. An
 impossible combination raises `ConfigError` with the field, what was given and what is allowed.
 """
 
+from qkv.config.interval import Interval, interval, minutes
 from qkv.config.model import ModelConfig, RotaryScaling
 from qkv.config.recipe import Recipe, load_recipe
 from qkv.config.run import CorpusConfig, DataConfig, DecodeConfig, TrainConfig
@@ -13,6 +14,6 @@ from qkv.config.task import AugmentConfig, CorruptConfig, TaskName, TuneConfig
 __all__ = [
     "ModelConfig", "RotaryScaling", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "TuneConfig", "CorruptConfig",
     "AugmentConfig",
-    "TaskName", "Recipe", "load_recipe",
+    "Interval", "interval", "minutes", "TaskName", "Recipe", "load_recipe",
     "CHANGE", "Strict", "checked", "merged", "override", "read_toml",
 ]  # fmt: skip

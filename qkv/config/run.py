@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
+from qkv.config.interval import interval
 from qkv.config.strict import Strict
+from qkv.errors import ConfigError
 
 Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes"]
+
+
+def _interval(value: Any) -> Any:
+    try:
+        interval(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+Every = Annotated[int | str, BeforeValidator(_interval)]
 
 
 class CorpusConfig(Strict):
@@ -89,7 +102,7 @@ class DataConfig(Strict):
     valid: CorpusConfig
     """Held out; decides which checkpoint is best."""
     test: CorpusConfig | None = None
-    """Held out; looked at once, at the end."""
+    """Held out; scored once, at the end."""
     tokenizer: Tokenizers = "bpe"
     """Kind of tokenizer, trained on the training text."""
     vocab_size: int = Field(default=8000, gt=10, le=1_000_000)
@@ -157,18 +170,20 @@ class TrainConfig(Strict):
     """Batches per update."""
     ema: float = Field(default=0.0, ge=0, lt=1)
     """Decay of the moving average of the weights, which is what is evaluated and kept; 0 = none."""
-    evaluate_every: int = Field(default=500, gt=0)
-    """Updates between looks at the held-out set."""
-    save_every: int = Field(default=500, gt=0)
-    """Updates between checkpoints."""
+    evaluate_every: Every = "10%"
+    """How often the held-out set is scored: every so many updates (500), a share of the run ("10%") or minutes ("5m")."""
+    save_every: Every = "10%"
+    """How often a checkpoint is written, likewise."""
     keep: int = Field(default=1, gt=0)
     """Checkpoints to keep; `qkv average` makes one model of several."""
     patience: int = Field(default=0, ge=0)
-    """Looks without a better score before training stops; 0 = never."""
+    """Evaluations without a better score before training stops; 0 = never."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Numbers in products; auto = bfloat16 where the hardware has units for it, else float32."""
     compile: bool = False
     """Let torch.compile fuse the network's steps: a minute or more at first; on a CPU it was never faster."""
+    workers: int | None = Field(default=None, gt=0, le=1024)
+    """Processes that share each batch on a CPU, one thread each; default: one per core where that is faster than threads."""
     device: str = "auto"
     """cpu, cuda or cuda:1; auto = a GPU where there is one."""
     seed: int = Field(default=1, ge=0)

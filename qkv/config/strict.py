@@ -53,7 +53,7 @@ def _in_words(kind: type[Strict], problem: Any, where: str) -> str:
     if problem["type"] == "missing":
         return f"{name!r} is missing"
     if problem["type"] == "value_error":
-        return f"{where + ': ' if where else ''}{problem['ctx']['error']}"
+        return f"{name + ': ' if name else ''}{problem['ctx']['error']}"
     wanted = {"tuple_type": "a list is needed", "model_type": "a table { key = value } is needed"}
     return f"{name!r}: {wanted.get(problem['type'], problem['msg'].lower())}, given {problem['input']!r}"
 

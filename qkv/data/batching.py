@@ -30,7 +30,7 @@ class Position:
     """First record of the current pool."""
     pool: int = 0
     batch: int = 0
-    """Batches of the pool that are done, over all workers."""
+    """Batches of the pool that are done."""
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -40,14 +40,13 @@ class Batches(Generic[Example]):
     """An endless stream of lists of examples; `position` after each is what a checkpoint stores.
 
     `encode` makes an example from a record, or None for one that cleaning drops; `length` is what the batch is padded
-    to. With several workers each takes every `world`-th batch of the same stream.
+    to. Several workers read the same stream, and each computes its own rows of a batch.
     """
 
     def __init__(self, source: Source, encode: Callable[[Sequence[Record]], Sequence[Example | None]],
-                 length: Callable[[Example], int], tokens: int, pool: int = 100_000, seed: int = 0, rank: int = 0,
-                 world: int = 1):  # fmt: skip
+                 length: Callable[[Example], int], tokens: int, pool: int = 100_000, seed: int = 0):  # fmt: skip
         self.source, self.encode, self.length = source, encode, length
-        self.tokens, self.pool, self.seed, self.rank, self.world = tokens, pool, seed, rank, world
+        self.tokens, self.pool, self.seed = tokens, pool, seed
         self.position = Position()
         self.kept: list[Example] | None = None  # the whole corpus, where one pool holds it
         self.reader: tuple[int, Iterator[tuple[int, Record]]] | None = None  # where a pool ended, and what follows
@@ -55,20 +54,14 @@ class Batches(Generic[Example]):
     def __iter__(self) -> Iterator[list[Example]]:
         while True:
             examples, following, last = self.read_pool()
-            batches = self.cut(examples, f"{self.seed}:{self.position.epoch}:{self.position.pool}")
-            whole = len(batches) - len(batches) % self.world  # every worker takes as many steps
-            if last and whole == 0 and self.position.pool == 0:
-                raise QkvError(f"{len(batches)} batches for {self.world} workers: use fewer workers or smaller batches")
-            for number in range(self.position.batch + self.rank, whole, self.world):
-                self.position = Position(
-                    self.position.epoch, self.position.record, self.position.pool, number - self.rank + self.world
-                )
+            epoch, record, pool = self.position.epoch, self.position.record, self.position.pool
+            batches = self.cut(examples, f"{self.seed}:{epoch}:{pool}")
+            if last and not batches and pool == 0:
+                raise QkvError("the training text is too short for a batch: give more text, or lower data.batch_tokens")
+            for number in range(self.position.batch, len(batches)):
+                self.position = Position(epoch, record, pool, number + 1)
                 yield batches[number]
-            self.position = (
-                Position(self.position.epoch + 1)
-                if last
-                else Position(self.position.epoch, following, self.position.pool + 1)
-            )
+            self.position = Position(epoch + 1) if last else Position(epoch, following, pool + 1)
 
     def read_pool(self) -> tuple[list[Example], int, bool]:
         """The examples of the current pool, the record behind it, and whether the corpus ends there."""

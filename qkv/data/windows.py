@@ -126,7 +126,7 @@ class Streams(Windows):
     """
 
     together = 1
-    """Batches that one update learns from, over all workers: they have different rows, and the next so many go on."""
+    """Batches that one update learns from (gradient accumulation): they have different rows, and the next so many go on."""
 
     def cut(self, examples: list[Any], key: str) -> list[list[Any]]:
         parts = self.in_order(examples, random.Random(f"{key}:streams"))

@@ -203,8 +203,8 @@ class AnsweringTask(Task):
         tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: record[:2], data, say)
         return Words(tokenizer, tokenizer)
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.source is not None
         self.tokenizer = words.source
         self.cut = Cutter(config, self.tokenizer, self.data.max_length)

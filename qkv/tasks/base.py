@@ -102,10 +102,9 @@ class Task:
         suits(c, words, recipe, cls.writes)
         return c
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert recipe.data is not None
         self.recipe, self.data, self.config, self.words = recipe, recipe.data, config, words
-        self.rank, self.world = rank, world
         self.read = 0
         """Records so far, in all passes."""
         self.dropped: Counter[str] = Counter()
@@ -116,10 +115,10 @@ class Task:
     # --- learning
 
     def batched(self, source: Source, length: Callable[[Any], int]) -> Batches[Any]:
-        """The examples of a training corpus in batches of about `data.batch_tokens`, this worker's share of them."""
+        """The examples of a training corpus in batches of about `data.batch_tokens`."""
         data: DataConfig = self.data
         seed = self.recipe.train.seed
-        return Batches(source, self.encode, length, data.batch_tokens, data.pool, seed, self.rank, self.world)
+        return Batches(source, self.encode, length, data.batch_tokens, data.pool, seed)
 
     def encode(self, records: Sequence[Record]) -> list[Any]:
         """An example of each record, or None for one that is dropped, which is counted."""

@@ -99,8 +99,8 @@ class CaptionsTask(PictureTask):
         tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: [record[1]], recipe.data, say)
         return Words(end_only(tokenizer), tokenizer)
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.target is not None
         self.tokenizer = words.target
         self.most = min(self.data.max_length, config.max_length - 1)

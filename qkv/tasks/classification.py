@@ -233,8 +233,8 @@ class ClassificationTask(Task):
         head = c.head if c.head in HEADS else "classes"
         return c.changed(head=head, n_classes=len(words.labels) or 1, labels=words.labels)  # type: ignore[no-any-return]
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.source is not None
         self.tokenizer = words.source
         known = glue(self.data.valid.dataset)

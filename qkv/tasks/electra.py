@@ -92,11 +92,11 @@ class ReplacedTask(Pretraining):
                 "data.test: what is asked of a discriminator comes from its generator, which is not kept; leave it out"
             )
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert words.source is not None
         self.gaps = around(words.source, config)
         self.marks = marks_of(words.source, recipe.corrupt.whole_words)
-        super().__init__(recipe, config, words, rank, world)
+        super().__init__(recipe, config, words)
 
     def around(self) -> int:
         return sum(map(len, self.gaps))

@@ -117,8 +117,7 @@ class PictureTask(Task):
         source = corpora[0] if len(corpora) == 1 else Mixture(corpora, [one.weight for one in data.train])
         bytes_each = c.n_channels * (c.image_size or 1) ** 2
         pool = max(1, min(data.pool, POOL_BYTES // bytes_each))
-        self.batches = Batches(source, self.encode, self.length, data.batch_tokens, pool, self.recipe.train.seed,
-                               self.rank, self.world)  # fmt: skip
+        self.batches = Batches(source, self.encode, self.length, data.batch_tokens, pool, self.recipe.train.seed)
         self.valid = self.held(data.valid, "valid")
 
     def held(self, which: CorpusConfig, split: str) -> list[Record]:
@@ -168,8 +167,8 @@ class ImagesTask(PictureTask):
         fields = {"labels": words.labels, "n_classes": len(words.labels), "vocab_size": 0}
         return recipe.model.changed(**fields)  # type: ignore[no-any-return]
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         self.number = {label: number for number, label in enumerate(config.labels)}
         self.open()
 

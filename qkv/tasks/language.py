@@ -93,18 +93,18 @@ class LanguageTask(Task):
                 put_around(tokenizer.backend, BOS)
         return Words(tokenizer, tokenizer)
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.source is not None
         data, source = self.data, training(self.data, self.name)
         self.tokenizer, self.packs = words.source, packs(config)
         self.begin, self.end = config.bos_id, config.eos_ids[0] if config.eos_ids else None
         self.carries = data.carry
         kind = Streams if data.carry else Windows
-        windows = kind(source, self.encode, length, data.batch_tokens, data.pool, recipe.train.seed, rank, world)
+        windows = kind(source, self.encode, length, data.batch_tokens, data.pool, recipe.train.seed)
         windows.begin, windows.end, windows.size, windows.pack = self.begin, self.end, data.max_length, self.packs
         if isinstance(windows, Streams):
-            windows.together = world * recipe.train.accumulate
+            windows.together = recipe.train.accumulate
         self.batches = windows
         self.how = (
             "every token predicted once, from all that stands before it in its document: the state is carried on"

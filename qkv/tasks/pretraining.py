@@ -124,8 +124,8 @@ class Pretraining(Task):
                 put_around(tokenizer.backend, BOS, EOS)  # as [CLS] and [SEP] in WordPiece
         return Words(tokenizer, tokenizer)
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.source is not None
         self.tokenizer, self.corrupt = words.source, recipe.corrupt
         self.room = self.data.max_length - self.around()
@@ -159,7 +159,7 @@ class Pretraining(Task):
         raise NotImplementedError
 
     def collate(self, examples: list[Any]) -> Batch:
-        return self.spoil(examples, random.Random(int(torch.randint(2**62, ()))))  # stored by checkpoints
+        return self.spoil(examples, random.Random(int(torch.randint(2**62, ()))))
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         return cross_entropy(output, wanted(batch), self.recipe.train.label_smoothing)
@@ -250,14 +250,14 @@ class MaskedTask(Pretraining):
     def records(cls, recipe: Recipe) -> str:
         return "masked-next" if recipe.model.head == "masked-next" else "masked"
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert words.source is not None
         self.pairs = config.head == "masked-next"
         self.gaps = around(words.source, config, 2 if self.pairs else 1)
         self.marks = marks_of(words.source, recipe.corrupt.whole_words)
         if self.pairs and not self.gaps[1]:
             raise QkvError("this tokenizer has no special token to stand between two sentences")
-        super().__init__(recipe, config, words, rank, world)
+        super().__init__(recipe, config, words)
 
     def around(self) -> int:
         return sum(map(len, self.gaps))
@@ -359,10 +359,10 @@ class SpanTask(Pretraining):
                 f"write, over model.max_length = {recipe.model.max_length}: hide less, or in longer spans"
             )
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert words.source is not None
         self.sentinels = sentinels_of(words.source)
-        super().__init__(recipe, config, words, rank, world)
+        super().__init__(recipe, config, words)
 
     def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
         c = self.corrupt
@@ -376,12 +376,12 @@ class DenoisingTask(Pretraining):
     name, noun, hub_tag = "denoising", "a model that mends text", "text2text-generation"
     family, heads, special, writes = "encoder-decoder", ("vocabulary",), ["<mask>"], True
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert words.source is not None
         self.mask = marks_of(words.source).mask
         names = words.source.backend.get_vocab(with_added_tokens=False)
         self.stops = {i for name, i in names.items() if name.lstrip("".join(corrupt.SPACES)) in tuple(STOPS)}
-        super().__init__(recipe, config, words, rank, world)
+        super().__init__(recipe, config, words)
 
     def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
         fill = partial(corrupt.infilled, r=r, rate=self.corrupt.rate, mean=self.corrupt.span, mask=self.mask)

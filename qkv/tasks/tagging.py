@@ -171,8 +171,8 @@ class TaggingTask(Task):
         fields = {"labels": words.labels, "n_classes": len(words.labels)}
         return super().fitted(recipe, words).changed(**fields)  # type: ignore[no-any-return]
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.source is not None
         self.tokenizer = words.source
         self.number = {tag: number for number, tag in enumerate(config.labels)}

@@ -80,8 +80,8 @@ class TranslationTask(Task):
             return Words(*learn_tokenizers(recipe.data, say, cls.name))
         return Words(given, given_target(recipe) or given)
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words, rank: int = 0, world: int = 1):
-        super().__init__(recipe, config, words, rank, world)
+    def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
+        super().__init__(recipe, config, words)
         assert words.source is not None and words.target is not None
         self.source, self.target = words.source, words.target
         self.cleaning = pairs.Encoder(self.source.plain, self.target.plain, self.data)

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.convert.files import new_folder, read_json, read_tensors, write_json, write_tensors, write_text
+from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, write_json, write_tensors, write_text
 from qkv.convert.folder import put
 from qkv.data.batching import Position
 from qkv.errors import FileError
 from qkv.models.weights import weights
 from qkv.parts.state import State
-from qkv.train.workers import from_all, rank, world
+from qkv.train.workers import all_gather, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
 
@@ -36,9 +36,13 @@ class Progress:
     best: float = -math.inf
     best_step: int = 0
     waited: int = 0
-    """Looks at the held-out set since the best one."""
+    """Evaluations since the best one."""
     seconds: float = 0.0
     """Time spent training, over all resumptions."""
+    warmup: int = 0
+    """Updates in which the learning rate was still rising."""
+    evaluated: tuple[int, float, float] = (0, 0.0, 0.0)
+    """The last evaluation: update, share of the run, minutes."""
 
 
 @dataclass
@@ -85,7 +89,7 @@ def load(folder: Path, t: Training) -> None:
         put(t.network, parts["weights"], str(folder))
         t.optimizer.load_state_dict({"state": _nested(parts["optimizer"]), "param_groups": _tuples(numbers["groups"])})
         t.average = {name: x.to(t.network.get_parameter(name).device) for name, x in parts["average"].items()}
-        t.progress = Progress(**{**numbers["progress"], "position": Position(**numbers["progress"]["position"])})
+        t.progress = progress_of(numbers["progress"])
         put_random_states(random, folder)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -94,12 +98,24 @@ def load(folder: Path, t: Training) -> None:
         ) from None
 
 
+def progress_of(stored: dict[str, Any]) -> Progress:
+    """From JSON, which has neither records nor tuples."""
+    position, evaluated = Position(**stored["position"]), stored.get("evaluated", (stored["step"], 0.0, 0.0))
+    return Progress(**{**stored, "position": position, "evaluated": tuple(evaluated)})
+
+
 def random_states() -> dict[str, Tensor]:
     """The random number generators of all workers, (world, n) bytes each."""
-    states = {"random": from_all(torch.get_rng_state())}
+    states = {"random": all_gather(torch.get_rng_state())}
     if torch.cuda.is_available():
-        states["random_cuda"] = from_all(torch.cuda.get_rng_state())
+        states["random_cuda"] = all_gather(torch.cuda.get_rng_state())
     return states
+
+
+def workers_of(folder: Path) -> int:
+    """How many workers wrote a checkpoint."""
+    random = read_headers(folder / TENSORS).get("random")
+    return 1 if random is None else random.shape[0]
 
 
 def put_random_states(states: dict[str, Tensor], folder: Path) -> None:
@@ -113,21 +129,30 @@ def put_random_states(states: dict[str, Tensor], folder: Path) -> None:
 
 
 def carried_states(carried: list[State]) -> dict[str, Tensor]:
-    """What all workers carry over, (world, B, ...) for each micro-batch, layer and name."""
+    """What the rows of all workers carry over, (B, ...) for each micro-batch, layer and name."""
     return {
-        f"carried.{number}.{layer}.{name}": from_all(x.contiguous())
+        f"carried.{number}.{layer}.{name}": gathered_rows(x)
         for number, state in enumerate(carried)
         for layer, kept in enumerate(state.layers)
         for name, x in kept.items()
     }
 
 
+def gathered_rows(own: Tensor) -> Tensor:
+    """The rows of all workers in the order of their batch, in which worker r has the rows r, r + world, ...: (b, ...) -> (B, ...)."""
+    counts = all_gather(torch.tensor(len(own))).tolist()
+    padded = own.new_zeros(max(counts), *own.shape[1:])  # messages of one size
+    padded[: len(own)] = own
+    found = all_gather(padded).transpose(0, 1).flatten(0, 1)  # (b, world, ...) -> (b * world, ...)
+    return found[: sum(counts)].clone()
+
+
 def own_states(flat: dict[str, Tensor], device: torch.device) -> list[State]:
-    """{"0.1.hidden": x} -> for each micro-batch the State of this worker's rows."""
+    """{"0.1.hidden": (B, ...)} -> for each micro-batch the State of this worker's rows."""
     found: dict[int, dict[int, dict[str, Tensor]]] = {}
     for key, x in flat.items():
         number, layer, name = key.split(".")
-        found.setdefault(int(number), {}).setdefault(int(layer), {})[name] = x[rank()].to(device)
+        found.setdefault(int(number), {}).setdefault(int(layer), {})[name] = x[rank() :: world()].to(device)
     return [State(tuple(layers[i] for i in sorted(layers))) for _, layers in sorted(found.items())]
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -12,10 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from qkv.batch import Batch
-from qkv.config import TrainConfig, TuneConfig
+from qkv.config import Interval, TrainConfig, TuneConfig, interval
 from qkv.device import aside, pick_device
 from qkv.engine.learn import quicken
 from qkv.errors import QkvError
@@ -25,9 +27,11 @@ from qkv.tasks.base import Task
 from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import optimizer
-from qkv.train.schedule import learning_rate
-from qkv.train.step import step
-from qkv.train.workers import everywhere, from_first, rank, world
+from qkv.train.schedule import learning_rate, warming_up
+from qkv.train.step import LossModule, data_parallel, step
+from qkv.train.workers import all_reduce, broadcast, rank, world
+
+Model = LossModule | DistributedDataParallel
 
 
 @dataclass
@@ -54,7 +58,7 @@ def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig())
         quicken(network)
     average = {name: p.detach().clone() for name, p in network.named_parameters()} if c.ema else {}
     if world() > 1:
-        torch.manual_seed(c.seed + rank())  # the same weights, but each worker drops out others
+        torch.manual_seed(seed_of(c.seed, rank()))  # the same weights, but each worker has dropout masks of its own
     return Training(network, optimizer(network, c, tune), average, half=half_pays(device, c.precision))
 
 
@@ -70,7 +74,7 @@ def half_pays(device: torch.device, precision: str) -> bool:
 def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     """Train until the steps, the time or the patience is over, or somebody stops it; why it ended.
 
-    Order within an update: learn, look (if due), keep the best, store (if due). A run killed anywhere between two
+    Order within an update: learn, evaluate (if due), keep the best, store (if due). A run killed anywhere between two
     stores repeats those updates exactly, so nothing depends on where it was killed.
     """
     keep_freed_memory()
@@ -78,23 +82,25 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     if task.carries and not t.carried:
         t.carried = [State()] * c.accumulate
     stream = iter(task.batches)
-    device = next(t.network.parameters()).device
-    start = time.monotonic() - t.progress.seconds
+    model = data_parallel(LossModule(t.network, task.objective, t.half))
+    start, saved = time.monotonic() - t.progress.seconds, mark(t.progress, c)
     with stopping() as noted:
         while t.progress.step < c.steps:
             t.network.train()
-            batches = [task.collate(examples).to(device) for examples in islice(stream, c.accumulate)]
-            lines, tokens = one_update(t, task, batches, c)
+            batches = [collated(task, examples, c.seed) for examples in islice(stream, c.accumulate)]
+            lines, tokens = one_update(t, task, model, batches, c)
             t.progress.position = task.batches.position
-            stop = pause(t.progress, start, noted)
+            stop = poll(t.progress, start, noted)
             ending = ended(t.progress, c)
-            if t.progress.step % c.evaluate_every == 0 or ending:
-                lines |= look(t, task, hooks)
-                stop = pause(t.progress, start, noted)
+            if ending or due(interval(c.evaluate_every), mark(t.progress, c), t.progress.evaluated):
+                t.progress.evaluated = mark(t.progress, c)
+                lines |= evaluate(t, task, hooks)
+                stop = poll(t.progress, start, noted)
                 ending = ending or ended(t.progress, c)
             hooks.log(lines)
             hooks.tick(lines | {"tokens": tokens})
-            if t.progress.step % c.save_every == 0 or ending or stop:
+            if ending or stop or due(interval(c.save_every), mark(t.progress, c), saved):
+                saved = mark(t.progress, c)
                 hooks.save(t)
             if ending or stop:
                 by = noted[0] if noted else "a signal to another worker"
@@ -102,19 +108,38 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     return "all steps are done"
 
 
-def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) -> tuple[dict[str, Any], int]:
+def collated(task: Task, examples: list[Any], seed: int) -> Batch:
+    """A batch of examples. What is random in it (masks, augmentation) depends on the seed and the place in the data alone:
+    all workers collate the same batch, and so does a resumed run."""
+    place = task.batches.position
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed_of(seed, place.epoch, place.pool, place.batch))
+        return task.collate(examples)
+
+
+def seed_of(*numbers: int) -> int:
+    """A seed of 63 bits: neighbouring numbers give unrelated ones."""
+    key = hashlib.blake2b(":".join(map(str, numbers)).encode(), digest_size=8)
+    return int.from_bytes(key.digest()) >> 1
+
+
+def one_update(
+    t: Training, task: Task, model: Model, batches: list[Batch], c: TrainConfig
+) -> tuple[dict[str, Any], int]:
     """Learning rate, gradient, step, average; the numbers of this update, and how many tokens it predicted."""
     t.progress.step += 1
-    rate = learning_rate(c, t.progress.step, share_done(t.progress, c))
+    done = share_done(t.progress, c)
+    rate = learning_rate(c, t.progress.step, done)
+    t.progress.warmup += warming_up(c, t.progress.step, done)
     for group in t.optimizer.param_groups:
         group["lr"] = rate * group["scale"]
     try:
-        loss = step(t.network, t.optimizer, batches, task.objective, c.clip, t.half, t.carried)
+        loss = step(model, t.optimizer, batches, c.clip, t.carried)
     except QkvError as error:
         raise QkvError(f"update {t.progress.step}, batch {task.batches.position.batch} of pool "
                        f"{task.batches.position.pool}, epoch {task.batches.position.epoch}: {error}") from None  # fmt: skip
     if t.average:
-        follow(t, c.ema)
+        update_average(t, c.ema)
     lines = {
         "step": t.progress.step,
         "epoch": task.batches.position.epoch,
@@ -124,15 +149,27 @@ def one_update(t: Training, task: Task, batches: list[Batch], c: TrainConfig) ->
     return lines, loss.count
 
 
-def pause(p: Progress, start: float, noted: list[str]) -> bool:
-    """Read the clock, and hear whether somebody wants it to stop. Of several workers the first one has the clock, and a
-    signal to any of them is one to all."""
+def poll(p: Progress, start: float, noted: list[str]) -> bool:
+    """Read the clock of rank 0 into `p`; return whether any worker has received a signal to stop."""
     seconds = time.monotonic() - start if rank() == 0 else 0.0
-    p.seconds, signals = everywhere(torch.tensor([seconds, len(noted)], dtype=torch.float64)).tolist()
+    p.seconds, signals = all_reduce(torch.tensor([seconds, len(noted)], dtype=torch.float64)).tolist()
     return signals > 0
 
 
-def follow(t: Training, decay: float) -> None:
+def mark(p: Progress, c: TrainConfig) -> tuple[int, float, float]:
+    """How far the run is: updates, share of the run, minutes."""
+    return p.step, share_done(p, c), p.seconds / 60
+
+
+def due(every: Interval, now: Sequence[float], last: Sequence[float]) -> bool:
+    """Whether a multiple of the interval lies between two marks (minutes: whether the interval has passed)."""
+    if every.minutes:
+        return now[2] - last[2] >= every.minutes
+    size, unit = (every.updates, 0) if every.updates else (every.share, 1)
+    return int(now[unit] / size + 1e-9) > int(last[unit] / size + 1e-9)  # 0.3 / 0.1 is a little less than 3
+
+
+def update_average(t: Training, decay: float) -> None:
     """average = decay * average + (1 - decay) * weights; short at first, so that the beginning is soon forgotten."""
     decay = min(decay, (1 + t.progress.step) / (10 + t.progress.step))
     weights = dict(t.network.named_parameters())
@@ -155,14 +192,14 @@ def averaged(t: Training) -> Iterator[nn.Module]:
                 p.copy_(own.get(name, p))
 
 
-def look(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
+def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
-    with averaged(t) as network, aside(device):  # looking must not change what is learned next
+    with averaged(t) as network, aside(device):  # evaluation must not change what is learned next
         with parametrize.cached():  # LoRA's matrices are added up once, not at every step of a search
             scores = task.evaluate(network) if rank() == 0 else {}
         sign = -1 if task.metric == "loss" else 1
-        (score,) = from_first([sign * scores.get(task.metric, 0.0)])
+        (score,) = broadcast([sign * scores.get(task.metric, 0.0)])
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.waited = 0
@@ -181,7 +218,7 @@ def share_done(p: Progress, c: TrainConfig) -> float:
 def ended(p: Progress, c: TrainConfig) -> str:
     """Why training ends here, or nothing."""
     if c.patience and p.waited >= c.patience:
-        return f"no better score in {p.waited} looks"
+        return f"no better score in {p.waited} evaluations"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
         return f"the time budget of {c.time_budget:.3g} minutes is over"
     return "all steps are done" if p.step >= c.steps else ""

@@ -31,13 +31,14 @@ from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
 from qkv.train.events import Events
+from qkv.train.launch import local_workers, worker_count
 from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.start import start_from
 from qkv.train.words import FILES, has_words, open_words, save_words
-from qkv.train.workers import first_before_others, is_first, rank, together, world
+from qkv.train.workers import is_first, rank_zero_first
 
 
 @dataclass
@@ -61,21 +62,31 @@ class Run:
         return not ended(self.training.progress, self.recipe.train)
 
 
-def run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
-    """Train what the recipe (its `text` is kept) describes in `folder`, from the start or from where it stopped."""
+def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | None = 1) -> Run:
+    """Train what the recipe describes in `folder`, from the start or from where it stopped.
+
+    `text` is the recipe as a file, which the folder keeps. `workers` processes share each batch; None chooses (launch.py).
+    """
     if recipe.data is None or not recipe.data.train:
         raise ConfigError("there is nothing to learn from: name a corpus in data.train")
     unused(recipe)
     task_of(recipe).possible(recipe)
-    with together(), locked(folder) if is_first() else nullcontext():
-        r = open_run(recipe, text, folder, report)
-        try:
-            r.why = ended(r.training.progress, recipe.train) or learn(r, report)
-        finally:
-            report.close()
+    with locked(folder) if is_first() else nullcontext():
+        with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, text, folder):
+            r = train_in_group(recipe, text, folder, report)
         if is_first():
             conclude(r, report)
         return r
+
+
+def train_in_group(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
+    """One worker's part of a run: open it and train until it ends or is stopped."""
+    r = open_run(recipe, text, folder, report)
+    try:
+        r.why = ended(r.training.progress, recipe.train) or learn(r, report)
+    finally:
+        report.close()
+    return r
 
 
 def conclude(r: Run, report: Report) -> None:
@@ -110,14 +121,14 @@ def learn(r: Run, report: Report) -> str:
 
 def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     """Make the folder or read it again."""
-    with first_before_others():
+    with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
         if is_first():
             claim(folder, text)
         words = known_words(recipe, folder, report)
     kind = task_of(recipe)
     config = kind.fitted(recipe, words)
-    task = kind(recipe, config, words, rank(), world())
+    task = kind(recipe, config, words)
     torch.manual_seed(recipe.train.seed)
     network = task.network()
     last = checkpoint.newest(folder)

@@ -12,8 +12,17 @@ def learning_rate(c: TrainConfig, step: int, done: float) -> float:
 
     It rises linearly for `warmup` updates; with a time budget, in which fewer may fit, for a tenth of the run at the most.
     """
-    rising = min(max(step / max(c.warmup, 1), done / 0.1 if c.time_budget else 0.0), 1.0)
-    return c.learning_rate * rising * falling(c, step, min(max(done, 0.0), 1.0))
+    return c.learning_rate * min(rising(c, step, done), 1.0) * falling(c, step, min(max(done, 0.0), 1.0))
+
+
+def rising(c: TrainConfig, step: int, done: float) -> float:
+    """The share of the warm-up that is over; 1 or more behind it."""
+    return max(step / max(c.warmup, 1), done / 0.1 if c.time_budget else 0.0)
+
+
+def warming_up(c: TrainConfig, step: int, done: float) -> bool:
+    """Whether this update has less than the full learning rate because of the warm-up."""
+    return rising(c, step, done) < 1
 
 
 def falling(c: TrainConfig, step: int, done: float) -> float:

@@ -4,59 +4,104 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from qkv.batch import Batch, Loss
 from qkv.errors import QkvError
 from qkv.models.output import Output
 from qkv.parts.state import State
-from qkv.train.workers import everywhere, sum_gradients
+from qkv.train.workers import all_reduce, rank, world
 
 Objective = Callable[[Output, Batch], Loss]
 UNCHANGED = "weights are as before this step. Lower the learning rate, or look at that batch"
 
 
-def step(network: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], objective: Objective,
-         max_norm: float = 0.0, half: bool = False, carried: list[State] | None = None) -> Loss:  # fmt: skip
+class LossModule(nn.Module):
+    """A network with its objective: batch -> summed loss.
+
+    The loss is part of the forward pass, so DistributedDataParallel sees every parameter that has a gradient, also those
+    of a head whose logits are formed by the objective. With `half` matrix products run in bfloat16, sums stay in float32.
+    """
+
+    def __init__(self, network: nn.Module, objective: Objective, half: bool = False):
+        super().__init__()
+        self.network, self.objective, self.low_precision = network, objective, half
+
+    def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
+        """The sum of the losses, (), and the state after the batch (detached) where one is given."""
+        device = next(self.network.parameters()).device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.low_precision):
+            output = self.network(batch) if state is None else self.network(batch, state)
+            loss = self.objective(output, batch).sum
+        return loss, None if state is None else output.state.carried()
+
+
+def data_parallel(module: LossModule) -> LossModule | DistributedDataParallel:
+    """Average gradients over the workers during the backward pass, if there are several.
+
+    `find_unused_parameters` also fixes the buckets in which gradients travel. DistributedDataParallel otherwise regroups
+    them after the first update of a process, and a resumed run would add in another order: not the same bits.
+    """
+    if world() == 1:
+        return module
+    return DistributedDataParallel(
+        module, forward_sync_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
+    )
+
+
+def step(model: LossModule | DistributedDataParallel, optimizer: torch.optim.Optimizer, batches: Sequence[Batch],
+         max_norm: float = 0.0, carried: list[State] | None = None) -> Loss:  # fmt: skip
     """Gradient of (sum of all losses) / (count of all targets), clipped to `max_norm` (0 = not), then one step.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
     word in a short batch more than one in a long batch. A loss or gradient that is not finite stops before the update.
     """
-    loss = gradients(network, batches, objective, half, carried)
-    norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm or math.inf)
+    loss = gradients(model, batches, carried)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
     if not norm.isfinite():
         raise QkvError(f"the norm of the gradient is {norm.item()}; {UNCHANGED}")
     optimizer.step()
     return loss
 
 
-def gradients(network: nn.Module, batches: Sequence[Batch], objective: Objective, half: bool = False,
+def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Batch],
               carried: list[State] | None = None) -> Loss:  # fmt: skip
-    """Fill `.grad` of every parameter; returns the loss over all micro-batches and workers.
+    """Fill `.grad` of every parameter; return the loss over all micro-batches and workers.
 
-    With `half` the products are done in bfloat16, everything that is added up stays in float32. With `carried`, a state
-    for each micro-batch, that is where it begins; it is replaced by the one where it ends.
+    Every worker is given the whole batches and computes its own rows of them. `carried` holds a state for each
+    micro-batch: where its rows start; it is replaced by the state where they end.
     """
-    device = next(network.parameters()).device
-    count = everywhere(torch.tensor(float(sum(batch.count for batch in batches)), device=device))
-    network.zero_grad(set_to_none=True)
+    device = next(model.parameters()).device
+    count = sum(batch.count for batch in batches)
+    if carried and min(batch.size for batch in batches) < world():
+        raise QkvError(f"batches of {batches[0].size} rows for {world()} workers: use fewer workers or larger batches")
+    model.zero_grad(set_to_none=True)
     total, where = torch.zeros((), device=device), "another worker"
     for number, batch in enumerate(batches):
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            output = network(batch, carried[number]) if carried else network(batch)
-            loss = objective(output, batch).sum
-        total = total + loss.detach()
+        rows, weight = own_rows(batch)
+        with nullcontext() if number == len(batches) - 1 or world() == 1 else model.no_sync():  # type: ignore[operator]
+            loss, state = model(rows.to(device), carried[number] if carried else None)
+            # times world: DistributedDataParallel takes the mean over the workers, and a sum is wanted
+            (loss * (weight * world() / max(count, 1))).backward()
         if carried:
-            carried[number] = output.state.carried()
-        if not loss.isfinite():
+            carried[number] = state
+        if not loss.isfinite() and where == "another worker":
             where = f"micro-batch {number}"
-            break  # all workers must hear of it: one that gave up here would leave the others waiting
-        (loss / count.clamp(min=1)).backward()
-    total = everywhere(total)
+        total = total + weight * loss.detach()
+    total = all_reduce(total)
     if not total.isfinite():
         raise QkvError(f"the loss of {where} is {total.item()}; {UNCHANGED}")
-    sum_gradients([p for p in network.parameters() if p.requires_grad])
-    return Loss(total, int(count))
+    return Loss(total, count)
+
+
+def own_rows(batch: Batch) -> tuple[Batch, float]:
+    """Every world-th row, from this worker's rank on, with weight 1. Where the batch has fewer rows than there are workers,
+    the others compute the first row again, with weight 0: all must take part in the exchange of gradients."""
+    if world() == 1:
+        return batch, 1.0
+    size = batch.size
+    return (batch.rows(slice(rank(), None, world())), 1.0) if rank() < size else (batch.rows(slice(0, 1)), 0.0)

@@ -1,10 +1,12 @@
-"""Workers: several processes that train one network together, started by torchrun. Each takes every n-th batch.
+"""Workers: processes that train one network together, each on its own rows of every batch.
+
+All hold the same weights: they start alike, take the mean of their gradients (DistributedDataParallel), and agree wherever a
+clock, a signal or a score decides. N workers so compute the update that one process computes. They are started by
+launch.py on one machine, or by torchrun on several (the run's folder is then on a shared disk):
 
     torchrun --nproc-per-node 2 -m qkv train recipes/demo.toml
 
-All hold the same weights: they start alike, add their gradients up, and decide together where a clock, a signal or a score
-has a part in it. The run's folder is one for all, so on several machines it is on a shared disk. Alone, a process is the
-first of one, and nothing here costs anything.
+A single process acts as rank 0; the helpers are no-ops.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,35 +22,48 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 
+PATIENCE = timedelta(days=1)
+"""How long a worker waits for the others; one that has died is noticed at once, its connection closes."""
+
 
 @contextmanager
-def together() -> Iterator[None]:
-    """Join the other workers, if torchrun started some."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" or dist.is_initialized():
+def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1) -> Iterator[None]:
+    """Join the other workers: those of `store`, or those that torchrun has started, if any."""
+    if dist.is_initialized() or (world == 1 and not by_torchrun()):
         yield
         return
-    # gradients go from GPU to GPU; decisions and random states are on the CPU
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    if by_torchrun():
+        # gradients go from GPU to GPU; decisions and random states are on the CPU
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    else:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
     try:
         yield
     except RuntimeError as error:
-        raise QkvError("another worker has ended; what it said tells why") if lost(error) else error from None
+        raise QkvError("another worker has ended; its own message says why") if lost(error) else error from None
     finally:
         dist.destroy_process_group()
 
 
 def lost(error: RuntimeError) -> bool:
-    """Whether it says that another worker does not answer."""
+    """Whether the error means that another worker does not answer."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process with others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def rank() -> int:
-    """Which worker this is; the first, 0, writes and scores."""
-    return dist.get_rank() if dist.is_initialized() else 0
+    """The number of this worker, also before it joins the others; rank 0 writes and scores."""
+    if dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if by_torchrun() else 0
 
 
 def world() -> int:
-    """How many workers there are."""
+    """The number of workers."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -56,36 +72,24 @@ def is_first() -> bool:
 
 
 @contextmanager
-def first_before_others() -> Iterator[None]:
-    """The first worker goes through before the others do: they find what it has made."""
+def rank_zero_first() -> Iterator[None]:
+    """Let rank 0 run the block before the others, which then find what it has made."""
     if not is_first():
-        from_first([0.0])  # comes when the first one sends it
+        broadcast([0.0])  # returns when rank 0 sends it
     yield
     if is_first():
-        from_first([0.0])
+        broadcast([0.0])
 
 
-def everywhere(value: Tensor) -> Tensor:
-    """The sum of `value` over all workers; the value itself where there is one."""
+def all_reduce(value: Tensor) -> Tensor:
+    """The sum of `value` over all workers, in place."""
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
 
 
-def sum_gradients(parameters: Sequence[Tensor]) -> None:
-    """Gradients become their sums over all workers, in one message: many small ones cost more than one large one."""
-    if not dist.is_initialized():
-        return
-    for p in parameters:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    message = everywhere(torch.cat([g.flatten() for g in gradients]))
-    for gradient, own in zip(gradients, message.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(own.view_as(gradient))
-
-
-def from_first(values: Sequence[float]) -> list[float]:
-    """The numbers that the first worker has."""
+def broadcast(values: Sequence[float]) -> list[float]:
+    """The numbers that rank 0 has."""
     if not dist.is_initialized():
         return list(values)
     message = torch.tensor(values, dtype=torch.float64)
@@ -93,7 +97,7 @@ def from_first(values: Sequence[float]) -> list[float]:
     return message.tolist()
 
 
-def from_all(value: Tensor) -> Tensor:
+def all_gather(value: Tensor) -> Tensor:
     """The tensors of all workers, stacked: (...) -> (world, ...)."""
     if not dist.is_initialized():
         return value[None]
