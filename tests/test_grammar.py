@@ -4,10 +4,12 @@ import itertools
 
 import pytest
 
+from qkv.data import grammar
 from qkv.data.clauses import Clause, Phrase, Pronoun
 from qkv.data.german import ARTICLE, adjective_ending, conjugate, noun_form
 from qkv.data.grammar import Grammar, pairs, split_of
 from qkv.data.lexicon import ALL_NOUNS, ALL_VERBS
+from qkv.data.sources import GrammarSource
 
 NOUN = {n.english[0]: n for n in ALL_NOUNS}
 VERB = {v.base: v for v in ALL_VERBS}
@@ -100,3 +102,19 @@ def test_splits_are_disjoint_and_the_text_decides() -> None:
     }
     assert not sets["train"] & sets["test"] and not sets["train"] & sets["valid"] and not sets["test"] & sets["valid"]
     assert {split_of(p) for p in itertools.islice(pairs("test", 5), 20)} == {"test"}
+
+
+def test_sentences_are_generated_once_however_often_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    original = grammar.Grammar.draft
+    monkeypatch.setattr(grammar.Grammar, "draft", lambda self, number: counted.append(number) or original(self, number))
+    monkeypatch.setattr(grammar, "KEPT", 30)
+    source = GrammarSource("train", 20, seed=987)  # a seed that no other test reads
+    first, again = list(source.read()), list(source.read())
+    assert first == again and len(counted) == len(set(counted)) and len(first) == 20
+    assert list(source.read(5)) == first[5:] and len(counted) == len(set(counted))
+    longer = list(GrammarSource("train", 40, seed=987).read())  # more than are kept: the rest is generated again
+    assert longer[:20] == first
+    assert [record for _, record in longer] == [
+        (p.source, p.target) for p in itertools.islice(grammar.pairs("train", 987), 40)
+    ]

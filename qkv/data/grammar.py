@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from qkv.data import lexicon
 from qkv.data.clauses import Adjunct, Clause, Nominal, Phrase, Pronoun, Token
@@ -235,3 +236,33 @@ def pairs(split: Split, seed: int = 0, start: int = 0) -> Iterator[Pair]:
         if draft.split == split:
             yield draft.pair()
         number += 1
+
+
+KEPT = 200_000
+"""Generated sentences of a split that are kept for the next reading; about 40 MB."""
+
+
+class Texts:
+    """The endless pairs of a split as (English, German). The first ones are generated once, however often they are read: the
+    vocabulary and the first epoch of a run need the same sentences."""
+
+    def __init__(self, split: Split, seed: int):
+        self.split, self.seed = split, seed
+        self.kept: list[tuple[str, str]] = []
+        self.new = self.generate()
+
+    def generate(self) -> Iterator[tuple[str, str]]:
+        return ((pair.source, pair.target) for pair in pairs(self.split, self.seed))
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for place in range(KEPT):
+            if place == len(self.kept):
+                self.kept.append(next(self.new))
+            yield self.kept[place]
+        yield from islice(self.generate(), KEPT, None)
+
+
+@cache
+def texts(split: Split, seed: int = 0) -> Texts:
+    """The sentences of a split, one object per process."""
+    return Texts(split, seed)

@@ -15,7 +15,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from qkv.data.grammar import pairs
+from qkv.data.grammar import texts
 from qkv.data.lines import MAX_LINE, MAX_ROW, RUN, Lines, about, lines
 from qkv.errors import FileError
 
@@ -227,9 +227,9 @@ class GrammarSource:
         return self.size
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        numbered = enumerate(islice(pairs(self.split, self.seed), start, self.size), start + 1)
-        for number, pair in strided(numbered, stride):
-            yield number, (pair.target, pair.source) if self.reverse else (pair.source, pair.target)
+        numbered = enumerate(islice(texts(self.split, self.seed), start, self.size), start + 1)
+        for number, (english, german) in strided(numbered, stride):
+            yield number, (german, english) if self.reverse else (english, german)
 
 
 @dataclass
