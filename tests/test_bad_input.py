@@ -125,9 +125,9 @@ def test_blank_and_hopeless_corpora(corpus: Path, run: Run) -> None:
     (corpus / "train.en").write_text("\n" * 60)
     refuses(run, saying="no example is left after cleaning")
     (corpus / "train.de").write_text("\n" * 60)
-    refuses(run, saying="no line to learn from: only blank lines")
+    refuses(run, saying="nothing to learn from: only blank lines")
     (corpus / "train.en").write_bytes(b"\xff\n" * 60)
-    refuses(run, saying="no line to learn from: 60 not UTF-8")
+    refuses(run, saying="nothing to learn from: 60 not UTF-8")
 
 
 def test_bad_lines_are_counted_and_cost_only_themselves(corpus: Path, run: Run) -> None:

@@ -45,7 +45,9 @@ GROUP = typer.Option(
 )
 STRATIFY = typer.Option(metavar="COLUMN", help="The same share of each label in every set.", show_default=False)
 TEXT = typer.Option(
-    metavar="COLUMNS", help="Columns that rows are compared by, such as text,title. Default: its texts.", show_default=False
+    metavar="COLUMNS",
+    help="Columns that rows are compared by, such as text,title. Default: its texts.",
+    show_default=False,
 )
 HEADER = typer.Option("--header/--no-header", help="The first row has the columns' names. Default: it is recognised.")
 
@@ -146,7 +148,7 @@ def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
 
 def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> list[str]:
     """What went where, what belongs together, what was left out."""
-    from qkv.text.plural import counted
+    from qkv.text.wording import counted
 
     title = " + ".join(map(str, source.paths))
     if source.has_header:
@@ -155,10 +157,17 @@ def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> li
         title += " (documents between blank lines)"
     lines = [f"{counted(len(found.split), source.noun)} of {title}"]
     for name, paths in names.items():
-        lines.append(f"  {name:<6}{found.counts[name]:>10,}  {' '.join(map(str, paths))}")
+        short = found.wanted.get(name, 0) - found.counts[name]
+        lines.append(
+            f"  {name:<6}{found.counts[name]:>10,}  {' '.join(map(str, paths))}"
+            + (f"  ({short:,} fewer than asked for: groups are not divided)" if short > 0 else "")
+        )
     groups, members, largest = found.repeated()
-    why = f" in {' or '.join(map(str, source.text))}" if source.text else ""
-    same = f"an equal text{why}" + (f" or the same {source.group}" if source.group is not None else "")
+    where = [f"column {c}" if isinstance(c, int) else c for c in source.text]
+    same = "an equal source or target" if source.kind == "parallel" and len(source.paths) == 2 else "an equal text"
+    same += (f" in {' or '.join(where)}" if where else "") + (
+        f" or the same {source.group}" if source.group is not None else ""
+    )
     if groups:
         lines.append(
             f"kept together: {counted(members, source.noun)} in {counted(groups, 'groups')} with {same}; the largest "
@@ -190,8 +199,12 @@ def recipe_lines(source: RawRecords, folder: Path, names: dict[str, list[Path]])
         if source.kind in ("tsv", "csv", "jsonl"):
             corpus = f"table = {files[1:-1]}"
         else:
-            corpus = f"files = {files}" + (f', documents = "{source.kind}"' if source.kind in ("lines", "blank") else "")
+            corpus = f"files = {files}" + (
+                f', documents = "{source.kind}"' if source.kind in ("lines", "blank") else ""
+            )
         lines.append(f"{name} = [{{ {corpus} }}]" if name == "train" else f"{name} = {{ {corpus} }}")
+    if "valid" not in names:
+        lines.append("# a recipe needs a valid set too: leave out --valid 0, or name another file")
     if source.names and not guess_task(source.names):
         shown = json.dumps(source.names[:2], ensure_ascii=False)
         lines.append(f"# if it cannot tell which columns to read, name them: {{ table = ..., columns = {shown} }}")

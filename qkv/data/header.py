@@ -109,7 +109,9 @@ def is_header(rows: Sequence[Sequence[str]]) -> bool:
     named = [cell.strip() for cell in first if cell.strip()]
     if not named or not rest or len(first) > MAX_COLUMNS:
         return False
-    if Counter(map(len, rest)).most_common(1)[0][0] != len(first) or len({name.casefold() for name in named}) < len(named):
+    if Counter(map(len, rest)).most_common(1)[0][0] != len(first) or len({name.casefold() for name in named}) < len(
+        named
+    ):
         return False
     columns = [(cell.strip(), [row[i].strip() for row in rest if i < len(row)]) for i, cell in enumerate(first)]
     columns = [(name, below) for name, below in columns if name]
@@ -206,7 +208,9 @@ def guess_task(names: Sequence[str]) -> tuple[str, list[str]] | None:
     for task in ("answering", "translation", "images", "classification", "summary", "tagging"):
         roles = ROLES[task]
         plain = [simple(name) for name in names]
-        if all(any(name in plain for name in usual) for usual in roles.values()) and (found := columns_for(names, task)):
+        if all(any(name in plain for name in usual) for usual in roles.values()) and (
+            found := columns_for(names, task)
+        ):
             return task, found
     return None
 

@@ -73,13 +73,15 @@ class RawRecords:
         self.kind = self.kind or KINDS.get(ending(self.paths[0])) or plain_kind(self.paths[0])
         columns = [c for c in (*self.text, self.group, self.label) if c is not None]
         if self.kind not in TABLES and (columns or self.header is not None):
-            raise ConfigError(f"columns and headers are for tables (.tsv .csv .jsonl): {self.paths[0]} is read as {self.kind}")
+            raise ConfigError(
+                f"columns and headers are for tables (.tsv .csv .jsonl): {self.paths[0]} is read as {self.kind}"
+            )
         if self.kind in TABLES:
             self.name_columns(columns)
 
     @property
     def noun(self) -> str:
-        return NOUNS.get(self.kind, "rows")
+        return "sentence pairs" if len(self.paths) == 2 else NOUNS.get(self.kind, "rows")
 
     @property
     def has_header(self) -> bool:
@@ -99,7 +101,9 @@ class RawRecords:
             self.names = names_of(path, kind)
         for column in columns:
             if isinstance(column, str) and column not in self.names:
-                known = f"it has {', '.join(self.names)[:300]}" if self.names else "its columns have no names, only numbers"
+                known = (
+                    f"it has {', '.join(self.names)[:300]}" if self.names else "its columns have no names, only numbers"
+                )
                 raise ConfigError(f"{path} has no column {column!r}: {known}")
         self.text = self.text or self.compared()
 
@@ -152,7 +156,9 @@ class RawRecords:
         """The cells of each row of a table (of JSON, its fields), and the row as it is written."""
         path = self.paths[0]
         if self.kind == "csv":
-            yield from ((row, written) for row, written in quoted(path, self.skipped, MAX_ROW) if self.full("".join(row)))
+            yield from (
+                (row, written) for row, written in quoted(path, self.skipped, MAX_ROW) if self.full("".join(row))
+            )
             return
         for text in Lines(path, self.skipped, longest=MAX_ROW):
             if text is None or not self.full(text):
@@ -233,9 +239,9 @@ def has_blocks(path: str | Path) -> bool:
 
 
 def refuse_blocks(path: str | Path) -> None:
-    if not ending(path) == ".tsv" or not has_blocks(path):
-        return
-    raise ConfigError(
-        f"{path} has blank lines between its rows, as CoNLL files have between sentences: say --format conll, or take the "
-        "blank lines out of the table"
-    )
+    """A table of tags may have a sentence between blank lines."""
+    if has_blocks(path):
+        raise ConfigError(
+            f"{path} has blank lines between its rows, as CoNLL files have between sentences: say --format conll, or take "
+            "the blank lines out of the table"
+        )

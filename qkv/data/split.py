@@ -36,6 +36,8 @@ class Plan:
     """(N,) the number of each record's split."""
     components: Numbers
     """(N,) which records belong together."""
+    wanted: dict[str, int]
+    """Records that were asked for, of valid and test."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -69,7 +71,7 @@ def plan(source: RawRecords, valid: str, test: str, seed: int = 1, shuffle: bool
     _, first, sizes = np.unique(components, return_index=True, return_counts=True)
     order = mixed_order(keys, first, labels, seed) if shuffle else np.argsort(-first)
     chosen = deal(order, sizes, wanted, strict=not shuffle)
-    found = Plan(chosen[components], components)
+    found = Plan(chosen[components], components, wanted)
     for name, want in (("train", 1), *wanted.items()):
         if want and not found.counts[name]:
             raise QkvError(
@@ -107,7 +109,9 @@ def read_keys(source: RawRecords) -> tuple[NDArray[np.uint64], Numbers]:
         if source.label is not None:
             labels.append(known.setdefault(record.label, len(known)))
             if len(known) > MAX_LABELS:
-                raise QkvError(f"column {source.label!r} has more than {MAX_LABELS:,} different labels: is it the right one?")
+                raise QkvError(
+                    f"column {source.label!r} has more than {MAX_LABELS:,} different labels: is it the right one?"
+                )
     if not keys:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in source.skipped.items())
         raise FileError(f"{source.paths[0]} has no {source.noun} to split" + (f" ({reasons})" if reasons else ""))
