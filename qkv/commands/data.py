@@ -69,18 +69,19 @@ def inspect_command(
         anything = CorpusConfig(grammar=1)
         data = DataConfig(train=(anything,), valid=anything, max_length=max_length, max_ratio=max_ratio)
         name = " + ".join(map(str, what))
-        reports = [inspect(source, name, [count], unit, Encoder(count, count, data).problem, limit, **how)]
+        problem = None if how.get("labelled") else Encoder(count, count, data).problem
+        reports = [inspect(source, name, [count], unit, problem, limit, **how)]
     if as_json:
         print(json.dumps({"corpora": [r.to_json() for r in reports], "leaks": leaks}, indent=2, ensure_ascii=False))
         return
-    from qkv.text.wording import counted
+    from qkv.text.wording import plural
 
     for report in reports:
         print_report(report)
     for name, number in leaks.items():
         are = "is" if number == 1 else "are"
         print(
-            f"{name}: {counted(number, 'texts')} {are} also trained on" + (": the score will flatter" if number else "")
+            f"{name}: {plural(number, 'texts')} {are} also trained on" + (": the score will flatter" if number else "")
         )
 
 
@@ -140,10 +141,10 @@ def read_table(path: Path, columns: str | None) -> tuple[Table, dict[str, Any]]:
 
 
 def print_report(report: Report) -> None:
-    from qkv.text.wording import counted
+    from qkv.text.wording import plural
 
     more = " (and more: see --limit)" if report.partial else ""
-    print(f"{report.name}: {counted(report.records, 'records')}{more}")
+    print(f"{report.name}: {plural(report.records, 'records')}{more}")
     labels = report.labels or Counter[str]()
     for number, (side, lengths) in enumerate(zip(report.sides, report.lengths, strict=True), 1):
         n = lengths.to_json()
@@ -152,7 +153,7 @@ def print_report(report: Report) -> None:
             print_bars([(shortened(name, 20), count) for name, count in labels.most_common(20)], 20)
             continue
         quantiles = "  ".join(f"{key} {n[key]:,}" for key in ("p5", "p50", "p95", "p99", "max"))
-        print(f"\n  {side}: {counted(n['total'], report.unit)}, mean {n['mean']:.1f}  {quantiles}")
+        print(f"\n  {side}: {plural(n['total'], report.unit)}, mean {n['mean']:.1f}  {quantiles}")
         print_bars([(f"{a}-{b}" if a < b else f"{a}", count) for a, b, count in lengths.histogram()], 11)
     for title, counts in (("no text", report.unreadable), ("training drops", report.dropped)):
         for reason, count in counts.most_common():

@@ -148,14 +148,14 @@ def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
 
 def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> list[str]:
     """What went where, what belongs together, what was left out."""
-    from qkv.text.wording import counted
+    from qkv.text.wording import plural
 
     title = " + ".join(map(str, source.paths))
     if source.has_header:
         title += f" (the first row is a header: {', '.join(source.names)[:200]})"
     elif source.kind == "blank":
         title += " (documents between blank lines)"
-    lines = [f"{counted(len(found.split), source.noun)} of {title}"]
+    lines = [f"{plural(len(found.split), source.noun)} of {title}"]
     for name, paths in names.items():
         short = found.wanted.get(name, 0) - found.counts[name]
         lines.append(
@@ -170,7 +170,7 @@ def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> li
     )
     if groups:
         lines.append(
-            f"kept together: {counted(members, source.noun)} in {counted(groups, 'groups')} with {same}; the largest "
+            f"kept together: {plural(members, source.noun)} in {plural(groups, 'groups')} with {same}; the largest "
             f"has {largest:,}"
         )
     else:

@@ -104,15 +104,12 @@ class Report:
             self.shown[reason].append((number, record))
 
     def to_json(self) -> dict[str, Any]:
-        lengths = [
-            {"side": name, **side.to_json(), "histogram": side.histogram()}
-            for name, side in zip(self.sides, self.lengths, strict=True)
-        ]
+        lengths = [{**side.to_json(), "histogram": side.histogram()} for side in self.lengths]
         labels = {} if self.labels is None else {"labels": dict(self.labels.most_common())}
         counts = {"unreadable": self.unreadable, "dropped": self.dropped, "suspicious": self.suspicious}
         shown = {reason: [{"line": n, "texts": list(r)} for n, r in rows] for reason, rows in self.shown.items()}
         return {
-            "name": self.name, "records": self.records, "partial": self.partial, "unit": self.unit, "lengths": lengths,
+            "name": self.name, "records": self.records, "partial": self.partial, "unit": self.unit, "sides": self.sides, "lengths": lengths,
             **labels, **{key: dict(value.most_common()) for key, value in counts.items()}, "shown": shown,
         }  # fmt: skip
 

@@ -72,11 +72,12 @@ def plan(source: RawRecords, valid: str, test: str, seed: int = 1, shuffle: bool
     order = mixed_order(keys, first, labels, seed) if shuffle else np.argsort(-first)
     chosen = deal(order, sizes, wanted, strict=not shuffle)
     found = Plan(chosen[components], components, wanted)
+    fewer = ", or compare fewer columns with --text" if source.text else ""
     for name, want in (("train", 1), *wanted.items()):
         if want and not found.counts[name]:
             raise QkvError(
                 f"the {name} set would be empty: {source.noun} that belong together are not divided, and the largest group has "
-                f"{sizes.max():,} of {count:,}; ask for other sizes, or compare fewer columns with --text"
+                f"{sizes.max():,} of {count:,}; ask for other sizes{fewer}"
             )
     return found
 

@@ -13,7 +13,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS, PAD, sample, train_tokenizer
-from qkv.text.wording import counted
+from qkv.text.wording import plural
 
 RECORDS, BYTES = 200_000, 30_000_000
 """A vocabulary is learned from about so many records, and from at most so many bytes of text: more changes it little."""
@@ -57,7 +57,7 @@ def learn_tokenizer(corpora: Sequence[Corpus], texts_of: Callable[[Record], Iter
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in lost.items()) or "only blank lines"
         raise QkvError(f"the training text has nothing to learn from: {reasons}")
     some = f"{len(texts):,} of {'about ' if stride > 1 else ''}" if stride > 1 or len(texts) < total else ""
-    say(f"Training the tokenizer on {some}{counted(total, nouns)}")
+    say(f"Training the tokenizer on {some}{plural(total, nouns)}")
     tokenizer = train_tokenizer(texts, data.tokenizer, data.vocab_size, lower=data.lower, special=special)
     if tokenizer.size < data.vocab_size:
         say(f"it has {tokenizer.size:,} entries, of {data.vocab_size:,} asked for: the text has no more")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from qkv.tasks.base import Task
-from qkv.text.wording import counted, spoken
+from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done
@@ -114,7 +114,7 @@ class Report:
     def end(self, why: str, dropped: Counter[str]) -> None:
         self.close()
         for reason, count in dropped.most_common():
-            self.say(f"dropped {counted(count, 'examples')}: {reason}")
+            self.say(f"dropped {plural(count, 'examples')}: {reason}")
         self.say(f"training ended: {why}")
 
     def close(self) -> None:
