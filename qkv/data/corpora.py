@@ -146,10 +146,17 @@ def table(path: Path, c: CorpusConfig, data: DataConfig, task: str) -> Corpus:
 
 
 def notes(data: DataConfig, task: str) -> list[str]:
-    """What is to be said of the headers of all tables that a run reads."""
-    tables = [c for c in (*data.train, data.valid, data.test) if c is not None and c.table]
-    found = (note(Path(data.root) / (c.table or ""), c.columns, task, data.source, data.target) for c in tables)
-    return [line for line in dict.fromkeys(found) if line]
+    """What is to be said of the headers of all tables that a run reads; of those with the same header in one line."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for c in (*data.train, data.valid, data.test):
+        if c is not None and c.table:
+            path = Path(data.root) / c.table
+            said.setdefault(note(path, c.columns, task, data.source, data.target), []).append(str(path))
+    return [
+        f"{before} {', '.join(dict.fromkeys(paths))} {behind}".rstrip()
+        for (before, behind), paths in said.items()
+        if before
+    ]
 
 
 def tags(record: Record) -> Record | None:

@@ -215,25 +215,46 @@ def guess_task(names: Sequence[str]) -> tuple[str, list[str]] | None:
     return None
 
 
+def text_columns(path: str | Path, task: str, source: str = "", target: str = "", count: int = 1) -> list[int | str]:
+    """The columns of a table that a trained model reads: one text, or a pair; its labels and translations may be missing."""
+    names = names_of(path)
+    if not names:
+        return list(range(count))
+    whole = columns_for(names, task, source, target)
+    pair = next(([a, b] for a in names for b in names if PAIRS.get(simple(a)) == simple(b)), None)
+    spoken = [name for name in names if source and language(simple(name)) == language(simple(source))]
+    found = whole[:count] if whole else (spoken or columns_for(names, "text")) if count == 1 else pair
+    if found is None or len(found) < count:
+        texts = "one is the text" if count == 1 else f"{count} are the texts"
+        raise ConfigError(f"{path} has the columns {', '.join(names)[:300]}, and it is not clear which {texts}: name it text, or give "
+                          "a file with a text per line")  # fmt: skip
+    return list(found[:count])
+
+
 # --- say
 
 
-def note(path: str | Path, columns: Sequence[int | str], task: str, source: str = "", target: str = "") -> str:
-    """What is to be said of the columns that are read of a table; "" where there is nothing. `columns` are those that were
-    asked for: none = found by name."""
-    json_lines = ending(path) in JSON_LINES
+def note(
+    path: str | Path, columns: Sequence[int | str], task: str, source: str = "", target: str = ""
+) -> tuple[str, str]:
+    """What is to be said of the columns that are read of a table: the words before and behind its name; empty where there is
+    nothing to say. `columns` are those that were asked for: none = found by name."""
     if ending(path) not in TABLES or any(isinstance(c, str) for c in columns) or not (names := names_of(path)):
-        return ""
-    shown = ", ".join(names)[:300]
+        return "", ""
+    shown, json_lines = ", ".join(names)[:300], ending(path) in JSON_LINES
     if columns:
-        named = [names[c] for c in columns if isinstance(c, int) and 0 <= c < len(names)]
-        return "" if json_lines else (
-            f"the first row of {path} looks like a header ({shown}), but is read as a record, because the columns are given "
-            f"by number: to leave it out, columns = {json.dumps(named, ensure_ascii=False)}"
+        named = json.dumps(
+            [names[c] for c in columns if isinstance(c, int) and 0 <= c < len(names)], ensure_ascii=False
+        )
+        return ("", "") if json_lines else (
+            "the first row of", f"looks like a header ({shown}), but is read as a record, because the columns are given by number: "
+            f"to leave it out, columns = {named}"
         )  # fmt: skip
     chosen = usual_columns(path, task, source, target) or []
     if json_lines:
-        return f"reading the fields {', '.join(chosen)} of {path}"
-    reads = "" if list(names) == chosen else f", of which {', '.join(chosen)} are read"
-    by_number = list(range(len(chosen)))
-    return f"the first row of {path} is a header ({shown}){reads}; columns = {by_number} would read it as a record"
+        return f"reading the fields {', '.join(chosen)} of", ""
+    reads = "" if {*names} == {*chosen} else f", of which {', '.join(chosen)} are read"
+    return (
+        "the first row of",
+        f"is a header ({shown}){reads}; columns = {list(range(len(chosen)))} would read it as a record",
+    )
