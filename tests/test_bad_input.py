@@ -201,7 +201,9 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     assert "6 examples: not a JSON object with these fields" in " ".join(said.split())
     setting = 'data.train=[{table="t.jsonl"}]'
     (corpus / "t.jsonl").write_text('{"now": "a", "then": "b"}\n')
-    refused(run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="has the columns now, then, and it is not")
+    refused(
+        run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="has the columns now, then, and it is not"
+    )
 
 
 # --- recipes

@@ -32,7 +32,7 @@ class Format(StrEnum):
 
 
 FILES = typer.Argument(
-    metavar="FILE...", show_default=False,
+    metavar="FILE", show_default=False,
     help="A table (.tsv .csv .jsonl), a CoNLL file (.conllu .conll), a text; or parallel text files. May be compressed.",
 )  # fmt: skip
 SIZE = "records: a share (0.1 or 10%) or a count (500); 0 = no such set."
@@ -57,7 +57,7 @@ def run(
     valid: Annotated[str, typer.Option(metavar="SIZE", help=f"Valid {SIZE}")] = "0.1",
     test: Annotated[str, typer.Option(metavar="SIZE", help=f"Test {SIZE}")] = "0.1",
     out: Annotated[Path | None, OUT] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another choice.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed, another choice.")] = 1,
     shuffle: Annotated[bool, typer.Option(help="Choose at random; without: the end of the file is held out.")] = True,
     group: Annotated[str | None, GROUP] = None,
     stratify: Annotated[str | None, STRATIFY] = None,
@@ -77,7 +77,7 @@ def run(
 
     [dim]qkv split reviews.csv --stratify label --out data[/]
     [dim]qkv split corpus.en corpus.de --valid 1000 --test 1000[/]
-    [dim]qkv split posts.jsonl --group author --test 20% --valid 0[/]
+    [dim]qkv split posts.jsonl --group author --test 20%[/]
     [dim]qkv split treebank.conllu --seed 2[/]
     [dim]qkv split log.tsv.gz --no-shuffle          # the newest rows are the test set[/]
     """
