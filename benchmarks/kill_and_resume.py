@@ -158,7 +158,7 @@ def wait_for(moment: str, p: Process, r: random.Random) -> bool:
     """Wait for a moment; False when the process ended before."""
     folder = p.folder
     if moment == "vocabulary":
-        return p.until(lambda: "learning the vocabulary" in p.said())
+        return p.until(lambda: "Training the tokenizer" in p.said())
     if not p.trains():
         return False
     if moment == "evaluating":

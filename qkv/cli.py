@@ -33,6 +33,7 @@ from qkv.commands import (  # noqa: E402
     params,
     presets,
     serve,
+    split,
     summarize,
     tag,
     tokenizer,
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 VERBS = (
     demo,
+    split,
     train,
     translate,
     summarize,

@@ -125,9 +125,9 @@ def test_blank_and_hopeless_corpora(corpus: Path, run: Run) -> None:
     (corpus / "train.en").write_text("\n" * 60)
     refuses(run, saying="no example is left after cleaning")
     (corpus / "train.de").write_text("\n" * 60)
-    refuses(run, saying="no line to learn from: only blank lines")
+    refuses(run, saying="nothing to learn from: only blank lines")
     (corpus / "train.en").write_bytes(b"\xff\n" * 60)
-    refuses(run, saying="no line to learn from: 60 not UTF-8")
+    refuses(run, saying="nothing to learn from: 60 not UTF-8")
 
 
 def test_bad_lines_are_counted_and_cost_only_themselves(corpus: Path, run: Run) -> None:
@@ -138,7 +138,7 @@ def test_bad_lines_are_counted_and_cost_only_themselves(corpus: Path, run: Run) 
     (corpus / "valid.de").write_text(f"x\n{PAIRS[0][1]}\nlang\n")
     said = " ".join(trains(run).split())
     for reason in ("not UTF-8", "NUL bytes", "longer than 100,000 bytes", "an empty side"):
-        assert f"dropped 1 examples: {reason}" in said, reason
+        assert f"dropped 1 example: {reason}" in said, reason
     assert re.search(r"dropped \d+ examples: more than 60 tokens", said)
     for reason in ("not UTF-8", "more than 63 tokens"):
         assert f"left out of the valid set: 1 {reason}" in said, reason
@@ -168,7 +168,7 @@ def test_a_cut_off_archive(corpus: Path, run: Run) -> None:
 def test_tables_with_broken_rows(corpus: Path, run: Run) -> None:
     rows = ["\t".join(pair) for pair in PAIRS]
     (corpus / "t.tsv").write_text("\n".join([*rows, "only one column"]) + "\n")
-    assert "1 examples: too few columns" in trains(run, 'data.train=[{table="t.tsv"}]')
+    assert "1 example: too few columns" in trains(run, 'data.train=[{table="t.tsv"}]')
     refuses(run, 'data.train=[{table="t.tsv", columns=["en", "de"]}]', saying="another recipe")
     refused(run, "train", "recipe.toml", "--set", 'data.train=[{table="t.tsv", columns=["en", "de"]}]',
             saying="t.tsv has no column 'en'")  # fmt: skip
@@ -181,7 +181,7 @@ def test_csv_with_quotes_and_line_ends(corpus: Path, run: Run) -> None:
     rows = [",".join(map(quoted, pair)) for pair in PAIRS]
     (corpus / "t.csv").write_text("\n".join(["en,de", *rows, "lonely"]) + "\n")
     setting = 'data.train=[{table="t.csv", columns=["en", "de"]}]'
-    assert "1 examples: too few columns" in trains(run, setting)
+    assert "1 example: too few columns" in trains(run, setting)
     (corpus / "t.csv").write_text('en,de\n"open quotation mark,x\n' + "x,y\n" * 40_000)
     refused(run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="is a quotation mark left open")
 
@@ -200,7 +200,10 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     said = trains(run, 'data.train=[{table="t.jsonl", columns=["en", "de"]}]')
     assert "6 examples: not a JSON object with these fields" in " ".join(said.split())
     setting = 'data.train=[{table="t.jsonl"}]'
-    refused(run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="have names (en, de): say which")
+    (corpus / "t.jsonl").write_text('{"now": "a", "then": "b"}\n')
+    refused(
+        run, "train", "recipe.toml", "--out", "b", "--set", setting, saying="has the columns now, then, and it is not"
+    )
 
 
 # --- recipes

@@ -360,6 +360,28 @@ def test_the_command_keeps_lines_and_counts_what_is_wrong(run: Run, folder: Path
     assert code == 0 and len(out.strip().split("\t")) == 4
 
 
+def test_of_a_table_the_text_column_is_read(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Not whole rows, and not its header; pairs by their names."""
+    texts = ["the fox", "why not,\nsaid the fox", "dogs"]
+    _, wanted, _ = run("classify", folder, given="".join(text.replace("\n", " ") + "\n" for text in texts))
+    (tmp_path / "x.csv").write_text(
+        "label,text\n" + "".join(f'{label},"{text}"\n' for label, text in zip("abc", texts, strict=True))
+    )
+    code, out, err = run("classify", folder, tmp_path / "x.csv")
+    assert code == 0 and out == wanted and "reading column text" in err
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
+    assert run("classify", folder, tmp_path / "x.jsonl")[:2] == (0, wanted)
+    (tmp_path / "x.tsv").write_text("the fox\tpos\n")
+    code, out, err = run("classify", folder, tmp_path / "x.tsv")
+    assert (code, out) == (0, wanted.splitlines(keepends=True)[0]) and "column 0; it has no header" in err
+    _, wanted, _ = run("classify", folder, "--pairs", given="the fox\tdogs\n")
+    (tmp_path / "p.tsv").write_text("label\tsentence1\tsentence2\n0\tthe fox\tdogs\n")
+    assert run("classify", folder, "--pairs", tmp_path / "p.tsv")[:2] == (0, wanted)
+    (tmp_path / "q.jsonl").write_text('{"when": "now", "where": "here"}\n')
+    code, _, err = run("classify", folder, tmp_path / "q.jsonl")
+    assert code == 2 and "has the columns when, where" in err and len(err.splitlines()) == 1
+
+
 def test_a_text_that_is_too_long_is_cut_and_that_is_said(run: Run, folder: Path) -> None:
     code, out, err = run("classify", folder, given="the fox " * 600 + "\nthe fox\n")
     assert code == 0 and len(out.splitlines()) == 2 and "1 of 2 texts were cut to 512 tokens" in err

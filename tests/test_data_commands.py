@@ -58,8 +58,8 @@ def test_each_kind_of_suspicious_line_is_found_where_it_is() -> None:
         "markup": ("A <b>bold</b> word.", "Ein fettes Wort."),
         "control or invisible characters": ("A b\u200bell.", "Eine Glocke."),
         "empty side": ("Nothing.", " "),
-        "side 2 in cyrillic script, not latin": ("A cat sits.", "Кошка сидит."),
-        "side 1 in cjk script, not latin": ("猫が座る。", "Eine Katze sitzt."),
+        "target in cyrillic script, not latin": ("A cat sits.", "Кошка сидит."),
+        "source in cjk script, not latin": ("猫が座る。", "Eine Katze sitzt."),
     }
     records = PAIRS[:100] + list(wrong.values()) + [PAIRS[5], ("R &amp; D is here.", "F und E ist hier.")]
     report = inspect(Memory(records), "x", [words])
@@ -119,7 +119,7 @@ def test_inspect_files_of_every_kind(run: Run, files: tuple[Path, Path], tmp_pat
         code, out, _ = run("data", "inspect", *arguments, "--json")
         assert code == 0 and json.loads(out)["corpora"][0]["lengths"] == expected["lengths"]
     code, out, _ = run("data", "inspect", files[0])
-    assert code == 0 and f"{len(PAIRS):,} records" in out and "side 1" in out and "side 2" not in out and "█" in out
+    assert code == 0 and f"{len(PAIRS):,} records" in out and "text:" in out and "target" not in out and "█" in out
 
 
 def test_inspect_counts_what_is_no_text_and_what_training_drops(run: Run, tmp_path: Path) -> None:

@@ -27,12 +27,14 @@ from qkv.config.vectors import learns_vectors
 from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.objectives import translation
+from qkv.tasks.translation import TranslationTask
+from qkv.text.wording import spoken
 from qkv.train import estimate, loop, results
 from qkv.train import run as training
 from qkv.train.card import metric_id
 from qkv.train.checkpoint import Training
 from qkv.train.events import crc32c
-from qkv.train.report import Report, spoken
+from qkv.train.report import Report
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -303,7 +305,9 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool, updates: int, **fields
     t = Training(network, torch.optim.AdamW(network.parameters()))
     data = load_recipe(recipes.find("demo")).data
     recipe = Recipe(model=config, data=data, train=TrainConfig(**fields))  # type: ignore[arg-type]
-    task = SimpleNamespace(config=config, recipe=recipe, data=data, metric="bleu", unit="tokens", objective=translation)
+    task = SimpleNamespace(
+        config=config, recipe=recipe, data=data, metric="bleu", unit=TranslationTask.unit, objective=translation
+    )
     report.begin(task, t)  # type: ignore[arg-type]
     for step in range(1, updates + 1):
         clock.now += 2
@@ -332,7 +336,9 @@ def test_a_file_gets_a_line_per_look_and_a_terminal_a_bar(monkeypatch: pytest.Mo
     assert "tokens/s" in text and "to go" in text and "━" in text
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(7, "7 s"), (240, "4 min"), (7200, "2.0 h")])
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(7, "7 s"), (20, "20 s"), (150, "2.5 min"), (240, "4 min"), (2400, "40 min"), (7200, "2.0 h")]
+)
 def test_times_are_spoken(seconds: float, said: str) -> None:
     assert spoken(seconds) == said
 

@@ -341,6 +341,16 @@ def folder(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_of_a_table_the_source_column_is_translated(run: Run, folder: Path, tmp_path: Path) -> None:
+    wanted = run(folder, stdin="".join(f"{text}\n" for text in TEXTS[:3]).encode())[1]
+    for names, row in (("source\ttarget", "{}\tein Satz"), ("target\tsource", "ein Satz\t{}")):
+        (tmp_path / "x.tsv").write_text(
+            "".join(f"{line}\n" for line in (names, *(row.format(text) for text in TEXTS[:3])))
+        )
+        code, out, err = run(folder, tmp_path / "x.tsv")
+        assert (code, out) == (0, wanted) and "reading column source" in err
+
+
 def test_lines_in_lines_out(run: Run, folder: Path, model: Model, tmp_path: Path) -> None:
     texts = [TEXTS[i % 5] for i in range(40)]
     file = tmp_path / "text"

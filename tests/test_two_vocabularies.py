@@ -137,11 +137,11 @@ def test_of_a_large_corpus_a_spread_sample_is_enough(tmp_path: Path, monkeypatch
     assert source.to_json() == task.learn_tokenizers(data)[0].to_json()
     numbers = sorted(int(word[-4:]) for word in source.backend.get_vocab() if word[-4:].isdecimal())
     assert 80 < len(numbers) < 125 and max(b - a for a, b in pairwise([0, *numbers, 1000])) < 40
-    assert source.size == target.size and f"from {len(numbers)} of about " in said[0]
-    assert sum("learning" in line for line in said) == 2  # one for each side
+    assert source.size == target.size and f"on {len(numbers)} of about " in said[0]
+    assert sum("Training the tokenizer" in line for line in said) == 2  # one for each side
 
 
 def test_little_text_is_read_whole(tmp_path: Path) -> None:
     said: list[str] = []
     task.learn_tokenizers(recipe().data, said.append)
-    assert said[0] == "learning the vocabulary from 160 of 160 lines"
+    assert said[0] == "Training the tokenizer on 160 sentences"

@@ -320,6 +320,9 @@ def test_questions_that_cannot_be_asked_are_said_before_training(here: Path, run
 
 def test_questions_that_have_no_answer(here: Path, run: Run) -> None:
     assert run("train", "w2v.toml")[0] == 0
+    code, out, err = run("nearest", "runs/w2v", "king", "qeen", "--n", "2", "--json")  # the known one is answered
+    assert code == 1 and [json.loads(line)["word"] for line in out.splitlines()] == ["king"]
+    assert err.strip() == "'qeen' is not among the 12 words: did you mean 'queen'?"
     assert "'qeen' is not among the 12 words: did you mean 'queen'" in wrong(run, "nearest", "runs/w2v", "qeen")
     assert "none is spelled like it" in wrong(run, "analogy", "runs/w2v", "king", "queen", "xylophone")
     assert "does not exist" in wrong(run, "nearest", "nothing.bin", "king")

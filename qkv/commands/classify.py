@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 from qkv.commands.describe import answer
+from qkv.commands.tables import columns_to_read
 from qkv.commands.translate import Line, chunks
 from qkv.errors import QkvError
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = typer.Argument(
     metavar="[FILE]", show_default=False,
-    help="A text per line; default, and -: standard input. Of a model that reads pictures: the pictures.",
+    help="A text per line, or a table; default, and -: standard input. Of a model that reads pictures: the pictures.",
 )  # fmt: skip
 TOP = typer.Option("--top-k", min=1, help="So many labels, the most likely first: label TAB probability TAB label ...")
 PAIRS = typer.Option("--pairs", help="Each line has two texts to compare, a tab between.")
@@ -59,16 +61,18 @@ def run(
     file = Path(files[0]) if files and files[0] != "-" else None
     if file is not None:
         open_binary(file).close()
+    columns = columns_to_read(file, "classification", folder, 2 if pairs else 1)
     with writing():
-        problems = classify_lines(model, file, pairs, as_json, top_k)
+        problems = classify_lines(model, file, columns, pairs, as_json, top_k)
     if problems:
         raise typer.Exit(1)
 
 
-def classify_lines(model: Model, file: Path | None, pairs: bool, as_json: bool, top_k: int) -> int:
+def classify_lines(model: Model, file: Path | None, columns: Sequence[int | str], pairs: bool, as_json: bool,
+                   top_k: int) -> int:  # fmt: skip
     """Print the answers to all lines; how many could not be read."""
     done = problems = cut = 0
-    for chunk in chunks(file):
+    for chunk in chunks(file, columns):
         lines = [parted(line, pairs) for line in chunk]
         found = iter(model.classify([text for text, problem in lines if text and not problem]))
         for text, problem in lines:

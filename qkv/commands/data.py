@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from qkv.data.inspect import Report
+    from qkv.data.sources import Table
 
 app = typer.Typer(help="Look at a corpus before training on it, or fetch one by name.", no_args_is_help=True)
 
@@ -22,7 +24,10 @@ WHAT = typer.Argument(
     help="A recipe; or one table (.tsv .csv .jsonl); or text files in step, source then target.",
 )  # fmt: skip
 TOKENIZER = typer.Option(help="Count its tokens, not words: tokenizer.json, a .model, or a model.", show_default=False)
-COLUMNS = typer.Option(help="The table's columns, by number or name.")
+COLUMNS = typer.Option(
+    help="The table's columns, by number (every row is a record) or name. Default: as its header names them, else 0,1.",
+    show_default=False,
+)
 LIMIT = typer.Option(min=0, help="Records read of each corpus; 0 = all.")
 PATH = typer.Option(help="Where it already is: a folder or an archive.", show_default=False)
 
@@ -31,7 +36,7 @@ PATH = typer.Option(help="Where it already is: a folder or an archive.", show_de
 def inspect_command(
     what: Annotated[list[Path], WHAT],
     tokenizer: Annotated[Path | None, TOKENIZER] = None,
-    columns: Annotated[str, COLUMNS] = "0,1",
+    columns: Annotated[str | None, COLUMNS] = None,
     max_length: Annotated[int, typer.Option(min=1, help="Drop pairs with more on a side.")] = 128,
     max_ratio: Annotated[float, typer.Option(min=1.01, help="Drop pairs more unequal than this.")] = 9.0,
     limit: Annotated[int, LIMIT] = 1_000_000,
@@ -44,7 +49,7 @@ def inspect_command(
     """
     from qkv.config import CorpusConfig, DataConfig, load_recipe
     from qkv.data.inspect import inspect, inspect_recipe, words
-    from qkv.data.sources import Parallel, Source, Table
+    from qkv.data.sources import Parallel, Source
     from qkv.data.translation import Encoder
 
     count: Any = words if tokenizer is None else opened(tokenizer).plain
@@ -57,22 +62,27 @@ def inspect_command(
             raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
         reports, leaks = inspect_recipe(data, recipe.task, [count], unit, limit)
     else:
+        source: Source = Parallel(what)
+        how: dict[str, Any] = {}
         if is_table(what[0]) and len(what) == 1:
-            chosen = [int(c) if c.isdecimal() else c for c in columns.split(",")]
-            source: Source = Table(what[0], chosen)
-        else:
-            source = Parallel(what)
+            source, how = read_table(what[0], columns)
         anything = CorpusConfig(grammar=1)
         data = DataConfig(train=(anything,), valid=anything, max_length=max_length, max_ratio=max_ratio)
         name = " + ".join(map(str, what))
-        reports = [inspect(source, name, [count], unit, Encoder(count, count, data).problem, limit)]
+        problem = None if how.get("labelled") else Encoder(count, count, data).problem
+        reports = [inspect(source, name, [count], unit, problem, limit, **how)]
     if as_json:
         print(json.dumps({"corpora": [r.to_json() for r in reports], "leaks": leaks}, indent=2, ensure_ascii=False))
         return
+    from qkv.text.wording import plural
+
     for report in reports:
         print_report(report)
     for name, number in leaks.items():
-        print(f"{name}: {number:,} sentences are also trained on" + (": the score will flatter" if number else ""))
+        are = "is" if number == 1 else "are"
+        print(
+            f"{name}: {plural(number, 'texts')} {are} also trained on" + (": the score will flatter" if number else "")
+        )
 
 
 @app.command()
@@ -113,17 +123,38 @@ def is_table(path: Path) -> bool:
     return any(suffix in (".tsv", ".csv", ".jsonl", ".json", ".ndjson") for suffix in path.suffixes)
 
 
+def read_table(path: Path, columns: str | None) -> tuple[Table, dict[str, Any]]:
+    """The columns of a table that are inspected, and what `inspect` needs to know of them; of a header, a line is said."""
+    from qkv.data.header import guess_task, names_of
+    from qkv.data.sources import JSON_LINES, Table, ending
+
+    if columns is not None:
+        chosen: list[int | str] = [int(c) if c.isdecimal() else c for c in columns.split(",")]
+        return Table(path, chosen), {"sides": [f"column {c}" if isinstance(c, int) else c for c in chosen]}
+    names = names_of(path)
+    if not names:
+        return Table(path, (0, 1)), {"sides": ["column 0", "column 1"]}
+    task, found = guess_task(names) or ("", list(names[:2]))
+    if ending(path) not in JSON_LINES:
+        print(f"the first row of {path} is a header ({', '.join(names)[:300]})", file=sys.stderr)
+    return Table(path, found), {"sides": found, "labelled": task == "classification", "pairs": task == "translation"}
+
+
 def print_report(report: Report) -> None:
-    print(f"{report.name}: {report.records:,} records" + (" (and more: see --limit)" if report.partial else ""))
-    for side, lengths in enumerate(report.lengths, 1):
+    from qkv.text.wording import plural
+
+    more = " (and more: see --limit)" if report.partial else ""
+    print(f"{report.name}: {plural(report.records, 'records')}{more}")
+    labels = report.labels or Counter[str]()
+    for number, (side, lengths) in enumerate(zip(report.sides, report.lengths, strict=True), 1):
         n = lengths.to_json()
+        if labels and number == len(report.sides):
+            print(f"\n  {side}: {len(labels):,} different")
+            print_bars([(shortened(name, 20), count) for name, count in labels.most_common(20)], 20)
+            continue
         quantiles = "  ".join(f"{key} {n[key]:,}" for key in ("p5", "p50", "p95", "p99", "max"))
-        print(f"\n  side {side}: {n['total']:,} {report.unit}, mean {n['mean']:.1f}  {quantiles}")
-        rows = lengths.histogram()
-        most = max((count for *_, count in rows), default=1)
-        for low, high, count in rows:
-            span = f"{low}-{high}" if low < high else f"{low}"
-            print(f"  {span:>11} {'█' * round(40 * count / most):<40} {count:,}")
+        print(f"\n  {side}: {plural(n['total'], report.unit)}, mean {n['mean']:.1f}  {quantiles}")
+        print_bars([(f"{a}-{b}" if a < b else f"{a}", count) for a, b, count in lengths.histogram()], 11)
     for title, counts in (("no text", report.unreadable), ("training drops", report.dropped)):
         for reason, count in counts.most_common():
             print(f"\n  {title}: {count:,} {reason}", end="")
@@ -133,6 +164,13 @@ def print_report(report: Report) -> None:
         for number, record in report.shown[reason]:
             print(f"    {number:>8,}  {'  |  '.join(shortened(text) for text in record)}")
     print()
+
+
+def print_bars(rows: list[tuple[str, int]], width: int) -> None:
+    """A line for each name and count; `width`: characters of a name."""
+    most = max((count for _, count in rows), default=1)
+    for name, count in rows:
+        print(f"  {name:>{width}} {'█' * round(40 * count / most):<40} {count:,}")
 
 
 def shortened(text: str, most: int = 80) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """List the words whose vectors point most in the direction of a word's: cosine and word; of several words, each list
-    under its word.
+    under its word. For a word without a vector there is a message on standard error, and the exit code is 1; 2 if none has one.
 
     [dim]qkv nearest runs/word2vec dog today[/]
     [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
@@ -36,13 +37,21 @@ def run(
     from qkv.vectors.store import open_vectors
 
     found = open_vectors(vectors)
-    lists = {word: found.nearest(word, n) for word in words}
+    known = [word for word in words if word in found]
+    if not known:
+        found.nearest(words[0])  # the error says which words are spelled like it
+    lists = {word: found.nearest(word, n) for word in known}
     with writing():
         for word, near in lists.items():
             if as_json:
                 print(json.dumps({"word": word, "nearest": fields(near)}, ensure_ascii=False))
             else:
-                print(shown(near) if len(lists) == 1 else f"{word}\n{shown(near)}\n")
+                print(shown(near) if len(words) == 1 else f"{word}\n{shown(near)}\n")
+    for word in dict.fromkeys(words):
+        if word not in lists:
+            print(found.absent(word), file=sys.stderr)
+    if len(lists) < len(set(words)):
+        raise typer.Exit(1)
 
 
 def fields(near: list[Near]) -> list[dict[str, object]]:

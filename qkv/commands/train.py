@@ -130,11 +130,13 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
 
 def score_lines(results: dict) -> list[str]:
     """The scores of the test set, as `qkv evaluate` prints them."""
+    from qkv.text.wording import plural
     from qkv.train.report import digits
 
     test = results["test"]
     if test is None:
         return []
-    lines = [f"{test.get('set', 'test')} set, {test['examples']:,} examples{', ' if test['how'] else ''}{test['how']}:"]
+    size = plural(test["examples"], "examples")
+    lines = [f"{test.get('set', 'test')} set, {size}{', ' if test['how'] else ''}{test['how']}:"]
     lines += [f"  {s['name']} = {digits(s['value'])}  {s.get('details', '')}".rstrip() for s in test["scores"]]
     return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"] if s["signature"]]

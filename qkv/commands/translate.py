@@ -7,19 +7,22 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of
+from qkv.commands.tables import columns_to_read, rows
 
 if TYPE_CHECKING:
     from qkv.generate.translate import Translation
 
 FILE = typer.Argument(
-    metavar="[FILE]", help="Lines of text, plain or compressed; default: standard input.", show_default=False
+    metavar="[FILE]",
+    help="Lines of text, or a table with a column of texts; default: standard input.",
+    show_default=False,
 )
 BEAM = typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy. Default: the run's own, else 4.")
 LENGTH_PENALTY = typer.Option(
@@ -73,11 +76,12 @@ def run(
         "batch_tokens": batch_tokens, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
         "repetition_penalty": repetition_penalty, "groups": groups, "diversity": diversity,
     }  # fmt: skip
+    columns = () if constraints else columns_to_read(file, "translation", folder)
     model.translate([], **how)  # so is a wrong setting, before the text
     shown = Shown(as_json, n_best > 1, alignments)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
-        for chunk in chunks(file):
+        for chunk in chunks(file, columns):
             texts, wanted = split(chunk) if constraints else ([text or "" for text, _ in chunk], None)
             found = model.translate(texts, **how, constraints=wanted)
             shown.chunk(found, [problem for _, problem in chunk])
@@ -102,13 +106,13 @@ def read(file: Path | None) -> Iterator[Line]:
         skipped.clear()
 
 
-def chunks(file: Path | None) -> Iterator[list[Line]]:
-    """Lines in chunks: of equal size from a file; from standard input also what is there when no more comes for a
-    moment, so that whoever types gets an answer."""
+def chunks(file: Path | None, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
+    """Lines in chunks, or of a table the texts of these `columns`: of equal size from a file; from standard input also what
+    is there when no more comes for a moment, so that whoever types gets an answer."""
     from itertools import islice
 
     if file is not None:
-        source = read(file)
+        source = rows(file, columns) if columns else read(file)
         while chunk := list(islice(source, CHUNK)):
             yield chunk
         return

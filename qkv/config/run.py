@@ -34,10 +34,11 @@ class CorpusConfig(Strict):
     documents: Literal["file", "blank", "lines"] | None = None
     """What a document of `files` is, for language models: a file, what stands between blank lines, or a line."""
     table: str | None = None
-    """A .tsv, .csv or .jsonl file with a record in each row."""
+    """A .tsv, .csv or .jsonl file with a record in each row. A header row is recognised by usual names (text, label)."""
     columns: tuple[int | str, ...] = ()
-    """The table's columns, by number or by name: source, target; text, label; text, second text, label; question, context,
-    answer, start. Of a file of tags: word, tag. Otherwise the first ones."""
+    """The table's columns: source, target; text, label; text, second text, label; question, context, answer, start. Of a
+    file of tags: word, tag. By name: the first row is a header. By number, from 0: every row is a record. None given: a header
+    that is recognised tells which by their names, in any order; without one, the first ones."""
     dataset: str | None = None
     """A public data set by name (multi30k, opus/Books/v1, glue/sst2, imdb, ud/en_ewt), read from `path` or fetched into the cache."""
     path: str | None = None

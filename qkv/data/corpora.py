@@ -20,6 +20,7 @@ from qkv.config import CorpusConfig, DataConfig
 from qkv.data import datasets, textsets
 from qkv.data.distinct import Distinct
 from qkv.data.documents import Documents
+from qkv.data.header import note, usual_columns
 from qkv.data.lines import MAX_LINE, MAX_ROW
 from qkv.data.mixture import Mixture
 from qkv.data.places import Mapped
@@ -79,7 +80,7 @@ def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
             )
         return named(c.dataset, data, c.split or split, path, task)
     if c.table is not None:
-        return table(Path(data.root) / c.table, c, task)
+        return table(Path(data.root) / c.table, c, data, task)
     if not c.files:
         raise ConfigError(f"pictures are for images and captions, not for {task}")
     return files([Path(data.root) / name for name in c.files], c, task)
@@ -129,10 +130,11 @@ def files(paths: list[Path], c: CorpusConfig, task: str) -> Corpus:
     return Documents(paths, c.documents or ("file" if task == "language" else "blank"))
 
 
-def table(path: Path, c: CorpusConfig, task: str) -> Corpus:
-    """Columns of a table. Words and tags have spaces between; where no start of an answer is given, it is looked for."""
+def table(path: Path, c: CorpusConfig, data: DataConfig, task: str) -> Corpus:
+    """Columns of a table: the given ones, otherwise those that its header names, otherwise the first ones. Words and tags
+    have spaces between; where no start of an answer is given, it is looked for."""
     least, most = COLUMNS[task]
-    columns = c.columns or tuple(range(least))
+    columns = c.columns or usual_columns(path, task, data.source, data.target) or tuple(range(least))
     if not least <= len(columns) <= most:
         wanted = f"{least}" if least == most else f"{least} or {most}"
         raise ConfigError(f"a table for {task} has {wanted} columns, given {list(columns)}")
@@ -141,6 +143,20 @@ def table(path: Path, c: CorpusConfig, task: str) -> Corpus:
         make, reason = MADE[task]
         return Mapped(rows, make, reason)
     return rows
+
+
+def notes(data: DataConfig, task: str) -> list[str]:
+    """What is to be said of the headers of all tables that a run reads; of those with the same header in one line."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for c in (*data.train, data.valid, data.test):
+        if c is not None and c.table:
+            path = Path(data.root) / c.table
+            said.setdefault(note(path, c.columns, task, data.source, data.target), []).append(str(path))
+    return [
+        f"{before} {', '.join(dict.fromkeys(paths))} {behind}".rstrip()
+        for (before, behind), paths in said.items()
+        if before
+    ]
 
 
 def tags(record: Record) -> Record | None:

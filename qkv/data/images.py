@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
 from qkv.data.corpora import shared
 from qkv.data.fetch import cache, fetch
+from qkv.data.header import usual_columns
 from qkv.data.lines import open_binary
 from qkv.data.shapes import Scene, ShapeSource
 from qkv.data.sources import Corpus, Memory, Part, Record, Table, strided
@@ -46,7 +47,9 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str) 
     elif c.images is not None:
         source = Memory(listing(root / c.images))
     elif c.table is not None:
-        source = Beside(Table(root / c.table, c.columns or (0, 1)), (root / c.table).parent)
+        task = "captions" if model.family == "encoder-decoder" else "images"
+        columns = c.columns or usual_columns(root / c.table, task) or (0, 1)
+        source = Beside(Table(root / c.table, columns), (root / c.table).parent)
     elif c.dataset is not None:
         source = dataset(c.dataset, c.split or split, root / (c.path or "") if data.root or c.path else None)
     elif len(c.files) == 2:

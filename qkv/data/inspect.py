@@ -21,6 +21,8 @@ Tokenize = Callable[[Sequence[str]], list[Any]]
 
 EXAMPLES = 3
 """Lines shown of each kind."""
+MAX_LABELS = 10_000
+"""Different labels that are counted."""
 MAX_SEEN = 5_000_000
 """Records remembered to find those that come again; a larger corpus is compared with its first ones."""
 HTML = re.compile(r"</?[A-Za-z][^<>]*>|&(?:[A-Za-z]{2,8}|#\d{1,6});")
@@ -78,6 +80,10 @@ class Report:
     unit: str = "words"
     lengths: list[Lengths] = field(default_factory=list)
     """One per side."""
+    sides: list[str] = field(default_factory=list)
+    """What each is called: source, target; text, label."""
+    labels: Counter[str] | None = None
+    """How often each label occurs, where the last side is one; at most MAX_LABELS of them."""
     unreadable: Counter[str] = field(default_factory=Counter)
     """Lines that are no text, by reason."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -99,29 +105,37 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         lengths = [{**side.to_json(), "histogram": side.histogram()} for side in self.lengths]
+        labels = {} if self.labels is None else {"labels": dict(self.labels.most_common())}
         counts = {"unreadable": self.unreadable, "dropped": self.dropped, "suspicious": self.suspicious}
         shown = {reason: [{"line": n, "texts": list(r)} for n, r in rows] for reason, rows in self.shown.items()}
         return {
-            "name": self.name, "records": self.records, "partial": self.partial, "unit": self.unit, "lengths": lengths,
-            **{key: dict(value.most_common()) for key, value in counts.items()}, "shown": shown,
+            "name": self.name, "records": self.records, "partial": self.partial, "unit": self.unit, "sides": self.sides, "lengths": lengths,
+            **labels, **{key: dict(value.most_common()) for key, value in counts.items()}, "shown": shown,
         }  # fmt: skip
 
 
 def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str = "words",
-            problem: Callable[[Any, Any], str] | None = None, limit: int = 0, pairs: bool = True) -> Report:  # fmt: skip
+            problem: Callable[[Any, Any], str] | None = None, limit: int = 0, pairs: bool = True,
+            sides: Sequence[str] = (), labelled: bool = False) -> Report:  # fmt: skip
     """Read a corpus once, at most `limit` records (0 = all).
 
     `tokenize` has one function per side (or one for all) that cuts texts into units; `problem(source, target)` says
-    why training would drop a pair. The sides of `pairs` say the same.
+    why training would drop a pair. The sides of `pairs` say the same; `sides` are their names, and the last of them is a
+    label where the records are `labelled`.
     """
-    report, reader = Report(name, unit=unit), source.read()
+    report, reader = Report(name, unit=unit, labels=Counter() if labelled else None), source.read()
     scripts: list[dict[str, list[Any]]] = []
     seen: set[int] = set()
     while chunk := list(islice(reader, 4096 if not limit else min(4096, limit - report.records))):
-        sides = list(zip(*(record for _, record in chunk), strict=True))
-        report.lengths = report.lengths or [Lengths() for _ in sides]
-        scripts = scripts or [{} for _ in sides]
-        units = [tokenize[min(i, len(tokenize) - 1)](side) for i, side in enumerate(sides)]
+        texts = list(zip(*(record for _, record in chunk), strict=True))
+        report.lengths = report.lengths or [Lengths() for _ in texts]
+        report.sides = report.sides or list(sides) or side_names(len(texts))
+        scripts = scripts or [{} for _ in texts]
+        units = [tokenize[min(i, len(tokenize) - 1)](side) for i, side in enumerate(texts)]
+        if report.labels is not None:
+            report.labels.update(
+                label for label in texts[-1] if label in report.labels or len(report.labels) < MAX_LABELS
+            )
         for i, side in enumerate(units):
             report.lengths[i].counts.update(map(len, side))
         for row, (number, record) in enumerate(chunk):
@@ -135,6 +149,11 @@ def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str =
     foreign_scripts(report, scripts)
     report.unreadable = Counter(source.skipped)
     return report
+
+
+def side_names(count: int) -> list[str]:
+    """Of files in step."""
+    return {1: ["text"], 2: ["source", "target"]}.get(count) or [f"file {number}" for number in range(1, count + 1)]
 
 
 def look(report: Report, number: int, record: Record, scripts: list[dict[str, list[Any]]], seen: set[int],
@@ -169,11 +188,11 @@ def look(report: Report, number: int, record: Record, scripts: list[dict[str, li
 
 def foreign_scripts(report: Report, scripts: list[dict[str, list[Any]]]) -> None:
     """Texts in another script than most of their side."""
-    for side, found in enumerate(scripts):
+    for side, found in zip(report.sides, scripts, strict=True):
         usual = max(found, key=lambda name: found[name][0], default="")
         for name, (count, rows) in found.items():
             if name != usual:
-                reason = f"side {side + 1} in {name.lower()} script, not {usual.lower()}"
+                reason = f"{side} in {name.lower()} script, not {usual.lower()}"
                 report.suspicious[reason] += count
                 report.shown[reason] = rows
 
@@ -201,10 +220,24 @@ def inspect_recipe(data: DataConfig, task: str, tokenize: Sequence[Tokenize], un
     train = {f"train {i}" if len(data.train) > 1 else "train": c for i, c in enumerate(data.train, 1)}
     sources = {name: corpus(c, data, "train", task) for name, c in train.items()}
     held = {name: corpus(c, data, name, task) for name, c in (("valid", data.valid), ("test", data.test)) if c}
-    pairs = task in PAIRS
-    reports = [inspect(source, name, tokenize, unit, problem, limit, pairs) for name, source in sources.items()]
-    reports += [inspect(source, name, tokenize, unit, limit=limit, pairs=pairs) for name, source in held.items()]
+    how: dict[str, Any] = {"limit": limit, "pairs": task in PAIRS, "labelled": task == "classification"}
+
+    def of(source: Source, name: str, problem: Callable[[Any, Any], str] | None = None) -> Report:
+        width = next((len(record) for _, record in source.read()), 0)
+        return inspect(source, name, tokenize, unit, problem, sides=sides_of(task, width), **how)
+
+    reports = [of(source, name, problem) for name, source in sources.items()]
+    reports += [of(source, name) for name, source in held.items()]
     return reports, leaks(list(sources.values()), held, limit)
+
+
+def sides_of(task: str, width: int) -> list[str]:
+    """What the parts of a task's records are called."""
+    names = {"translation": ["source", "target"], "tagging": ["words", "tags"], "summary": ["text", "summary"],
+             "answering": ["question", "context", "answer", "start"],
+             **dict.fromkeys(("classification", "regression"), ["text", "second text"][: width - 1] + ["label"])}  # fmt: skip
+    known = names.get(task, ["text"])
+    return known[:width] + [f"further {known[0]}"] * (width - len(known))
 
 
 def leaks(train: Sequence[Source], held: Mapping[str, Source], limit: int = 0) -> dict[str, int]:

@@ -70,9 +70,9 @@ def _open_zst(path: Path) -> BinaryIO:
     return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb")))  # type: ignore[arg-type]
 
 
-def lines(path: str | Path, skipped: Counter[str] | None = None) -> Iterator[str | None]:
+def lines(path: str | Path, skipped: Counter[str] | None = None, longest: int = MAX_LINE) -> Iterator[str | None]:
     """All lines of a file: see Lines."""
-    return iter(Lines(path, Counter() if skipped is None else skipped))
+    return iter(Lines(path, Counter() if skipped is None else skipped, longest=longest))
 
 
 @dataclass

@@ -53,9 +53,14 @@ class Held(Part):
 
 
 def chosen(text: str) -> int:
-    """A number below 100 for a text, whatever its case and spaces, the same on every machine."""
+    """A number below 100 for a text."""
+    return digest(text) % 100
+
+
+def digest(text: str) -> int:
+    """64 bits for a text, whatever its case and spaces, the same on every machine."""
     words = " ".join(text.casefold().split())
-    return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "replace"), digest_size=8).digest(), "little") % 100
+    return int.from_bytes(hashlib.blake2b(words.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
 @dataclass

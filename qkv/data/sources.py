@@ -24,6 +24,11 @@ Record = tuple[Any, ...]
 csv.field_size_limit(MAX_ROW)
 
 
+JSON_LINES = (".jsonl", ".json", ".ndjson")
+TABLES = (".tsv", ".csv", *JSON_LINES)
+"""Endings of tables."""
+
+
 class Piece(tuple[str, ...]):
     """A record whose document is too long for one: it goes on in the next record."""
 
@@ -132,11 +137,11 @@ class Table:
         """Each row, or None for one without the columns, and the number behind it."""
         kind = self.kind or ending(self.path)
         if kind == ".csv":
-            rows = self.quoted()
+            rows = (row for row, _ in quoted(self.path, self.skipped, self.longest))
             places = self.places(next(rows, []) if self.named() else [])
             yield from strided(islice(enumerate((self.cells(row, places) for row in rows), 1), start, None), stride)
             return
-        json_lines = kind in (".jsonl", ".json", ".ndjson")
+        json_lines = kind in JSON_LINES
         head = 1 if self.named() and not json_lines else 0  # lines before the first row
         first = next(lines(self.path), None) if head else None
         places = [] if json_lines else self.places((first or "").split("\t"))
@@ -148,27 +153,6 @@ class Table:
     def named(self) -> bool:
         """Are columns named, so that the first line is a header?"""
         return any(isinstance(c, str) for c in self.columns)
-
-    def quoted(self) -> Iterator[list[str]]:
-        """The rows of a CSV file."""
-        texts = Lines(self.path, self.skipped, longest=self.longest)
-        # a line that no file has (Lines leaves out what has NUL in it) comes last: in quotes that are open it is swallowed too
-        rows = csv.reader(text + "\n" for text in chain(texts, ["\0"]) if text is not None)
-        while True:
-            first = texts.number + 1
-            try:
-                row = next(rows)
-                if row == ["\0"]:
-                    return
-                if sum(map(len, row)) > self.longest:
-                    raise csv.Error(f"a row of more than {self.longest:,} characters")
-                if row and "\0" in row[-1]:
-                    raise csv.Error("a quotation that does not end")
-                yield row
-            except csv.Error as error:
-                raise FileError(
-                    f"{self.path}, the row that begins in line {first}: {error}; is a quotation mark left open there?"
-                ) from None
 
     def places(self, header: list[str]) -> list[int]:
         """The columns as numbers; a header is there where some are named."""
@@ -196,6 +180,38 @@ class Table:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             self.skipped["not a JSON object with these fields"] += 1
             return None
+
+
+def quoted(path: str | Path, skipped: Counter[str], longest: int) -> Iterator[tuple[list[str], str]]:
+    """The cells of each row of a CSV file, and the row as it is written, with a line end. `longest`: characters of a row at
+    the most; lines that are no text are counted in `skipped`."""
+    texts = Lines(path, skipped, longest=longest)
+    taken: list[str] = []
+
+    def feed() -> Iterator[str]:
+        # a line that no file has (Lines leaves out what has NUL in it) comes last: in quotes that are open it is swallowed too
+        for text in chain(texts, ["\0"]):
+            if text is not None:
+                taken.append(text + "\n")
+                yield taken[-1]
+
+    rows = csv.reader(feed())
+    while True:
+        first = texts.number + 1
+        try:
+            row = next(rows)
+            if row == ["\0"]:
+                return
+            if sum(map(len, row)) > longest:
+                raise csv.Error(f"a row of more than {longest:,} characters")
+            if row and "\0" in row[-1]:
+                raise csv.Error("a quotation that does not end")
+        except csv.Error as error:
+            raise FileError(
+                f"{path}, the row that begins in line {first}: {error}; is a quotation mark left open there?"
+            ) from None
+        yield row, "".join(taken)
+        taken.clear()
 
 
 def ending(path: str | Path) -> str:

@@ -202,13 +202,13 @@ def positive_of(labels: Iterable[str]) -> str:
 
 
 def scored(metric: str, predicted: Sequence[str], right: Sequence[str], labels: Sequence[str] = ()) -> Score:
-    """One metric of a test set, in per cent. `labels` are all classes there are, where some may not occur in it; which of them
-    F1 is about, its signature says."""
+    """One metric of a test set, in per cent. `labels` are all classes there are, where some may not occur in it. The signature
+    of F1 says which of them it is about; the others need none."""
     paired(predicted, right)
     positive = positive_of(labels or [*predicted, *right])
     value = METRICS[metric](list(predicted), list(right), positive)
-    which = f"|positive:{positive}" if metric == "f1" else ""
-    return Score(metric, 100 * value, f"metric:{metric}{which}|examples:{len(right)}")
+    signature = f"metric:f1|positive:{positive}|examples:{len(right)}" if metric == "f1" else ""
+    return Score(metric, 100 * value, signature)
 
 
 # --- GLUE

@@ -38,7 +38,7 @@ class Score:
     """BLEU, chrF2 or TER."""
     value: float
     signature: str
-    """What sacreBLEU needs to know to repeat the number."""
+    """What it takes to repeat the number, such as sacreBLEU's settings; "" where the name says it all."""
     details: str = ""
     """For BLEU: the precisions, the brevity penalty and the lengths."""
     mean: float | None = None

@@ -82,6 +82,7 @@ class CaptionsTask(PictureTask):
 
     name, noun, hub_tag = "captions", "an image captioner", "image-to-text"
     metric, how, writes = "exact", "greedy", True
+    unit = "target tokens"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
@@ -96,7 +97,9 @@ class CaptionsTask(PictureTask):
         """A vocabulary from the captions; no picture is opened for it."""
         assert recipe.data is not None
         corpora = [corpus.source for corpus in cls.corpora(recipe)]
-        tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: [record[1]], recipe.data, say)
+        tokenizer = given_tokenizer(recipe) or learn_tokenizer(
+            corpora, lambda record: [record[1]], recipe.data, say, nouns="captions"
+        )
         return Words(end_only(tokenizer), tokenizer)
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
@@ -166,7 +169,7 @@ class CaptionsTask(PictureTask):
         for name, texts in ((REFERENCE, wanted), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
         scores = [
-            Score("exact", exact(written, wanted), f"metric:exact|captions:{len(wanted)}"),
+            Score("exact", exact(written, wanted), ""),
             *score(written, wanted),
         ]
         return {"examples": len(records), "left_out": dict(self.left_out), "how": searched(decode),

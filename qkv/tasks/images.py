@@ -210,7 +210,7 @@ class ImagesTask(PictureTask):
         rows = [f"{label}\t{one.label}\t{one.probability:.4f}\n" for (_, label), one in pairs]
         write_text(folder / ANSWERS, "".join(rows))
         right = sum(label == one.label for (_, label), one in pairs)
-        score = Score("accuracy", 100 * right / len(pairs), f"metric:accuracy|pictures:{len(pairs)}")
+        score = Score("accuracy", 100 * right / len(pairs), "")
         return {"examples": len(pairs), "left_out": dict(self.left_out), "how": f"{len(pairs) - right:,} wrong",
                 "scores": [score.to_json()]}  # fmt: skip
 

@@ -86,7 +86,7 @@ class LanguageTask(Task):
         tokenizer = given_tokenizer(recipe)
         if tokenizer is None:
             corpora = [corpus(c, recipe.data, "train", cls.name) for c in recipe.data.train]
-            tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say)
+            tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say, nouns="documents")
             if tokenizer.id_of(BOS) is None:
                 put_around(tokenizer.backend, "[CLS]")  # WordPiece would end every prompt with [SEP]
             elif short_documents(corpora[0], tokenizer, recipe.data):

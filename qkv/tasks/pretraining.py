@@ -119,7 +119,7 @@ class Pretraining(Task):
             corpora = [corpus(c, recipe.data, "train", cls.records(recipe)) for c in recipe.data.train]
             own = recipe.data.tokenizer == "wordpiece"  # which has [MASK]
             special = [name for name in cls.special if not (own and name in MASKS)]
-            tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say, special)
+            tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say, special, "documents")
             if tokenizer.id_of(EOS) is not None and cls.family == "encoder":
                 put_around(tokenizer.backend, BOS, EOS)  # as [CLS] and [SEP] in WordPiece
         return Words(tokenizer, tokenizer)

@@ -163,7 +163,9 @@ class TaggingTask(Task):
                 f"the training text has {len(labels):,} different tags, not 1 to {MOST_TAGS:,}: wrong column?"
             )
         say_unknown(labels, held_out(corpus(data.valid, data, "valid", cls.name), "valid"), "valid", say)
-        tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda r: [r[0].replace("\t", " ")], data, say)
+        tokenizer = given_tokenizer(recipe) or learn_tokenizer(
+            corpora, lambda r: [r[0].replace("\t", " ")], data, say, nouns="sentences"
+        )
         return Words(tokenizer, tokenizer, tuple(sorted(labels)))
 
     @classmethod
@@ -226,7 +228,7 @@ class TaggingTask(Task):
     def scores(self, gold: list[list[str]], found: list[list[str]]) -> list[Score]:
         """In per cent: the words with the right tag and, where tags tell of names, F1 of the names."""
         n = sum(map(len, gold))
-        scores = [Score("accuracy", 100 * tag_accuracy(found, gold), f"metric:accuracy|words:{n}")]
+        scores = [Score("accuracy", 100 * tag_accuracy(found, gold), "")]
         names = [Score("f1", 100 * entity_f1(found, gold), f"metric:f1|spans:exact|words:{n}")]
         return scores + (names if self.entities else [])
 

@@ -6,6 +6,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ def learn_tokenizers(
     """Source and target tokenizers from the training text; one and the same where the vocabulary is joint."""
     corpora = [corpus(c, data, "train", task) for c in data.train]  # one pass over each, whatever its weight
     sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
-    learned = [end_only(learn_tokenizer(corpora, lambda record: record[side], data, say)) for side in sides]  # noqa: B023
+    nouns = "sentences" if task == "translation" else "texts"
+    learned = [end_only(learn_tokenizer(corpora, itemgetter(side), data, say, nouns=nouns)) for side in sides]
     return learned[0], learned[-1]
 
 
@@ -50,6 +52,7 @@ class TranslationTask(Task):
 
     name, noun, hub_tag = "translation", "a translator", "translation"
     metric, how, writes = "bleu", "greedy", True
+    unit = "target tokens"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:

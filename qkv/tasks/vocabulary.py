@@ -13,6 +13,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS, PAD, sample, train_tokenizer
+from qkv.text.wording import plural
 
 RECORDS, BYTES = 200_000, 30_000_000
 """A vocabulary is learned from about so many records, and from at most so many bytes of text: more changes it little."""
@@ -33,8 +34,9 @@ def given_target(recipe: Recipe) -> Tokenizer | None:
 
 
 def learn_tokenizer(corpora: Sequence[Corpus], texts_of: Callable[[Record], Iterable[str]], data: DataConfig,
-                    say: Callable[[str], None], special: Sequence[str] = ()) -> Tokenizer:  # fmt: skip
-    """From the texts of the records; of a large corpus, from records spread evenly over it, always the same ones."""
+                    say: Callable[[str], None], special: Sequence[str] = (), nouns: str = "texts") -> Tokenizer:  # fmt: skip
+    """From the texts of the records, which are called `nouns`; of a large corpus, from records spread evenly over it, always
+    the same ones."""
     if data.lower and data.tokenizer != "wordpiece":
         raise ConfigError(f"data.lower is for data.tokenizer = 'wordpiece', this is {data.tokenizer!r}: leave it out")
     stride = max(1, round(sum(corpus.about() for corpus in corpora) / RECORDS))
@@ -53,11 +55,12 @@ def learn_tokenizer(corpora: Sequence[Corpus], texts_of: Callable[[Record], Iter
     if not any(text.strip() for text in texts):
         lost = sum((corpus.skipped for corpus in corpora), Counter[str]())
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in lost.items()) or "only blank lines"
-        raise QkvError(f"the training text has no line to learn from: {reasons}")
-    say(f"learning the vocabulary from {len(texts):,} of {'about ' if stride > 1 else ''}{total:,} lines")
+        raise QkvError(f"the training text has nothing to learn from: {reasons}")
+    some = f"{len(texts):,} of {'about ' if stride > 1 else ''}" if stride > 1 or len(texts) < total else ""
+    say(f"Training the tokenizer on {some}{plural(total, nouns)}")
     tokenizer = train_tokenizer(texts, data.tokenizer, data.vocab_size, lower=data.lower, special=special)
     if tokenizer.size < data.vocab_size:
-        say(f"it has {tokenizer.size:,} entries, of {data.vocab_size:,} asked for: these lines have no more")
+        say(f"it has {tokenizer.size:,} entries, of {data.vocab_size:,} asked for: the text has no more")
     return tokenizer
 
 

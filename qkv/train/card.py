@@ -8,6 +8,7 @@ from typing import Any
 
 from qkv.config import CorpusConfig, DataConfig
 from qkv.tasks.base import Task
+from qkv.text.wording import spoken
 from qkv.train.report import digits, in_words
 
 LICENCE = "unknown: set by the data"
@@ -147,9 +148,9 @@ def model(task: Task, results: dict[str, Any]) -> list[str]:
 def training(task: Task, results: dict[str, Any]) -> list[str]:
     t, c = results["training"], task.recipe.train
     smoothing = f", label smoothing {task.smoothing:g}" if task.smoothing else ""
-    speed = f", {t['target_tokens_per_second']:,} target {task.unit}/s" if "target_tokens_per_second" in t else ""
+    speed = f", {t['target_tokens_per_second']:,} {task.unit}/s" if "target_tokens_per_second" in t else ""
     return [
-        f"- {t['updates']:,} updates, {t['epochs']:,} whole passes over the data, {t['minutes']:.1f} minutes{speed}; "
+        f"- {t['updates']:,} updates, {t['epochs']:,} whole passes over the data, {spoken(60 * t['minutes'])}{speed}; "
         f"ended because {t['ended']}",
         f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {c.warmup:,} updates of warm-up){smoothing}, "
         f"dropout {task.config.dropout:g}, seed {t['seed']}",

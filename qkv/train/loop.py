@@ -24,6 +24,7 @@ from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.parts.state import State
 from qkv.tasks.base import Task
+from qkv.text.wording import spoken
 from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import optimizer
@@ -220,7 +221,7 @@ def ended(p: Progress, c: TrainConfig) -> str:
     if c.patience and p.waited >= c.patience:
         return f"no better score in {p.waited} evaluations"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
-        return f"the time budget of {c.time_budget:.3g} minutes is over"
+        return f"the time budget of {spoken(60 * c.time_budget)} is over"
     return "all steps are done" if p.step >= c.steps else ""
 
 

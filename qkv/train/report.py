@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from qkv.tasks.base import Task
+from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done
@@ -105,7 +106,7 @@ class Report:
             fitting = min(fitting, int((60 * c.time_budget - progress.seconds) / each))
         if fitting < ENOUGH_UPDATES:
             return
-        whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} target {self.unit}/s"
+        whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} {self.unit}/s"
         self.say(whole + ("" if fitting == c.steps - step else f"; that is what fits, of {c.steps:,}"))
 
     # --- afterwards
@@ -113,7 +114,7 @@ class Report:
     def end(self, why: str, dropped: Counter[str]) -> None:
         self.close()
         for reason, count in dropped.most_common():
-            self.say(f"dropped {count:,} examples: {reason}")
+            self.say(f"dropped {plural(count, 'examples')}: {reason}")
         self.say(f"training ended: {why}")
 
     def close(self) -> None:
@@ -135,10 +136,3 @@ def in_words(metric: str, loss: str = "loss") -> str:
 def digits(value: float) -> str:
     """Four digits that matter: 98.86, 1.4697, 0.9123."""
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
-
-
-def spoken(seconds: float) -> str:
-    """90 s, 4 min, 1.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -24,6 +24,7 @@ import torch
 from qkv.config import ModelConfig, Recipe
 from qkv.convert import folder as ours
 from qkv.convert.files import read_text, to_disk, write_text
+from qkv.data.corpora import notes
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -160,6 +161,8 @@ def claim(folder: Path, text: str) -> None:
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
     """Those of the folder, or new ones."""
     if not has_words(folder):
+        for line in notes(recipe.data, recipe.task) if recipe.data else ():
+            report.say(line)
         save_words(folder, task_of(recipe).prepare(recipe, report.say))
     return open_words(folder)
 

@@ -7,6 +7,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 import qkv
+from qkv.text.wording import spoken
 from qkv.train.card import LICENCE, origin
 from qkv.train.report import digits
 from qkv.vectors import kernel
@@ -62,6 +63,6 @@ def card(r: VectorsRun, name: str) -> str:
         "## Training\n",
         f"- {c.model}, {how}, window up to {c.window}, subsampling from a share of {c.sample:g} on",
         f"- {t['epochs']} passes, learning rate {c.learning_rate:g} to {c.last_rate:g}, seed {t['seed']}, workers: {t['workers']}; "
-        f"{t['minutes']:.1f} minutes, {t['words_per_second']:,} words/s\n",
+        f"{spoken(60 * t['minutes'])}, {t['words_per_second']:,} words/s\n",
         f"## Licence\n\n{LICENCE}. Write here what those who made the data allow.\n",
     ])  # fmt: skip

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from qkv.train.report import Report, spoken
+from qkv.text.wording import spoken
+from qkv.train.report import Report
 from qkv.vectors import kernel
 
 if TYPE_CHECKING:

@@ -67,10 +67,14 @@ class Words:
         """Its number, or an error with words that are spelled like it."""
         found = self.find(word)
         if found is None:
-            near = get_close_matches(word.lower(), self.words[:LOOKED_THROUGH], n=3)
-            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "none is spelled like it"
-            raise QkvError(f"{word!r} is not among the {len(self):,} words: {hint}")
+            raise QkvError(self.absent(word))
         return found
+
+    def absent(self, word: str) -> str:
+        """That a word is not there, and which are spelled like it."""
+        near = get_close_matches(word.lower(), self.words[:LOOKED_THROUGH], n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "none is spelled like it"
+        return f"{word!r} is not among the {len(self):,} words: {hint}"
 
 
 class Vectors(Words):

@@ -1,0 +1,211 @@
+"""`qkv split`: one file or parallel files in, train, valid and test sets out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from qkv.commands.common import Json
+from qkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qkv.data.raw_records import RawRecords
+    from qkv.data.split import Plan
+
+
+class Format(StrEnum):
+    """What a file holds."""
+
+    auto = "auto"
+    tsv = "tsv"
+    csv = "csv"
+    jsonl = "jsonl"
+    conll = "conll"
+    lines = "lines"
+    blank = "blank"
+
+
+FILES = typer.Argument(
+    metavar="FILE", show_default=False,
+    help="A table (.tsv .csv .jsonl), a CoNLL file (.conllu .conll), a text; or parallel text files. May be compressed.",
+)  # fmt: skip
+SIZE = "records: a share (0.1 or 10%) or a count (500); 0 = no such set."
+OUT = typer.Option("--out", metavar="FOLDER", help="Where to write; default: beside the file.", show_default=False)
+FORMAT = typer.Option(
+    "--format", help="What the file holds; auto: its ending tells. blank: documents between blank lines."
+)
+GROUP = typer.Option(
+    metavar="COLUMN", help="Keep rows with the same value together: an author, a document.", show_default=False
+)
+STRATIFY = typer.Option(metavar="COLUMN", help="The same share of each label in every set.", show_default=False)
+TEXT = typer.Option(
+    metavar="COLUMNS",
+    help="Columns that rows are compared by, such as text,title. Default: its texts.",
+    show_default=False,
+)
+HEADER = typer.Option("--header/--no-header", help="The first row has the columns' names. Default: it is recognised.")
+
+
+def run(
+    files: Annotated[list[Path], FILES],
+    valid: Annotated[str, typer.Option(metavar="SIZE", help=f"Valid {SIZE}")] = "0.1",
+    test: Annotated[str, typer.Option(metavar="SIZE", help=f"Test {SIZE}")] = "0.1",
+    out: Annotated[Path | None, OUT] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed, another choice.")] = 1,
+    shuffle: Annotated[bool, typer.Option(help="Choose at random; without: the end of the file is held out.")] = True,
+    group: Annotated[str | None, GROUP] = None,
+    stratify: Annotated[str | None, STRATIFY] = None,
+    text: Annotated[str | None, TEXT] = None,
+    given: Annotated[Format, FORMAT] = Format.auto,
+    header: Annotated[bool | None, HEADER] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Split a data set into train, valid and test files.
+
+    Records with the same text stay together, so that no set holds a text of
+    another: equal texts whatever their case and spaces; in parallel files an
+    equal source or an equal target. Every record is copied as it is, once, in
+    the order of the file; a header row is repeated. Columns are named, or
+    numbered from 0.
+
+    [dim]qkv split reviews.csv --stratify label --out data[/]
+    [dim]qkv split corpus.en corpus.de --valid 1000 --test 1000[/]
+    [dim]qkv split posts.jsonl --group author --test 20%[/]
+    [dim]qkv split treebank.conllu --seed 2[/]
+    [dim]qkv split log.tsv.gz --no-shuffle          # the newest rows are the test set[/]
+    """
+    from qkv.data.raw_records import RawRecords
+    from qkv.data.split import plan
+
+    if "-" in map(str, files):
+        raise ConfigError("standard input is read once, and splitting reads twice: name a file")
+    kind = "" if given is Format.auto else given.value
+    columns = [column(name) for name in text.split(",")] if text else []
+    source = RawRecords(files, kind, columns, column(group), column(stratify), header)  # type: ignore[arg-type]
+    folder = out or next(parent for parent in files[0].parents if not parent.is_file())
+    names = placed(source, folder, {"valid": valid, "test": test}, force)
+    found = plan(source, valid, test, seed, shuffle)
+    folder.mkdir(parents=True, exist_ok=True)
+    copy(source, found, names)
+    if as_json:
+        print(json.dumps(as_fields(source, found, names), indent=2, ensure_ascii=False))
+    else:
+        print("\n".join([*summary(source, found, names), "", *recipe_lines(source, folder, names)]))
+
+
+def column(name: str | None) -> int | str | None:
+    return int(name) if name is not None and name.isdecimal() else name
+
+
+# --- files
+
+
+def placed(source: RawRecords, folder: Path, sizes: dict[str, str], force: bool) -> dict[str, list[Path]]:
+    """The files of each split; what would be lost by writing them is an error."""
+    from qkv.data.split import SPLITS, file_names, size
+
+    wanted = [name for name in SPLITS if name not in sizes or size(sizes[name], 1, name)]
+    paths = {name: [folder / file for file in file_names(source, name)] for name in wanted}
+    inputs = {Path(path).resolve() for path in source.paths}
+    for path in (path for some in paths.values() for path in some):
+        if path.resolve() in inputs:
+            raise ConfigError(f"{path} is the file that is split: choose another folder with --out")
+        if path.exists() and not force:
+            raise ConfigError(f"{path} exists: choose another folder with --out, or overwrite it with --force")
+    return paths
+
+
+def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
+    """Write all files beside their places; they get their names when all are whole."""
+    from qkv.convert.files import atomically
+    from qkv.data.split import write
+
+    def opened(temporary: dict[Path, str]) -> None:
+        with ExitStack() as stack:
+            enter: Callable[[Path], Any] = lambda path: stack.enter_context(  # noqa: E731
+                open(temporary[path], "w", encoding="utf-8", newline="\n")
+            )
+            write(source, found, {name: [enter(path) for path in paths] for name, paths in names.items()})
+
+    def nested(paths: Sequence[Path], temporary: dict[Path, str]) -> None:
+        if not paths:
+            opened(temporary)
+        else:
+            atomically(paths[0], lambda name: nested(paths[1:], {**temporary, paths[0]: name}))
+
+    nested([path for paths in names.values() for path in paths], {})
+
+
+# --- what is printed
+
+
+def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> list[str]:
+    """What went where, what belongs together, what was left out."""
+    from qkv.text.wording import plural
+
+    title = " + ".join(map(str, source.paths))
+    if source.has_header:
+        title += f" (the first row is a header: {', '.join(source.names)[:200]})"
+    elif source.kind == "blank":
+        title += " (documents between blank lines)"
+    lines = [f"{plural(len(found.split), source.noun)} of {title}"]
+    for name, paths in names.items():
+        short = found.wanted.get(name, 0) - found.counts[name]
+        lines.append(
+            f"  {name:<6}{found.counts[name]:>10,}  {' '.join(map(str, paths))}"
+            + (f"  ({short:,} fewer than asked for: groups are not divided)" if short > 0 else "")
+        )
+    groups, members, largest = found.repeated()
+    where = [f"column {c}" if isinstance(c, int) else c for c in source.text]
+    same = "an equal source or target" if source.kind == "parallel" and len(source.paths) == 2 else "an equal text"
+    same += (f" in {' or '.join(where)}" if where else "") + (
+        f" or the same {source.group}" if source.group is not None else ""
+    )
+    if groups:
+        lines.append(
+            f"kept together: {plural(members, source.noun)} in {plural(groups, 'groups')} with {same}; the largest "
+            f"has {largest:,}"
+        )
+    else:
+        lines.append(f"no two {source.noun} have {same}")
+    return lines + [f"left out: {count:,} {reason}" for reason, count in source.skipped.most_common()]
+
+
+def as_fields(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> dict[str, Any]:
+    groups, members, largest = found.repeated()
+    sets = {name: {"records": found.counts[name], "files": list(map(str, paths))} for name, paths in names.items()}
+    kept = {"groups": groups, "records": members, "largest": largest, "columns": list(source.text)}
+    return {"records": len(found.split), "header": list(source.names), "splits": sets, "together": kept,
+            "left_out": dict(source.skipped)}  # fmt: skip
+
+
+def recipe_lines(source: RawRecords, folder: Path, names: dict[str, list[Path]]) -> list[str]:
+    """The [data] table of a recipe that reads these files."""
+    from qkv.data.header import guess_task, language
+
+    lines = ["# in a recipe, for qkv train:", "[data]", f"root = {json.dumps(str(folder), ensure_ascii=False)}"]
+    if source.kind == "parallel" and len(source.paths) == 2:
+        spoken = [language(path.suffix.removeprefix(".").lower()) for path in names["train"]]
+        lines += [f'{side} = "{code}"' for side, code in zip(("source", "target"), spoken, strict=True) if code]
+    for name, paths in names.items():
+        files = json.dumps([path.name for path in paths], ensure_ascii=False)
+        if source.kind in ("tsv", "csv", "jsonl"):
+            corpus = f"table = {files[1:-1]}"
+        else:
+            corpus = f"files = {files}" + (
+                f', documents = "{source.kind}"' if source.kind in ("lines", "blank") else ""
+            )
+        lines.append(f"{name} = [{{ {corpus} }}]" if name == "train" else f"{name} = {{ {corpus} }}")
+    if "valid" not in names:
+        lines.append("# a recipe needs a valid set too: leave out --valid 0, or name another file")
+    if source.names and not guess_task(source.names):
+        shown = json.dumps(source.names[:2], ensure_ascii=False)
+        lines.append(f"# if it cannot tell which columns to read, name them: {{ table = ..., columns = {shown} }}")
+    return lines
