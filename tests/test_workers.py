@@ -49,7 +49,7 @@ def workers() -> Iterator[Callable[..., list[tuple[str, int]]]]:
                 s.bind(("127.0.0.1", 0))
                 port = s.getsockname()[1]
             jobs = [pool.submit(worker, rank, port, folder, r, event) for rank in (0, 1)]
-            return [job.result(timeout=120) for job in jobs]
+            return [job.result() for job in jobs]
 
         yield together
 

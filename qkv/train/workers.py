@@ -26,6 +26,11 @@ PATIENCE = timedelta(days=1)
 """How long a worker waits for the others; one that has died is noticed at once, its connection closes."""
 
 
+LEFT: list[object] = []
+"""Groups that this process has left. torch deadlocks where the last reference to a group dies with its gradients still under
+way: the destructor holds Python's lock and waits for a thread that needs it."""
+
+
 @contextmanager
 def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1) -> Iterator[None]:
     """Join the other workers: those of `store`, or those that torchrun has started, if any."""
@@ -42,6 +47,7 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
     except RuntimeError as error:
         raise QkvError("another worker has ended; its own message says why") if lost(error) else error from None
     finally:
+        LEFT.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
