@@ -145,7 +145,9 @@ class TrainConfig(Strict):
     """How a network learns."""
 
     steps: int = Field(default=10_000, gt=0)
-    """Updates at the most."""
+    """Updates at the most. Training ends with the first of steps, epochs and time_budget that is over."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training data at the most; schedules fit themselves to it."""
     time_budget: float | None = Field(default=None, gt=0)
     """Minutes of training; schedules fit themselves to it."""
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from qkv.tasks.base import Task
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
-from qkv.train.loop import share_done
+from qkv.train.loop import share_done, updates_left
 
 ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
 """So much must have been done before its rate tells something."""
@@ -40,6 +40,7 @@ class Report:
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
         budget = f", at most {spoken(60 * self.train.time_budget)}" if self.train.time_budget else ""
+        budget += f", at most {self.train.epochs:g} epochs" if self.train.epochs else ""
         some = "" if learned == count else f", {learned:,} of them learned"
         self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
         self.say(
@@ -88,7 +89,7 @@ class Report:
     def left(self) -> float:
         """Seconds until the steps are done or the time is over, whichever comes first."""
         progress, c = self.training.progress, self.train
-        by_steps = (c.steps - progress.step) * self.elapsed / max(progress.step - self.first, 1)
+        by_steps = updates_left(progress, c) * self.elapsed / max(progress.step - self.first, 1)
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
     def pace(self) -> str:
@@ -100,13 +101,13 @@ class Report:
             return
         self.estimated = True
         each, c, progress = self.elapsed / (step - self.first), self.train, self.training.progress
-        fitting = c.steps - step
+        fitting = wanted = updates_left(progress, c)
         if c.time_budget is not None:
             fitting = min(fitting, int((60 * c.time_budget - progress.seconds) / each))
         if fitting < ENOUGH_UPDATES:
             return
         whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} target {self.unit}/s"
-        self.say(whole + ("" if fitting == c.steps - step else f"; that is what fits, of {c.steps:,}"))
+        self.say(whole + ("" if fitting == wanted else f"; that is what fits, of {step + wanted:,}"))
 
     # --- afterwards
 

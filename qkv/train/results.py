@@ -68,7 +68,7 @@ def training(r: Run, report: Report) -> dict[str, Any]:
     progress, c = r.training.progress, r.recipe.train
     rate = {"target_tokens_per_second": round(report.rate)} if report.rate else {}
     return {
-        "ended": r.why, "updates": progress.step, "epochs": progress.position.epoch, "minutes": progress.seconds / 60,
+        "ended": r.why, "updates": progress.step, "epochs": int(progress.position.passes), "minutes": progress.seconds / 60,
         **rate, "seed": c.seed, "threads": torch.get_num_threads(), "cores": os.cpu_count(), "qkv": qkv.__version__,
         "torch": str(torch.__version__), "python": platform.python_version(),
     }  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +22,9 @@ from typing import Any
 
 import torch
 
-from qkv.config import ModelConfig, Recipe
+from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.convert import folder as ours
+from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
@@ -31,6 +33,7 @@ from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
 from qkv.train.events import Events
+from qkv.train.extend import R, extend
 from qkv.train.launch import local_workers, worker_count
 from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
@@ -124,7 +127,7 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
         if is_first():
-            claim(folder, text)
+            claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
         words = known_words(recipe, folder, report)
     kind = task_of(recipe)
     config = kind.fitted(recipe, words)
@@ -144,14 +147,15 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     return Run(folder, recipe, config, words, training, task)
 
 
-def claim(folder: Path, text: str) -> None:
-    """The folder is for this recipe alone. Before the first checkpoint nothing is kept of an earlier attempt: it may have
-    failed for its recipe or its text, which were mended since. What is not a run's is not touched."""
+def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:
+    """Make the folder that of this recipe, whose `text` is kept; a run that is there goes on with it, where extend.py allows.
+    Before the first checkpoint nothing is kept of an earlier attempt: it may have failed for its recipe or its text, which
+    were mended since. What is not a run's is not touched."""
     kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
     if not kept.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
-        raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
+        extend(folder, recipe, read, say)
     for name in (*FILES, "log.jsonl") if fresh else ():
         (folder / name).unlink(missing_ok=True)
     write_text(kept, text)
