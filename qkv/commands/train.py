@@ -38,7 +38,8 @@ def run(
     and SIGTERM finish the update, store it and leave with exit code 130 and 143;
     a second Ctrl-C leaves at once, and what came after the last checkpoint is
     done again. With more steps, epochs, time, patience or another learning rate
-    the run in the folder is extended. For a recipe of your own, copy runs/demo/recipe.toml.
+    the run in the folder is extended. For a recipe of your own, copy
+    runs/demo/recipe.toml.
 
     [dim]qkv train demo                      # a recipe that comes with qkv[/]
     [dim]qkv train tags                      # another; the README has one per task[/]

@@ -29,6 +29,7 @@ from qkv.convert.files import read_text, to_disk, write_text
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
+from qkv.tasks.vocabulary import described
 from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
@@ -39,7 +40,7 @@ from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
-from qkv.train.start import start_from
+from qkv.train.start import check_start, start_from
 from qkv.train.words import FILES, has_words, open_words, save_words
 from qkv.train.workers import is_first, rank_zero_first
 
@@ -162,9 +163,15 @@ def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Ca
 
 
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
-    """Those of the folder, or new ones."""
+    """Those of the folder, or new ones: learned, or of a given model, which is announced."""
     if not has_words(folder):
-        save_words(folder, task_of(recipe).prepare(recipe, report.say))
+        if recipe.tune.start:
+            check_start(recipe, report.say)
+        words = task_of(recipe).prepare(recipe, report.say)
+        given = recipe.data and (recipe.data.vocabulary or recipe.tune.start)
+        if given and words.source is not None:
+            report.say(f"vocabulary of {given}: {described(words.source, words.target)}")
+        save_words(folder, words)
     return open_words(folder)
 
 
