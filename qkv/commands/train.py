@@ -60,6 +60,8 @@ def run(
     folder, progress = finished.folder, finished.training.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
+    for name, one in finished.results["extra_valid"].items():
+        print(f"{name} {in_words(one['metric'])} {digits(one['scores'][one['metric']])}, of the same weights")
     for line in score_lines(finished.results):
         print(line)
     print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
 
 from qkv.batch import Batch, Loss
-from qkv.config import DataConfig, ModelConfig, Recipe
+from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.data.batching import Batches
 from qkv.data.corpora import corpus
 from qkv.data.sources import Record, Source
@@ -156,6 +157,27 @@ class Task:
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """Numbers of the held-out set."""
         raise NotImplementedError
+
+    @cached_property
+    def extra(self) -> dict[str, Task]:
+        """The task with each set of `data.extra_valid` as its held-out set; these decide nothing."""
+        return {name: self.held_out_on(name, c) for name, c in self.data.extra_valid.items()}
+
+    def held_out_on(self, name: str, c: CorpusConfig) -> Task:
+        """The same task with another held-out set. It is not for training: its training set is that set, and never read."""
+        c = c.model_copy(update={"split": c.split or "valid"}) if c.dataset else c
+        data = self.data.model_copy(update={"train": (c,), "valid": c, "test": None, "extra_valid": {}})
+        try:
+            return type(self)(self.recipe.model_copy(update={"data": data}), self.config, self.words)
+        except QkvError as error:
+            raise type(error)(f"data.extra_valid.{name}: {error}") from None
+
+    def evaluate_all(self, network: nn.Module) -> dict[str, float]:
+        """The numbers of the held-out set, and those of each further one with its name before them: general_bleu."""
+        found = self.evaluate(network)
+        for name, one in self.extra.items():
+            found |= {f"{name}_{metric}": value for metric, value in one.evaluate(network).items()}
+        return found
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         """The test set, looked at once: {"examples": n, "how": in words, "scores": [{"name", "value", "signature"}]};

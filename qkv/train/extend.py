@@ -24,7 +24,7 @@ MAY_CHANGE = {
     *ENDS, "train.patience", "train.learning_rate",
     "train.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
     "train.device", "train.precision", "train.compile",  # how the same update is computed
-    "data.test", "decode.beam", "decode.length_penalty", "decode.batch_tokens",  # scored at the end
+    "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.batch_tokens",  # scored at the end
     "vectors.epochs", "vectors.learning_rate", "vectors.last_rate", "vectors.workers", "vectors.similarity", "vectors.analogies",
 }  # fmt: skip
 """Fields in which the recipe may differ from that of the run in the folder."""

@@ -203,7 +203,7 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     device = next(t.network.parameters()).device
     with averaged(t) as network, aside(device):  # evaluation must not change what is learned next
         with parametrize.cached():  # LoRA's matrices are added up once, not at every step of a search
-            scores = task.evaluate(network) if rank() == 0 else {}
+            scores = task.evaluate_all(network) if rank() == 0 else {}
         sign = -1 if task.metric == "loss" else 1
         (score,) = broadcast([sign * scores.get(task.metric, 0.0)])
         t.progress.waited += 1

@@ -24,7 +24,7 @@ class Report:
     def __init__(self, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(stderr=True, quiet=quiet)
         self.bar: Progress | None = None
-        self.loss, self.scores, self.estimated = 0.0, "", False
+        self.loss, self.scores, self.short, self.estimated = 0.0, "", "", False
         self.tokens, self.first, self.since, self.last = 0, 0, 0.0, 0.0
         """Target tokens since the first update of this process, which update that was, when it was done, and the last."""
 
@@ -36,6 +36,7 @@ class Report:
         """How large it is, before it starts."""
         recipe, c = task.recipe, task.config
         self.training, self.train, self.metric, self.unit = t, recipe.train, task.metric, task.unit
+        self.extra = tuple(task.data.extra_valid)
         count = sum(p.numel() for p in t.network.parameters())
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
@@ -68,14 +69,22 @@ class Report:
         if f"valid_{self.metric}" in line:
             held = {name.removeprefix("valid_"): value for name, value in line.items() if name.startswith("valid_")}
             first = sorted(held.items(), key=lambda item: item[0] != self.metric)
-            self.scores = ", ".join(f"{in_words(name, 'valid loss')} {digits(value)}" for name, value in first)
+            self.scores = ", ".join(f"{self.named(name)} {digits(value)}" for name, value in first)
+            chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
+            self.short = "".join(f", {self.named(name)} {digits(held[name])}" for name in chosen if name in held)
             self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.pace()}")
         self.estimate(line["step"])
         if self.bar:
-            score = f", {self.scores.partition(',')[0]}" if self.scores else ""
-            now = f"loss {self.loss:.3f}{score}{self.pace()}"
+            now = f"loss {self.loss:.3f}{self.short}{self.pace()}"
             done = share_done(self.training.progress, self.train)
             self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
+
+    def named(self, score: str) -> str:
+        """valid loss, BLEU; of a further held-out set with its name: general BLEU, general loss."""
+        for name in self.extra:
+            if score.startswith(f"{name}_"):
+                return f"{name} {in_words(score.removeprefix(f'{name}_'))}"
+        return in_words(score, "valid loss")
 
     @property
     def elapsed(self) -> float:

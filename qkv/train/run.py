@@ -144,6 +144,9 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     if is_first():
         for reason, count in task.left_out.items():
             report.say(f"left out of the valid set: {count:,} {reason}")
+        for name, one in task.extra.items():  # what is wrong with them is said now
+            for reason, count in one.left_out.items():
+                report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
         checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
     return Run(folder, recipe, config, words, training, task)
 
@@ -190,9 +193,11 @@ def draw(r: Run) -> None:
     lines, smoothing, metric = read_log(r.folder), r.task.smoothing, r.task.metric
     training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
-    panels = {"loss": {training: of("loss"), "held out": of("valid_loss")}}
+    names = ("", *(f"{name}_" for name in r.task.data.extra_valid))
+    held = lambda metric: {f"held out {name[:-1]}".rstrip(): of(f"valid_{name}{metric}") for name in names}  # noqa: E731
+    panels = {"loss": {training: of("loss")} | held("loss")}
     if metric != "loss":
-        panels[in_words(metric)] = {"held out": of(f"valid_{metric}")}
+        panels[in_words(metric)] = held(metric)
     write_text(r.folder / "curves.svg", curves(panels, "Training", "updates"))
 
 
