@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import re
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 from torch import Tensor
 
-from qkv.config import CorruptConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, TrainConfig, TuneConfig
+from qkv import load, recipes
+from qkv.commands.train import kept_text
+from qkv.config import (
+    CorruptConfig,
+    DataConfig,
+    DecodeConfig,
+    ModelConfig,
+    Recipe,
+    TrainConfig,
+    TuneConfig,
+    load_recipe,
+    read_toml,
+)
 from qkv.convert import folder as ours
+from qkv.convert.detect import open_config
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.weights import weights
+from qkv.presets import preset
 from qkv.tasks.base import TASKS, Task, Words, task_of, unused
 from qkv.tasks.vocabulary import special_ids
+from qkv.text.kinds import kind_of, lowercases
 from qkv.text.tokenizer import Tokenizer
-from qkv.text.train import train_tokenizer
-from qkv.train.start import start_from
+from qkv.text.train import KINDS, train_tokenizer
+from qkv.train import run as training
+from qkv.train.report import Report
+from qkv.train.start import check_start, contradictions, start_from
 
 SIZES = {"vocab_size": 30, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 16, "max_length": 16, "dropout": 0.0}
 
@@ -174,3 +194,151 @@ def test_small_letters_are_for_wordpiece() -> None:
     r = recipe("masked", data=data)
     with pytest.raises(ConfigError, match=r"data.lower is for data.tokenizer = 'wordpiece'"):
         task_of(r).prepare(r, lambda _: None)
+
+
+# --- what the model of tune.start brings along
+
+STARTS = """
+[model]
+family = "encoder-decoder"
+d_model = 16
+n_layers = 1
+n_heads = 2
+d_ff = 32
+tie = "all"
+[data]
+train = [{ grammar = 60 }]
+valid = { grammar = 3 }
+vocab_size = 180
+batch_tokens = 200
+[train]
+steps = 2
+"""
+
+
+def train(folder: Path, *settings: str, text: str = STARTS) -> str:
+    """What a run said."""
+    path = folder.parent / f"{folder.name}.toml"
+    path.write_text(text)
+    screen = StringIO()
+    report = Report(Console(file=screen))
+    training.run(load_recipe(path, list(settings), open_config), kept_text(path, list(settings)), folder, report)
+    return screen.getvalue()
+
+
+@pytest.fixture(scope="module")
+def general(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "general"
+    train(folder)
+    return folder
+
+
+def test_the_same_recipe_starts_from_its_run_and_the_vocabulary_is_announced(general: Path, tmp_path: Path) -> None:
+    """As the message of a folder with another run suggests; what the recipe says of the vocabulary is what was asked for then."""
+    for start in (general, general / "best"):
+        said = train(tmp_path / start.name, f"tune.start={start}", "model.dropout=0.3", "train.learning_rate=1e-4")
+        size = load(general).tokenizer.size  # type: ignore[union-attr]
+        assert f"vocabulary of {start}: {size} BPE tokens" in said and f"starting from {start}" in said
+
+
+@pytest.mark.parametrize("settings", [
+    ("data.vocab_size=999",), ("data.tokenizer=wordpiece",), ("data.tokenizer=byte-bpe",),
+    ("data.tokenizer=wordpiece", "data.lower=true"), ("data.joint=false", "model.tie=output"), ("model.position=rotary",),
+    ("model.d_model=32",), ("model.d_ff=64",), ("model.n_layers=2",), ("model.norm_order=pre",), ("model.feedforward=gelu",),
+    ("model.embed_scale=true",), ("model.n_kv_heads=1",), ("model.vocab_size=300",),
+])  # fmt: skip
+def test_what_contradicts_the_start_is_named(settings: tuple[str, ...], general: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        train(tmp_path / "run", f"tune.start={general}", *settings)
+    message = str(refused.value)
+    assert "leave these fields out or set them alike" in message
+    for name, _, value in (setting.partition("=") for setting in settings):
+        if name != "model.tie":  # a matrix that was one can become two
+            assert re.search(rf'{name} = "?{value}"? \(there ', message), name
+
+
+def test_all_contradictions_are_named_at_once(general: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model.d_ff = 8 \(there 32\), .*data.vocab_size = 500 \(there "):
+        train(tmp_path / "run", f"tune.start={general}", "model.d_ff=8", "data.vocab_size=500")
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+
+
+def test_another_vocabulary_is_refused_and_the_same_is_not(general: Path, tmp_path: Path) -> None:
+    other = train_tokenizer(["ein anderer Text"], "bpe", 60)
+    (tmp_path / "other.json").write_text(other.to_json())
+    with pytest.raises(ConfigError, match=r"data.vocabulary = .*other.json"):
+        train(tmp_path / "run", f"tune.start={general}", f"data.vocabulary={tmp_path / 'other.json'}")
+    said = train(tmp_path / "run", f"tune.start={general}", f"data.vocabulary={general}")
+    assert f"vocabulary of {general}" in said
+
+
+def test_fields_that_say_the_same_and_those_that_are_tuned_are_no_contradiction(general: Path, tmp_path: Path) -> None:
+    size = load(general).tokenizer.size  # type: ignore[union-attr]
+    settings = (f"data.vocab_size={size}", "data.tokenizer=bpe", "data.lower=false", "data.joint=true", "model.n_kv_heads=2",
+                "model.d_head=8", "model.position=sinusoidal", "model.max_length=300", "model.attention_dropout=0.1",
+                "model.n_decoder_layers=1")  # fmt: skip
+    assert "starting from" in train(tmp_path / "run", f"tune.start={general}", *settings)
+
+
+def test_a_vocabulary_given_without_a_start_is_announced(general: Path, tmp_path: Path) -> None:
+    """What README has for the same network from fresh weights; the size that the recipe asks for is that of a learned one."""
+    said = train(
+        tmp_path / "run", "tune.start=", f"data.vocabulary={general}", "data.vocab_size=999", "model.d_model=32"
+    )
+    assert f"vocabulary of {general}: " in said and "starting from" not in said
+
+
+def test_a_model_without_a_tokenizer_takes_a_given_one(general: Path, tmp_path: Path) -> None:
+    model = load(general)
+    ours.save(tmp_path / "bare", model.config, model.network)
+    said = train(tmp_path / "run", f"tune.start={tmp_path / 'bare'}", f"data.vocabulary={general}")
+    assert f"starting from {tmp_path / 'bare'}" in said and f"vocabulary of {general}" in said
+
+
+def test_learned_positions_keep_their_number(tmp_path: Path) -> None:
+    old = config("masked", position="learned")
+    assert [name for name, *_ in contradictions(old, old.changed(max_length=8, n_layers=1))] == ["max_length"]
+    assert [name for name, *_ in contradictions(old.changed(position="rotary"), old.changed(max_length=8))] == [
+        "position"
+    ]
+
+
+def test_matrices_may_be_parted_but_not_joined() -> None:
+    apart, joint = config("vocabulary"), config("vocabulary", tie="output")
+    assert not contradictions(joint, apart) and [name for name, *_ in contradictions(apart, joint)] == ["tie"]
+
+
+def test_a_preset_that_is_not_that_of_the_start_is_not_used_and_that_is_said(tmp_path: Path) -> None:
+    c = config("masked", norm_order="post", position="learned")
+    ours.save(tmp_path / "old", c, build(c), train_tokenizer(["a b c d e f g"], "words", 30))
+    said: list[str] = []
+    check_start(
+        recipe("masked", preset="bert-base", model=c, tune=TuneConfig(start=str(tmp_path / "old"))), said.append
+    )
+    assert said == [f"preset 'bert-base' is not used: the network is that of {tmp_path / 'old'}"]
+
+
+TUNED = [name for name in recipes.names() if "\nstart = " in recipes.find(name).read_text()]
+
+
+@pytest.mark.parametrize("name", TUNED)
+def test_shipped_recipes_start_from_what_they_are_for(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their own fields contradict neither a model of their preset nor, of imdb-tuned, that of imdb-bert."""
+    values = read_toml(recipes.find(name))
+    old = preset(values["preset"]) if "preset" in values else load_recipe(recipes.find("imdb-bert")).model
+    r = load_recipe(recipes.find(name), None, lambda _: old)
+    monkeypatch.setattr("qkv.train.start.open_config", lambda _: old)
+    check_start(r, lambda line: pytest.fail(line))
+
+
+# --- kinds of tokenizers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lower", [False, True])
+def test_a_tokenizer_is_recognised_as_what_it_was_trained_as(kind: str, lower: bool) -> None:
+    tokenizer = train_tokenizer(["The dog sees a cat", "A cat sees the dog"] * 3, kind, 280, lower=lower)
+    assert kind_of(tokenizer) == kind
+    assert lowercases(tokenizer) == (lower and kind == "wordpiece")

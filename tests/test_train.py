@@ -137,12 +137,6 @@ def test_it_learns(tmp_path: Path) -> None:
     assert finished.training.progress.best_step == 80 and (tmp_path / "run" / "curves.svg").exists()
 
 
-def test_another_recipe_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    run(tmp_path / "run", recipe(steps=1))
-    with pytest.raises(FileError, match="another recipe"):
-        training.run(recipe(), "other text", tmp_path / "run", Report(quiet=True))
-
-
 def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("of a model")
     with pytest.raises(FileError, match="something else than a run"):

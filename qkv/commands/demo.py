@@ -41,10 +41,11 @@ def run(
 ) -> None:
     """Train a translator from raw text, score it, and show what it does; at most 5 minutes on two cores.
 
-    Stopped, the same command goes on; after the end it shows the results again.
+    Stopped, the same command goes on; after the end it shows the results again,
+    or trains on where it is given more time.
 
     [dim]qkv demo[/]
-    [dim]qkv demo --time-budget 10m --out runs/longer[/]
+    [dim]qkv demo --time-budget 10m[/]
     """
     from rich.console import Console
 
@@ -57,8 +58,8 @@ def run(
         console.print(line, markup=False, soft_wrap=True)
     done, planned = finished.training.progress.step, finished.recipe.train.steps
     if finished.training.progress.best < 95 and done < planned:
-        console.print(f"{done:,} of {planned:,} updates fitted into the time: --time-budget 10m in another folder (--out) lets "
-                      "it learn more", soft_wrap=True)  # fmt: skip
+        console.print(f"{done:,} of {planned:,} updates fitted into the time: the same command with --time-budget 10m continues "
+                      "the training", soft_wrap=True)  # fmt: skip
     files = {"alignment.svg": "where it looks, word by word (open it in a browser)", "curves.svg": "how it learned",
              "README.md": "the model card", "test.hyp.txt": "all translations", "best": "the model"}  # fmt: skip
     console.print("\n[bold]What there is[/]")

@@ -37,13 +37,16 @@ def run(
     time budget decides the learning rate, the clock has a part in them). Ctrl-C
     and SIGTERM finish the update, store it and leave with exit code 130 and 143;
     a second Ctrl-C leaves at once, and what came after the last checkpoint is
-    done again. For a recipe of your own, copy runs/demo/recipe.toml.
+    done again. With more steps, epochs, time, patience or another learning rate
+    the run in the folder is extended. For a recipe of your own, copy
+    runs/demo/recipe.toml.
 
     [dim]qkv train demo                      # a recipe that comes with qkv[/]
     [dim]qkv train tags                      # another; the README has one per task[/]
     [dim]qkv train multi30k-en-de --set data.root=FOLDER    # its files are here[/]
     [dim]qkv train my.toml --out runs/wide --set model.d_model=256[/]
     [dim]qkv train my.toml --time-budget 1h[/]
+    [dim]qkv train my.toml --set train.steps=20000          # go on to more updates[/]
     [dim]tensorboard --logdir runs           # watch it[/]
     """
     from qkv.config.vectors import learns_vectors
@@ -57,6 +60,8 @@ def run(
     folder, progress = finished.folder, finished.training.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
+    for name, one in finished.results["extra_valid"].items():
+        print(f"{name} {in_words(one['metric'])} {digits(one['scores'][one['metric']])}, of the same weights")
     for line in score_lines(finished.results):
         print(line)
     print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")

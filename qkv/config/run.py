@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -11,6 +12,8 @@ from qkv.config.strict import Strict
 from qkv.errors import ConfigError
 
 Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes"]
+RESERVED = ("macro", "generator")
+"""No names of held-out sets: NAME_f1 and NAME_accuracy would be other scores."""
 
 
 def _interval(value: Any) -> Any:
@@ -102,6 +105,9 @@ class DataConfig(Strict):
     """Corpora to learn from."""
     valid: CorpusConfig
     """Held out; decides which checkpoint is best."""
+    extra_valid: dict[str, CorpusConfig] = {}
+    """Further held-out sets by name, such as the general text beside that of a domain: { general = { files = [...] } }. They
+    are scored at every evaluation (valid_general_bleu) and at the end, and decide nothing."""
     test: CorpusConfig | None = None
     """Held out; scored once, at the end."""
     tokenizer: Tokenizers = "bpe"
@@ -141,12 +147,23 @@ class DataConfig(Strict):
             else values
         )
 
+    @model_validator(mode="after")
+    def _names(self) -> DataConfig:
+        for name in self.extra_valid:
+            if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name) or name in RESERVED:
+                raise ValueError(
+                    f"extra_valid: a set is named with letters, digits and -, and not {' or '.join(RESERVED)}; given {name!r}"
+                )
+        return self
+
 
 class TrainConfig(Strict):
     """How a network learns."""
 
     steps: int = Field(default=10_000, gt=0)
-    """Updates at the most."""
+    """Updates at the most. Training ends with the first of steps, epochs and time_budget that is over."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the training data at the most; schedules fit themselves to it."""
     time_budget: float | None = Field(default=None, gt=0)
     """Minutes of training; schedules fit themselves to it."""
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -16,7 +16,8 @@ class TuneConfig(Strict):
     """What a network starts from, and which of its weights may change."""
 
     start: str | None = None
-    """Folder of the model to start from, ours or Hugging Face's; [model] then changes fields of its configuration."""
+    """Folder of the model to start from, ours or Hugging Face's: network and vocabulary come from it. [model] may change what
+    fine-tuning can change (head, dropout, max_length, fewer layers); fields that contradict the model are errors."""
     freeze: int = Field(default=0, ge=-1)
     """So many of the lowest layers stay as they are, with the embeddings; -1 = all but the head."""
     layer_decay: float = Field(default=1.0, gt=0, le=1)

@@ -85,6 +85,11 @@ def detect(path: Path) -> tuple[str, Path]:
     raise FileError(f"{path} is of no kind known here: give a model folder, a .gguf file or a llama2.c .bin file")
 
 
+def run_of(folder: Path) -> Path:
+    """The run to which a model belongs; its own folder where it belongs to none."""
+    return folder.resolve().parent if folder.resolve().name == "best" else folder
+
+
 def detect_folder(path: Path) -> tuple[str, Path]:
     if (path / "config.json").is_file():
         return ("qkv" if read_json(path / "config.json").get("model_type") == ours.MODEL_TYPE else "huggingface"), path

@@ -7,6 +7,7 @@ four numbers, and a run that stopped at it goes on with the very next batch.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,13 @@ class Position:
     pool: int = 0
     batch: int = 0
     """Batches of the pool that are done."""
+    share: float = 0.0
+    """How much of this pass over the corpus is done, from 0 to 1."""
+
+    @property
+    def passes(self) -> float:
+        """Passes over the corpus, the one that is under way as a fraction."""
+        return self.epoch + self.share
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
@@ -58,10 +66,23 @@ class Batches(Generic[Example]):
             batches = self.cut(examples, f"{self.seed}:{epoch}:{pool}")
             if last and not batches and pool == 0:
                 raise QkvError("the training text is too short for a batch: give more text, or lower data.batch_tokens")
+            begin, end = self.shares(following, last)
             for number in range(self.position.batch, len(batches)):
-                self.position = Position(epoch, record, pool, number + 1)
+                done = (number + 1) / len(batches)
+                share = end if done == 1 else begin + done * (end - begin)
+                self.position = Position(epoch, record, pool, number + 1, share)
                 yield batches[number]
             self.position = Position(epoch + 1) if last else Position(epoch, following, pool + 1)
+
+    def shares(self, following: int, last: bool) -> tuple[float, float]:
+        """How much of the pass is over at the beginning and at the end of the current pool, which ends before record
+        `following`. Before the last pool the length of the corpus is an estimate; a mixture never ends, and has none."""
+        first = self.position.record
+        if last:
+            return (first / following if first else 0.0), 1.0
+        about = getattr(self.source, "about", None)
+        length = max(about(), following + 1) if about is not None else math.inf
+        return first / length, following / length
 
     def read_pool(self) -> tuple[list[Example], int, bool]:
         """The examples of the current pool, the record behind it, and whether the corpus ends there."""

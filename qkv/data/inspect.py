@@ -220,6 +220,7 @@ def inspect_recipe(data: DataConfig, task: str, tokenize: Sequence[Tokenize], un
     train = {f"train {i}" if len(data.train) > 1 else "train": c for i, c in enumerate(data.train, 1)}
     sources = {name: corpus(c, data, "train", task) for name, c in train.items()}
     held = {name: corpus(c, data, name, task) for name, c in (("valid", data.valid), ("test", data.test)) if c}
+    held |= {f"valid {name}": corpus(c, data, "valid", task) for name, c in data.extra_valid.items()}
     how: dict[str, Any] = {"limit": limit, "pairs": task in PAIRS, "labelled": task == "classification"}
 
     def of(source: Source, name: str, problem: Callable[[Any, Any], str] | None = None) -> Report:

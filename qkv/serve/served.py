@@ -17,6 +17,7 @@ import torch
 from qkv.api import Model, load
 from qkv.config import DataConfig, ModelConfig
 from qkv.config.strict import read_toml
+from qkv.convert.detect import run_of
 from qkv.data.glue import TASKS
 from qkv.errors import QkvError
 from qkv.generate.alignment import Link
@@ -32,7 +33,6 @@ from qkv.serve.lanes import Desk, Lane, Ticket
 from qkv.serve.limits import Limits
 from qkv.serve.metrics import Metrics
 from qkv.serve.refusal import Refusal
-from qkv.tasks.looking import run_of
 from qkv.tasks.summary import Summarizer
 
 Pair = tuple[str, str]

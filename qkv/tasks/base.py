@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import nn
 
 from qkv.batch import Batch, Loss
-from qkv.config import DataConfig, ModelConfig, Recipe
+from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.data.batching import Batches
 from qkv.data.corpora import corpus
 from qkv.data.sources import Record, Source
@@ -157,6 +158,27 @@ class Task:
         """Numbers of the held-out set."""
         raise NotImplementedError
 
+    @cached_property
+    def extra(self) -> dict[str, Task]:
+        """The task with each set of `data.extra_valid` as its held-out set; these decide nothing."""
+        return {name: self.held_out_on(name, c) for name, c in self.data.extra_valid.items()}
+
+    def held_out_on(self, name: str, c: CorpusConfig) -> Task:
+        """The same task with another held-out set. It is not for training: its training set is that set, and never read."""
+        c = c.model_copy(update={"split": c.split or "valid"}) if c.dataset else c
+        data = self.data.model_copy(update={"train": (c,), "valid": c, "test": None, "extra_valid": {}})
+        try:
+            return type(self)(self.recipe.model_copy(update={"data": data}), self.config, self.words)
+        except QkvError as error:
+            raise type(error)(f"data.extra_valid.{name}: {error}") from None
+
+    def evaluate_all(self, network: nn.Module) -> dict[str, float]:
+        """The numbers of the held-out set, and those of each further one with its name before them: general_bleu."""
+        found = self.evaluate(network)
+        for name, one in self.extra.items():
+            found |= {f"{name}_{metric}": value for metric, value in one.evaluate(network).items()}
+        return found
+
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         """The test set, looked at once: {"examples": n, "how": in words, "scores": [{"name", "value", "signature"}]};
         answers go to files in `folder`. None where the recipe has no test set."""
@@ -209,6 +231,11 @@ def unused(recipe: Recipe) -> None:
         given = field in table.model_fields_set and getattr(table, field) if field else room in recipe.model_fields_set
         if given and recipe.task not in tasks:
             raise ConfigError(f"{name} means nothing to task {recipe.task!r}, only to {', '.join(tasks)}: leave it out")
+    if recipe.train.epochs is not None and recipe.data is not None and len(recipe.data.train) > 1:
+        raise ConfigError(
+            f"train.epochs = {recipe.train.epochs:g}: a mixture of {len(recipe.data.train)} corpora is drawn from without end and "
+            "has no passes; set train.steps or train.time_budget instead"
+        )
 
 
 def task_of(recipe: Recipe) -> type[Task]:

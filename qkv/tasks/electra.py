@@ -87,9 +87,10 @@ class ReplacedTask(Pretraining):
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
         super().possible(recipe)
-        if recipe.data is not None and recipe.data.test is not None:
+        given = [name for name in ("test", "extra_valid") if recipe.data is not None and getattr(recipe.data, name)]
+        if given:
             raise ConfigError(
-                "data.test: what is asked of a discriminator comes from its generator, which is not kept; leave it out"
+                f"data.{given[0]}: what is asked of a discriminator comes from its generator, which is not kept; leave it out"
             )
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig, read_toml
+from qkv.convert.detect import run_of
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
 from qkv.generate.alignment import written_spans
@@ -56,11 +57,6 @@ class Reading(NamedTuple):
     """Of each token, in a network that has segments: 0, or 1 in the second text."""
     place: int | None = None
     """The token at which is asked where none is named."""
-
-
-def run_of(folder: Path) -> Path:
-    """The run to which a model belongs; its own folder where it belongs to none."""
-    return folder.resolve().parent if folder.resolve().name == "best" else folder
 
 
 def writes_summaries(folder: Path) -> bool:

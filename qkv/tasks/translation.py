@@ -181,7 +181,7 @@ class TranslationTask(Task):
 
 def two_sides(data: DataConfig) -> None:
     """Every corpus has a source and a target."""
-    for one in (*data.train, data.valid, *([data.test] if data.test else [])):
+    for one in (*data.train, data.valid, *data.extra_valid.values(), *([data.test] if data.test else [])):
         given = one.files or one.columns or (0, 1)
         if len(given) != 2:
             raise ConfigError(

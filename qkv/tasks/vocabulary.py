@@ -10,7 +10,7 @@ from qkv.config import DataConfig, Recipe
 from qkv.convert.tokenizer_files import open_target_tokenizer, read_tokenizer
 from qkv.data.sources import Corpus, Record
 from qkv.errors import ConfigError, QkvError
-from qkv.text.kinds import put_around
+from qkv.text.kinds import kind_of, put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS, PAD, sample, train_tokenizer
 from qkv.text.wording import plural
@@ -31,6 +31,23 @@ def given_target(recipe: Recipe) -> Tokenizer | None:
     assert recipe.data is not None
     place = recipe.data.vocabulary or recipe.tune.start
     return open_target_tokenizer(place) if place else None
+
+
+TOKENS = {
+    "bpe": "BPE tokens",
+    "byte-bpe": "byte-level BPE tokens",
+    "wordpiece": "WordPiece tokens",
+    "unigram": "unigram tokens",
+}
+"""How the entries of a vocabulary are called; those of other kinds are words, characters or bytes."""
+
+
+def described(source: Tokenizer, target: Tokenizer | None = None) -> str:
+    """8,000 BPE tokens; or both sizes where source and target have vocabularies of their own."""
+    own = target is not None and target.to_json() != source.to_json()
+    sizes = [source, target] if own and target is not None else [source]
+    found = [f"{one.size:,} {TOKENS.get(kind_of(one), kind_of(one))}" for one in sizes]
+    return f"{found[0]} for the source, {found[1]} for the target" if own else found[0]
 
 
 def learn_tokenizer(corpora: Sequence[Corpus], texts_of: Callable[[Record], Iterable[str]], data: DataConfig,

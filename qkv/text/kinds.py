@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ SPLITS = {
     ),
 }  # fmt: skip
 """How byte-level BPE cuts text into words before merging, by the names that GGUF uses."""
+CHARACTER = r"[\s\S]"
+"""The pattern at which a tokenizer of characters splits."""
 
 
 def byte_level_bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], special: Iterable[str] = (),
@@ -84,6 +87,23 @@ def merges_of(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[s
             if left in vocab and right in vocab:
                 ranked.append((-scores[index], index, left, right))
     return [(left, right) for _, _, left, right in sorted(ranked, key=lambda pair: pair[:2])]
+
+
+def kind_of(tokenizer: Tokenizer) -> str:
+    """The name that data.tokenizer has for this kind: bpe, byte-bpe, unigram, wordpiece, words, characters or bytes."""
+    table = json.loads(tokenizer.to_json())
+    model, split = table["model"], json.dumps(table["pre_tokenizer"])
+    if model["type"] == "BPE" and '"ByteLevel"' in split:
+        return "byte-bpe" if model["merges"] else "bytes"
+    if model["type"] == "WordLevel":
+        return "characters" if json.dumps(CHARACTER)[1:-1] in split else "words"
+    return str(model["type"]).lower()
+
+
+def lowercases(tokenizer: Tokenizer) -> bool:
+    """Does it lowercase the text, as bert-base-uncased does?"""
+    normalizer = tokenizer.backend.normalizer
+    return normalizer is not None and normalizer.normalize_str("A") == "a"
 
 
 def put_around(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None = None) -> None:

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from qkv.errors import QkvError
+from qkv.text.kinds import CHARACTER
 from qkv.text.tokenizer import Tokenizer
 
 KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes")
@@ -138,7 +139,7 @@ def _words(size: int) -> tuple[tokenizers.Tokenizer, Any]:
 def _characters(size: int) -> tuple[tokenizers.Tokenizer, Any]:
     """One id per character, spaces and line ends included."""
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
-    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(CHARACTER), "isolated")
     backend.decoder = decoders.Fuse()
     return backend, trainers.WordLevelTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
 

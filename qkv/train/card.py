@@ -66,6 +66,15 @@ def metric_id(name: str) -> str:
 def scores(results: dict[str, Any]) -> list[str]:
     valid, test = results["valid"], results["test"]
     rows = [(f"validation | {valid['examples']:,} | {valid['how']}", in_words(valid["metric"]), valid["value"], "")]
+    rows += [
+        (
+            f"validation, {name} | {one['examples']:,} | {one['how']}",
+            in_words(one["metric"]),
+            one["scores"][one["metric"]],
+            "",
+        )
+        for name, one in results["extra_valid"].items()
+    ]
     if test is not None:
         rows += [
             (f"test | {test['examples']:,} | {test['how']}", s["name"], s["value"], s["signature"])
@@ -78,7 +87,8 @@ def scores(results: dict[str, Any]) -> list[str]:
     ]
     head = ["| set | examples | how | metric | score | signature |", "|---|---:|---|---|---:|---|"]
     once = "; the test set was looked at once, afterwards" if test is not None else ""
-    return [*head, *lines, "", f"The validation set chose the weights{once}.\n"]
+    watched = f" ({', '.join(results['extra_valid'])} had no part in it)" if results["extra_valid"] else ""
+    return [*head, *lines, "", f"The validation set chose the weights{watched}{once}.\n"]
 
 
 def use(task: Task) -> str:
@@ -98,7 +108,10 @@ def use(task: Task) -> str:
 def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
     found = results["data"]
     lines = [f"- training: {origin(c)}" + (f", weight {c.weight:g}" if len(data.train) > 1 else "") for c in data.train]
-    lines += [f"- validation: {origin(data.valid)}"] + ([f"- test: {origin(data.test)}"] if data.test else [])
+    lines += [f"- validation: {origin(data.valid)}"]
+    lines += [f"- validation, {name}: {origin(c)}" for name, c in data.extra_valid.items()] + (
+        [f"- test: {origin(data.test)}"] if data.test else []
+    )
     if "examples" in found:
         lines.append(f"- {found['examples']:,} examples were learned from")
     else:

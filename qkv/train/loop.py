@@ -85,6 +85,7 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     stream = iter(task.batches)
     model = data_parallel(LossModule(t.network, task.objective, t.half))
     start, saved = time.monotonic() - t.progress.seconds, mark(t.progress, c)
+    t.progress.evaluated = rebased(t.progress.evaluated, saved)
     with stopping() as noted:
         while t.progress.step < c.steps:
             t.network.train()
@@ -162,6 +163,11 @@ def mark(p: Progress, c: TrainConfig) -> tuple[int, float, float]:
     return p.step, share_done(p, c), p.seconds / 60
 
 
+def rebased(last: tuple[int, float, float], now: tuple[int, float, float]) -> tuple[int, float, float]:
+    """The mark of the last evaluation when the run was extended since: the same updates are a smaller share of it."""
+    return last[0], min(last[1], now[1]), last[2]
+
+
 def due(every: Interval, now: Sequence[float], last: Sequence[float]) -> bool:
     """Whether a multiple of the interval lies between two marks (minutes: whether the interval has passed)."""
     if every.minutes:
@@ -198,7 +204,7 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     device = next(t.network.parameters()).device
     with averaged(t) as network, aside(device):  # evaluation must not change what is learned next
         with parametrize.cached():  # LoRA's matrices are added up once, not at every step of a search
-            scores = task.evaluate(network) if rank() == 0 else {}
+            scores = task.evaluate_all(network) if rank() == 0 else {}
         sign = -1 if task.metric == "loss" else 1
         (score,) = broadcast([sign * scores.get(task.metric, 0.0)])
         t.progress.waited += 1
@@ -211,9 +217,18 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
 
 
 def share_done(p: Progress, c: TrainConfig) -> float:
-    """How much of the run is over: by steps, or by time where that runs out first."""
+    """How much of the run is over: by steps, or by passes or time where these run out first."""
     timed = 0.0 if c.time_budget is None else p.seconds / (60 * c.time_budget)
-    return max(p.step / c.steps, timed)
+    passed = 0.0 if c.epochs is None else p.position.passes / c.epochs
+    return max(p.step / c.steps, timed, passed)
+
+
+def updates_left(p: Progress, c: TrainConfig) -> int:
+    """Updates until the steps or the passes are done; time has no part in it."""
+    by_steps = c.steps - p.step
+    if c.epochs is None or not p.position.passes:
+        return by_steps
+    return max(0, min(by_steps, round(p.step * (c.epochs / p.position.passes - 1))))
 
 
 def ended(p: Progress, c: TrainConfig) -> str:
@@ -222,6 +237,8 @@ def ended(p: Progress, c: TrainConfig) -> str:
         return f"no better score in {p.waited} evaluations"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
         return f"the time budget of {spoken(60 * c.time_budget)} is over"
+    if c.epochs is not None and p.position.passes >= c.epochs:
+        return f"train.epochs = {c.epochs:g} is reached"
     return "all steps are done" if p.step >= c.steps else ""
 
 

@@ -13,7 +13,7 @@ from qkv.tasks.base import Task
 from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
-from qkv.train.loop import share_done
+from qkv.train.loop import share_done, updates_left
 
 ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
 """So much must have been done before its rate tells something."""
@@ -25,7 +25,7 @@ class Report:
     def __init__(self, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(stderr=True, quiet=quiet)
         self.bar: Progress | None = None
-        self.loss, self.scores, self.estimated = 0.0, "", False
+        self.loss, self.scores, self.short, self.estimated = 0.0, "", "", False
         self.tokens, self.first, self.since, self.last = 0, 0, 0.0, 0.0
         """Target tokens since the first update of this process, which update that was, when it was done, and the last."""
 
@@ -37,10 +37,12 @@ class Report:
         """How large it is, before it starts."""
         recipe, c = task.recipe, task.config
         self.training, self.train, self.metric, self.unit = t, recipe.train, task.metric, task.unit
+        self.extra = tuple(task.data.extra_valid)
         count = sum(p.numel() for p in t.network.parameters())
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
         budget = f", at most {spoken(60 * self.train.time_budget)}" if self.train.time_budget else ""
+        budget += f", at most {self.train.epochs:g} epochs" if self.train.epochs else ""
         some = "" if learned == count else f", {learned:,} of them learned"
         self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
         self.say(
@@ -68,14 +70,22 @@ class Report:
         if f"valid_{self.metric}" in line:
             held = {name.removeprefix("valid_"): value for name, value in line.items() if name.startswith("valid_")}
             first = sorted(held.items(), key=lambda item: item[0] != self.metric)
-            self.scores = ", ".join(f"{in_words(name, 'valid loss')} {digits(value)}" for name, value in first)
+            self.scores = ", ".join(f"{self.named(name)} {digits(value)}" for name, value in first)
+            chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
+            self.short = "".join(f", {self.named(name)} {digits(held[name])}" for name in chosen if name in held)
             self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.pace()}")
         self.estimate(line["step"])
         if self.bar:
-            score = f", {self.scores.partition(',')[0]}" if self.scores else ""
-            now = f"loss {self.loss:.3f}{score}{self.pace()}"
+            now = f"loss {self.loss:.3f}{self.short}{self.pace()}"
             done = share_done(self.training.progress, self.train)
             self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
+
+    def named(self, score: str) -> str:
+        """valid loss, BLEU; of a further held-out set with its name: general BLEU, general loss."""
+        for name in self.extra:
+            if score.startswith(f"{name}_"):
+                return f"{name} {in_words(score.removeprefix(f'{name}_'))}"
+        return in_words(score, "valid loss")
 
     @property
     def elapsed(self) -> float:
@@ -89,7 +99,7 @@ class Report:
     def left(self) -> float:
         """Seconds until the steps are done or the time is over, whichever comes first."""
         progress, c = self.training.progress, self.train
-        by_steps = (c.steps - progress.step) * self.elapsed / max(progress.step - self.first, 1)
+        by_steps = updates_left(progress, c) * self.elapsed / max(progress.step - self.first, 1)
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
     def pace(self) -> str:
@@ -101,13 +111,13 @@ class Report:
             return
         self.estimated = True
         each, c, progress = self.elapsed / (step - self.first), self.train, self.training.progress
-        fitting = c.steps - step
+        fitting = wanted = updates_left(progress, c)
         if c.time_budget is not None:
             fitting = min(fitting, int((60 * c.time_budget - progress.seconds) / each))
         if fitting < ENOUGH_UPDATES:
             return
         whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} {self.unit}/s"
-        self.say(whole + ("" if fitting == c.steps - step else f"; that is what fits, of {c.steps:,}"))
+        self.say(whole + ("" if fitting == wanted else f"; that is what fits, of {step + wanted:,}"))
 
     # --- afterwards
 

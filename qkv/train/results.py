@@ -32,7 +32,7 @@ def finish(r: Run, report: Report) -> dict[str, Any]:
     if place.exists() and (found := read_json(place)).get("fingerprint") == key:
         return found
     progress, task = r.training.progress, r.task
-    network = r.task.kept(r.training.network)
+    network, best = r.task.kept(r.training.network), best_network(r)
     results = {
         "fingerprint": key,
         "task": r.recipe.task,
@@ -41,7 +41,9 @@ def finish(r: Run, report: Report) -> dict[str, Any]:
         "model": {"parameters": sum(p.numel() for p in network.parameters()), "family": r.config.family},
         "valid": {"examples": len(task.valid), "how": task.how, "metric": task.metric,
                   "value": abs(progress.best) if task.metric == "loss" else progress.best, "update": progress.best_step},
-        "test": task.test(best_network(r), r.folder, report.say),
+        "extra_valid": {name: {"examples": len(one.valid), "how": one.how, "metric": one.metric, "scores": one.evaluate(best)}
+                        for name, one in task.extra.items()},
+        "test": task.test(best, r.folder, report.say),
     }  # fmt: skip
     write_json(place, results)  # the last: who is stopped before does it again
     return results
@@ -68,7 +70,7 @@ def training(r: Run, report: Report) -> dict[str, Any]:
     progress, c = r.training.progress, r.recipe.train
     rate = {"target_tokens_per_second": round(report.rate)} if report.rate else {}
     return {
-        "ended": r.why, "updates": progress.step, "epochs": progress.position.epoch, "minutes": progress.seconds / 60,
+        "ended": r.why, "updates": progress.step, "epochs": int(progress.position.passes), "minutes": progress.seconds / 60,
         **rate, "seed": c.seed, "threads": torch.get_num_threads(), "cores": os.cpu_count(), "qkv": qkv.__version__,
         "torch": str(torch.__version__), "python": platform.python_version(),
     }  # fmt: skip

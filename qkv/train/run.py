@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,23 +22,26 @@ from typing import Any
 
 import torch
 
-from qkv.config import ModelConfig, Recipe
+from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.convert import folder as ours
+from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.data.corpora import notes
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
+from qkv.tasks.vocabulary import described
 from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
 from qkv.train.events import Events
+from qkv.train.extend import R, extend
 from qkv.train.launch import local_workers, worker_count
 from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
-from qkv.train.start import start_from
+from qkv.train.start import check_start, start_from
 from qkv.train.words import FILES, has_words, open_words, save_words
 from qkv.train.workers import is_first, rank_zero_first
 
@@ -125,7 +129,7 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
         if is_first():
-            claim(folder, text)
+            claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
         words = known_words(recipe, folder, report)
     kind = task_of(recipe)
     config = kind.fitted(recipe, words)
@@ -141,29 +145,39 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     if is_first():
         for reason, count in task.left_out.items():
             report.say(f"left out of the valid set: {count:,} {reason}")
+        for name, one in task.extra.items():  # what is wrong with them is said now
+            for reason, count in one.left_out.items():
+                report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
         checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
     return Run(folder, recipe, config, words, training, task)
 
 
-def claim(folder: Path, text: str) -> None:
-    """The folder is for this recipe alone. Before the first checkpoint nothing is kept of an earlier attempt: it may have
-    failed for its recipe or its text, which were mended since. What is not a run's is not touched."""
+def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:
+    """Make the folder that of this recipe, whose `text` is kept; a run that is there goes on with it, where extend.py allows.
+    Before the first checkpoint nothing is kept of an earlier attempt: it may have failed for its recipe or its text, which
+    were mended since. What is not a run's is not touched."""
     kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
     if not kept.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
-        raise FileError(f"{folder} holds a run of another recipe: choose another folder, or remove it to start anew")
+        extend(folder, recipe, read, say)
     for name in (*FILES, "log.jsonl") if fresh else ():
         (folder / name).unlink(missing_ok=True)
     write_text(kept, text)
 
 
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
-    """Those of the folder, or new ones."""
+    """Those of the folder, or new ones: learned, or of a given model, which is announced."""
     if not has_words(folder):
         for line in notes(recipe.data, recipe.task) if recipe.data else ():
             report.say(line)
-        save_words(folder, task_of(recipe).prepare(recipe, report.say))
+        if recipe.tune.start:
+            check_start(recipe, report.say)
+        words = task_of(recipe).prepare(recipe, report.say)
+        given = recipe.data and (recipe.data.vocabulary or recipe.tune.start)
+        if given and words.source is not None:
+            report.say(f"vocabulary of {given}: {described(words.source, words.target)}")
+        save_words(folder, words)
     return open_words(folder)
 
 
@@ -182,9 +196,11 @@ def draw(r: Run) -> None:
     lines, smoothing, metric = read_log(r.folder), r.task.smoothing, r.task.metric
     training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
-    panels = {"loss": {training: of("loss"), "held out": of("valid_loss")}}
+    names = ("", *(f"{name}_" for name in r.task.data.extra_valid))
+    held = lambda metric: {f"held out {name[:-1]}".rstrip(): of(f"valid_{name}{metric}") for name in names}  # noqa: E731
+    panels = {"loss": {training: of("loss")} | held("loss")}
     if metric != "loss":
-        panels[in_words(metric)] = {"held out": of(f"valid_{metric}")}
+        panels[in_words(metric)] = held(metric)
     write_text(r.folder / "curves.svg", curves(panels, "Training", "updates"))
 
 

@@ -10,14 +10,14 @@ from qkv.config import TrainConfig
 def learning_rate(c: TrainConfig, step: int, done: float) -> float:
     """Of update `step` (from 1), when the share `done` (0 to 1) of the run is over.
 
-    It rises linearly for `warmup` updates; with a time budget, in which fewer may fit, for a tenth of the run at the most.
+    It rises linearly for `warmup` updates; with epochs or a time budget, in which fewer may fit, for a tenth of the run at the most.
     """
     return c.learning_rate * min(rising(c, step, done), 1.0) * falling(c, step, min(max(done, 0.0), 1.0))
 
 
 def rising(c: TrainConfig, step: int, done: float) -> float:
     """The share of the warm-up that is over; 1 or more behind it."""
-    return max(step / max(c.warmup, 1), done / 0.1 if c.time_budget else 0.0)
+    return max(step / max(c.warmup, 1), done / 0.1 if c.time_budget or c.epochs else 0.0)
 
 
 def warming_up(c: TrainConfig, step: int, done: float) -> bool:

@@ -1,17 +1,30 @@
-"""Starting from a trained model: its weights where the new network has a place for them, fresh ones in a new head."""
+"""Starting from a trained model: its weights where the new network has a place for them, fresh ones in a new head.
+
+The network and the vocabulary come from the model. Fields of the recipe that contradict them are errors; fields that say
+the same, and those that fine-tuning may change (TUNABLE), are not.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qkv.config import ModelConfig
-from qkv.convert.detect import open_model
+from qkv.config import DataConfig, ModelConfig, Recipe, read_toml
+from qkv.convert.detect import open_config, open_model, run_of
 from qkv.convert.files import some
-from qkv.errors import QkvError
+from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer, read_tokenizer
+from qkv.errors import ConfigError, QkvError
 from qkv.models.weights import weights
+from qkv.presets import preset
+from qkv.tasks.vocabulary import described
+from qkv.text.kinds import kind_of, lowercases
+from qkv.text.tokenizer import Tokenizer
+from qkv.train.extend import shown
 
 MOVED = {
     ("pooled", "classes"): ("head.", "head.pooler."),
@@ -25,6 +38,87 @@ MOVED = {
 }
 """Heads of two kinds that have a layer in common, and what it is called in each. In all others equal names mean nothing:
 "dense" is BERT's pooler here, and there what it does before it chooses a word."""
+
+
+TUNABLE = {
+    "head", "n_classes", "labels", "pooling", "pooler", "keep", "output_bias", "init_std",  # what the new head is
+    "dropout", "attention_dropout", "ffn_dropout",
+    "max_length", "rotary_scaling", "position_base", "mixer", "window", "n_global",  # for longer texts
+    "n_layers", "n_decoder_layers", "tie",  # fewer layers are the lowest ones; matrices that were one can become two
+}  # fmt: skip
+"""Fields of [model] in which a network may differ from the one that it starts from; `contradicts` has the limits of some."""
+TIES = {"none": set[str](), "embeddings": {"embeddings"}, "output": {"output"}, "all": {"embeddings", "output"}}
+
+
+def check_start(recipe: Recipe, say: Callable[[str], None]) -> None:
+    """ConfigError that names every field of the recipe that contradicts the model of tune.start, or has no effect beside it."""
+    folder = recipe.tune.start
+    assert folder is not None and recipe.data is not None
+    start = open_config(folder)
+    wrong = [
+        f"model.{name} = {shown(now)} (there {shown(was)})" for name, was, now in contradictions(start, recipe.model)
+    ]
+    wrong += vocabulary_contradictions(folder, start, recipe.data)
+    if wrong:
+        raise ConfigError(
+            f"tune.start = {folder!r} brings its own network and vocabulary, which the recipe contradicts: {some(wrong)}; leave "
+            'these fields out or set them alike, or train from fresh weights with tune.start = ""'
+        )
+    if recipe.preset and contradictions(start, preset(recipe.preset)):
+        say(f"preset {recipe.preset!r} is not used: the network is that of {folder}")
+
+
+def contradictions(start: ModelConfig, new: ModelConfig) -> list[tuple[str, Any, Any]]:
+    """Field, value of the start, value of the new network: those that no fine-tuning can change."""
+    return [(name, sizes(start)[name], value) for name, value in sizes(new).items() if contradicts(start, new, name)]
+
+
+def contradicts(start: ModelConfig, new: ModelConfig, name: str) -> bool:
+    was, now = sizes(start)[name], sizes(new)[name]
+    if was == now or (name == "vocab_size" and not was):  # a model of pictures has no words
+        return False
+    if name == "max_length":  # tables with a row for each place
+        return start.position == "learned" or "linformer" in start.mixer
+    if name in ("n_layers", "n_decoder_layers"):
+        return bool(now > was)
+    if name == "tie":
+        return start.head == new.head and not TIES[now] <= TIES[was]
+    return name not in TUNABLE
+
+
+def sizes(c: ModelConfig) -> dict[str, Any]:
+    """All fields; those with a default that follows from others, as that value."""
+    derived = {"n_kv_heads": c.kv_heads, "d_head": c.head_width, "n_decoder_layers": c.decoder_layers,
+               "target_vocab_size": c.target_size, "final_norm": c.has_final_norm, "start_id": c.first_id}  # fmt: skip
+    return {name: getattr(c, name) for name in type(c).model_fields} | derived
+
+
+def vocabulary_contradictions(folder: str, start: ModelConfig, data: DataConfig) -> list[str]:
+    """Fields of [data] about the vocabulary that say something else than the one that comes with the model."""
+    own = open_tokenizer(folder) if Path(folder).is_dir() else None
+    if own is None:  # then data.vocabulary is needed
+        return []
+    table = run_of(Path(folder)) / "recipe.toml"
+    asked = read_toml(table).get("data", {}) if table.is_file() else {}
+    fields = ("vocab_size", "tokenizer", "lower", "joint")
+    there: dict[str, tuple[Any, ...]] = {  # what is there comes first, then what was asked for when it was learned
+        "vocab_size": (own.size, start.vocab_size), "tokenizer": (kind_of(own),), "lower": (lowercases(own),),
+        "joint": (open_target_tokenizer(folder) is None,),
+    }  # fmt: skip
+    wrong = [
+        f"data.{name} = {shown(getattr(data, name))} (there {shown(there[name][0])})"
+        for name in fields
+        if name in data.model_fields_set and getattr(data, name) not in (*there[name], asked.get(name))
+    ]
+    if data.vocabulary and not same_vocabulary(read_tokenizer(data.vocabulary), own):
+        wrong.append(f'data.vocabulary = "{data.vocabulary}" (there {described(own)} of its own)')
+    return wrong
+
+
+def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
+    """Do both cut texts alike, whatever special tokens they put around them?"""
+    first, second = (json.loads(tokenizer.to_json()) for tokenizer in (one, other))
+    return all(first[part] == second[part] for part in ("model", "normalizer", "pre_tokenizer"))
 
 
 def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callable[[str], None]) -> None:

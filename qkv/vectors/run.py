@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from qkv.config.vectors import VectorsRecipe
+from qkv.config.vectors import VectorsRecipe, load_vectors_recipe
 from qkv.convert.files import new_folder, read_json, read_tensors, to_disk, write_json, write_tensors, write_text
 from qkv.errors import FileError, QkvError
 from qkv.look.charts import curves
@@ -114,7 +114,7 @@ def run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> Vecto
 
 def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> VectorsRun:
     """Make the folder or read it again."""
-    claim(folder, text)
+    claim(folder, recipe, text, load_vectors_recipe, report.say)
     last, texts = checkpoint.newest(folder), sources(recipe.data)
     if last is None:
         look_through(recipe.vectors)
