@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
+from queue import Queue
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,8 @@ from qkv.train.card import metric_id
 from qkv.train.checkpoint import Training
 from qkv.train.events import crc32c
 from qkv.train.report import Report
+from qkv.train.schedule import warming_up
+from tests.test_train import recipe as small
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -320,7 +323,7 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool, updates: int, **fields
 
 def test_time_to_go_by_steps_and_by_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     report, text = told(monkeypatch, False, 40, steps=100)
-    assert report.left() == pytest.approx(60 * 2) and report.rate == pytest.approx(500)
+    assert report.left() == pytest.approx(60 * 2) and report.pace.rate == pytest.approx(500)
     assert "for 89 more updates at 500 target tokens/s" in text and "fits" not in text
     report, text = told(monkeypatch, False, 40, steps=100, time_budget=2.0)
     assert report.left() == pytest.approx(120 - 80)  # sooner than the steps are done
@@ -334,6 +337,44 @@ def test_a_file_gets_a_line_per_look_and_a_terminal_a_bar(monkeypatch: pytest.Mo
     assert "dropped 3 examples: too long" in text and "MB of memory" in text
     _, text = told(monkeypatch, True, 40, steps=100)
     assert "tokens/s" in text and "to go" in text and "━" in text
+
+
+def test_the_forecast_is_corrected_when_the_rate_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 s an update, then 8: the first forecast is wrong by a factor of 4, which is printed; a steady rate prints nothing."""
+    assert "corrected" not in told(monkeypatch, False, 60, steps=300)[1]
+    report, text = told(monkeypatch, False, 40, steps=300)
+    clock = Clock(monkeypatch)
+    clock.now = report.pace.recent[-1][0]
+    report.console.file = StringIO()
+    for step in range(41, 61):
+        clock.now += 8
+        report.training.progress.step = step
+        report.tick({"step": step, "loss": 2.0, "tokens": 1000})
+    lines = [line for line in report.console.file.getvalue().splitlines() if "corrected forecast" in line]
+    assert lines and "at 125 target tokens/s" in lines[-1] and "for 240 more updates" not in text
+    assert report.left() == pytest.approx(240 * 8)
+
+
+def test_a_file_gets_a_line_a_minute_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qkv.train.report.SILENCE", 0.01)
+    written = Queue[str]()
+    screen = SimpleNamespace(write=written.put, flush=lambda: None, isatty=lambda: False)
+    report = Report(Console(file=screen, width=100))  # type: ignore[arg-type]
+    with report.heartbeat():
+        assert "still preparing the data" in written.get()
+    report, _ = told(monkeypatch, False, 12, steps=100)
+    assert report.status() == "still scoring the model"
+    report.phase = ""
+    assert report.status().startswith("update 12: loss 2.000, 500 target tokens/s")
+
+
+def test_the_card_states_the_warm_up_that_happened(tmp_path: Path) -> None:
+    """Steps of 4 in a run of 6 by steps; in a time budget a tenth of the run at the most."""
+    finished = training.run(small(steps=6, warmup=4), "recipe", tmp_path / "run", Report(quiet=True))
+    assert finished.results["training"]["warmup"] == 3  # the fourth update has the whole rate
+    assert "3 updates of warm-up" in (tmp_path / "run" / "README.md").read_text()
+    c = TrainConfig(steps=1000, warmup=500, time_budget=1.0)
+    assert [warming_up(c, step, step / 30) for step in range(1, 5)] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ def worker(rank: int, port: int, folder: Path, r: Recipe, event: str) -> tuple[s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "one_update", one_update)
         try:
-            return training.run(r, "recipe", folder, report).why, report.tokens
+            return training.run(r, "recipe", folder, report).why, report.pace.tokens
         except QkvError as error:
-            return str(error), report.tokens
+            return str(error), report.pace.tokens
 
 
 def log(folder: Path) -> list[dict[str, float]]:
@@ -90,7 +90,7 @@ def test_two_workers_learn_what_one_learns(workers: Callable, tmp_path: Path) ->
     report = Report(quiet=True)
     training.run(r, "recipe", tmp_path / "one", report)
     two, one = log(tmp_path / "two"), log(tmp_path / "one")
-    assert why == "all steps are done" and tokens == report.tokens  # the speed is that of both
+    assert why == "all steps are done" and tokens == report.pace.tokens  # the speed is that of both
     assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 31))
     assert [line["loss"] for line in two] == pytest.approx(
         [line["loss"] for line in one], rel=5e-4

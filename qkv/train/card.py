@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.config import CorpusConfig, DataConfig
 from qkv.tasks.base import Task
-from qkv.text.wording import spoken
+from qkv.text.wording import plural, spoken
 from qkv.train.report import digits, in_words
 
 LICENCE = "unknown: set by the data"
@@ -165,9 +165,10 @@ def training(task: Task, results: dict[str, Any]) -> list[str]:
     return [
         f"- {t['updates']:,} updates, {t['epochs']:,} whole passes over the data, {spoken(60 * t['minutes'])}{speed}; "
         f"ended because {t['ended']}",
-        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {c.warmup:,} updates of warm-up){smoothing}, "
+        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {t['warmup']:,} updates of warm-up){smoothing}, "
         f"dropout {task.config.dropout:g}, seed {t['seed']}",
-        f"- threads: {t['threads']} (of {t['cores']} cores), torch {t['torch']}, Python {t['python']}",
+        f"- {plural(t['workers'], 'workers')} with {plural(t['threads'], 'threads')} each on {plural(t['cores'], 'cores')}, "
+        f"torch {t['torch']}, Python {t['python']}",
         f"- best weights: after update {results['valid']['update']:,}",
         "",
     ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -14,24 +18,52 @@ from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done, updates_left
+from qkv.train.pace import ENOUGH_UPDATES, Forecast, Pace, other_load
+from qkv.train.workers import world
 
-ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
-"""So much must have been done before its rate tells something."""
+SILENCE = 60.0
+"""Seconds after which a line is printed to a file or pipe, whatever happens."""
 
 
 class Report:
-    """To a terminal with a bar; to a file or pipe in a line per look at the held-out set."""
+    """To a terminal with a bar; to a file or pipe in a line per evaluation, and at least one a minute."""
 
     def __init__(self, console: Console | None = None, quiet: bool = False):
         self.console = console or Console(stderr=True, quiet=quiet)
         self.bar: Progress | None = None
-        self.loss, self.scores, self.short, self.estimated = 0.0, "", "", False
-        self.tokens, self.first, self.since, self.last = 0, 0, 0.0, 0.0
-        """Target tokens since the first update of this process, which update that was, when it was done, and the last."""
+        self.pace = Pace()
+        self.forecast: Forecast | None = None
+        self.loss, self.scores, self.short, self.phase = 0.0, "", "", "preparing the data"
+        self.printed = time.monotonic()
+        """When the last line was printed."""
 
     def say(self, text: str) -> None:
         """Lines break where the terminal ends, and nowhere in a file."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+        self.printed = time.monotonic()
+
+    @contextmanager
+    def heartbeat(self) -> Iterator[None]:
+        """Within it no minute passes without a line, where output goes to a file or pipe."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(max(0.1, SILENCE - (time.monotonic() - self.printed))):
+                if time.monotonic() - self.printed >= SILENCE:
+                    self.say(self.status())
+
+        if not self.console.is_terminal and not self.console.quiet:
+            threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def status(self) -> str:
+        """How far it is, in a line."""
+        if self.phase:
+            return f"still {self.phase}"
+        return f"update {self.training.progress.step:,}: loss {self.loss:.3f}{self.speed()}"
 
     def begin(self, task: Task, t: Training) -> None:
         """How large it is, before it starts."""
@@ -45,9 +77,10 @@ class Report:
         budget += f", at most {self.train.epochs:g} epochs" if self.train.epochs else ""
         some = "" if learned == count else f", {learned:,} of them learned"
         self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
+        shared = f"; {world()} workers with a thread each share every batch" if world() > 1 else ""
         self.say(
-            f"about {(fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {fixed / 1e6:,.0f} for "
-            f"weights, gradients and optimiser, {moving / 1e6:,.0f} for activations"
+            f"about {(world() * fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {world() * fixed / 1e6:,.0f} "
+            f"for weights, gradients and optimiser, {moving / 1e6:,.0f} for activations{shared}"
         )
         if t.progress.step:
             self.say(f"going on after update {t.progress.step:,}")
@@ -61,22 +94,19 @@ class Report:
 
     def tick(self, line: dict[str, Any]) -> None:
         """After every update."""
+        self.phase = ""
         self.loss = 0.9 * self.loss + 0.1 * line["loss"] if self.loss else line["loss"]
-        self.last = time.monotonic()
-        if not self.first:  # it began with reading the corpus, so the clock starts behind it
-            self.first, self.since = line["step"], self.last
-        else:
-            self.tokens += line["tokens"]
+        self.pace.tick(line["step"], line["tokens"])
         if f"valid_{self.metric}" in line:
             held = {name.removeprefix("valid_"): value for name, value in line.items() if name.startswith("valid_")}
             first = sorted(held.items(), key=lambda item: item[0] != self.metric)
             self.scores = ", ".join(f"{self.named(name)} {digits(value)}" for name, value in first)
             chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
             self.short = "".join(f", {self.named(name)} {digits(held[name])}" for name in chosen if name in held)
-            self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.pace()}")
-        self.estimate(line["step"])
+            self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.speed()}")
+        self.estimate()
         if self.bar:
-            now = f"loss {self.loss:.3f}{self.short}{self.pace()}"
+            now = f"loss {self.loss:.3f}{self.short}{self.speed()}"
             done = share_done(self.training.progress, self.train)
             self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
 
@@ -87,42 +117,38 @@ class Report:
                 return f"{name} {in_words(score.removeprefix(f'{name}_'))}"
         return in_words(score, "valid loss")
 
-    @property
-    def elapsed(self) -> float:
-        return self.last - self.since
-
-    @property
-    def rate(self) -> float:
-        """Target tokens per second in this process, looks included; 0 = not known yet."""
-        return self.tokens / max(self.elapsed, 1e-9)
-
     def left(self) -> float:
-        """Seconds until the steps are done or the time is over, whichever comes first."""
+        """Seconds until the steps are done or the time is over, whichever comes first, at the present rate."""
         progress, c = self.training.progress, self.train
-        by_steps = updates_left(progress, c) * self.elapsed / max(progress.step - self.first, 1)
+        by_steps = updates_left(progress, c) * self.pace.seconds_per_update
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
-    def pace(self) -> str:
-        return f", {self.rate:,.0f} {self.unit}/s, {spoken(self.left())} to go" if self.tokens else ""
+    def speed(self) -> str:
+        return f", {self.pace.rate:,.0f} {self.unit}/s, {spoken(self.left())} to go" if self.pace.tokens else ""
 
-    def estimate(self, step: int) -> None:
-        """Once, when the first updates have shown how fast it goes."""
-        if self.estimated or step - self.first < ENOUGH_UPDATES or self.elapsed < ENOUGH_SECONDS:
+    def estimate(self) -> None:
+        """Print how long it will take, once the first updates have shown their rate, and again when that has changed."""
+        if not self.pace.known:
             return
-        self.estimated = True
-        each, c, progress = self.elapsed / (step - self.first), self.train, self.training.progress
-        fitting = wanted = updates_left(progress, c)
-        if c.time_budget is not None:
-            fitting = min(fitting, int((60 * c.time_budget - progress.seconds) / each))
-        if fitting < ENOUGH_UPDATES:
+        each, wanted = self.pace.seconds_per_update, updates_left(self.training.progress, self.train)
+        fitting, now = min(wanted, int(self.left() / each)), time.monotonic()
+        forecast = Forecast(now, fitting, now + self.left())
+        if fitting < ENOUGH_UPDATES or not forecast.corrects(self.forecast):
             return
-        whole = f"about {spoken(fitting * each)} for {fitting:,} more updates at {self.rate:,.0f} {self.unit}/s"
-        self.say(whole + ("" if fitting == wanted else f"; that is what fits, of {step + wanted:,}"))
+        again, self.forecast = "" if self.forecast is None else "corrected forecast: ", forecast
+        whole = (
+            f"{again}about {spoken(self.left())} for {fitting:,} more updates at {self.pace.rate:,.0f} {self.unit}/s"
+        )
+        some = "" if fitting == wanted else f"; that is what fits, of {self.training.progress.step + wanted:,}"
+        others = round(other_load(world()))
+        busy = f"; other programs keep about {others} of {os.cpu_count()} cores busy" if others else ""
+        self.say(whole + some + busy)
 
     # --- afterwards
 
     def end(self, why: str, dropped: Counter[str]) -> None:
         self.close()
+        self.phase = "scoring the model"
         for reason, count in dropped.most_common():
             self.say(f"dropped {plural(count, 'examples')}: {reason}")
         self.say(f"training ended: {why}")

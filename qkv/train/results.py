@@ -68,10 +68,11 @@ def best_network(r: Run) -> Network:
 
 def training(r: Run, report: Report) -> dict[str, Any]:
     progress, c = r.training.progress, r.recipe.train
-    rate = {"target_tokens_per_second": round(report.rate)} if report.rate else {}
+    rate = {"target_tokens_per_second": round(report.pace.mean_rate)} if report.pace.tokens else {}
     return {
         "ended": r.why, "updates": progress.step, "epochs": int(progress.position.passes), "minutes": progress.seconds / 60,
-        **rate, "seed": c.seed, "threads": torch.get_num_threads(), "cores": os.cpu_count(), "qkv": qkv.__version__,
+        **rate, "seed": c.seed, "warmup": progress.warmup, "workers": r.workers,
+        "threads": 1 if r.workers > 1 else torch.get_num_threads(), "cores": os.cpu_count(), "qkv": qkv.__version__,
         "torch": str(torch.__version__), "python": platform.python_version(),
     }  # fmt: skip
 

@@ -43,7 +43,7 @@ from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.start import check_start, start_from
 from qkv.train.words import FILES, has_words, open_words, save_words
-from qkv.train.workers import is_first, rank_zero_first
+from qkv.train.workers import is_first, rank_zero_first, world
 
 
 @dataclass
@@ -56,6 +56,8 @@ class Run:
     words: Words
     training: Training
     task: Task
+    workers: int = 1
+    """How many processes have shared each batch."""
     why: str = ""
     """Why training ended, for now or for good."""
     results: dict[str, Any] = field(default_factory=dict)
@@ -76,7 +78,7 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
         raise ConfigError("there is nothing to learn from: name a corpus in data.train")
     unused(recipe)
     task_of(recipe).possible(recipe)
-    with locked(folder) if is_first() else nullcontext():
+    with locked(folder) if is_first() else nullcontext(), report.heartbeat():
         with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, text, folder):
             r = train_in_group(recipe, text, folder, report)
         if is_first():
@@ -149,7 +151,7 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
             for reason, count in one.left_out.items():
                 report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
         checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
-    return Run(folder, recipe, config, words, training, task)
+    return Run(folder, recipe, config, words, training, task, world())
 
 
 def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:

@@ -48,9 +48,10 @@ class Bar:
     def tick(self, words: int) -> None:
         """After every part."""
         self.words += words
+        p, epochs = self.run.progress, self.run.recipe.vectors.epochs
+        now, count = f"loss {p.loss:.4f}{self.pace()}", f"pass {min(p.epoch + 1, epochs)} of {epochs}"
+        self.report.phase = f"training: {count}, {now}"
         if self.bar:
-            p, epochs = self.run.progress, self.run.recipe.vectors.epochs
-            now, count = f"loss {p.loss:.4f}{self.pace()}", f"pass {min(p.epoch + 1, epochs)} of {epochs}"
             self.bar.update(self.bar.task_ids[0], completed=self.done(), count=count, now=now)
 
     def epoch(self) -> None:

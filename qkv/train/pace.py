@@ -1,0 +1,93 @@
+"""Pace: how fast training runs now, and when it will end. A machine that gets busy changes both, so only the last half minute counts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+WINDOW = 30.0
+"""Seconds of updates that the present rate is taken from."""
+ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
+"""So much must have been done before a rate says something."""
+CHANGED, PAUSE = 1.25, 30.0
+"""A forecast is corrected when it is wrong by this factor, and at most once in so many seconds."""
+
+
+@dataclass
+class Pace:
+    """Updates as they are done: (time, update, tokens so far); the first one only starts the clock."""
+
+    recent: deque[tuple[float, int, int]] = field(default_factory=deque)
+    first: tuple[float, int] = (0.0, 0)
+    tokens: int = 0
+    """Targets since the first update of this process."""
+
+    def tick(self, step: int, tokens: int, now: float | None = None) -> None:
+        """An update is done, which predicted so many tokens."""
+        now = time.monotonic() if now is None else now
+        if not self.recent:  # the time before it went into reading the data
+            self.first = now, step
+        else:
+            self.tokens += tokens
+        self.recent.append((now, step, self.tokens))
+        while len(self.recent) > ENOUGH_UPDATES and now - self.recent[1][0] > WINDOW:
+            self.recent.popleft()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first update."""
+        return self.recent[-1][0] - self.first[0] if self.recent else 0.0
+
+    @property
+    def mean_rate(self) -> float:
+        """Tokens per second since the first update, evaluations included; 0 = not known yet."""
+        return self.tokens / max(self.elapsed, 1e-9)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second now."""
+        return (self.recent[-1][2] - self.recent[0][2]) / self.span() if self.tokens else 0.0
+
+    @property
+    def seconds_per_update(self) -> float:
+        """Now; 0 = not known yet."""
+        return self.span() / max(self.recent[-1][1] - self.recent[0][1], 1) if self.tokens else 0.0
+
+    def span(self) -> float:
+        return max(self.recent[-1][0] - self.recent[0][0], 1e-9)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough was done for a forecast."""
+        return (
+            bool(self.recent)
+            and self.recent[-1][1] - self.first[1] >= ENOUGH_UPDATES
+            and self.elapsed >= ENOUGH_SECONDS
+        )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected at some moment: how many more updates, and when the last of them is done."""
+
+    made: float
+    updates: int
+    end: float
+
+    def corrects(self, last: Forecast | None) -> bool:
+        """Whether it differs enough from the last one that was printed to be printed too."""
+        if last is None:
+            return True
+        left, expected = max(self.end - self.made, 1.0), max(last.end - self.made, 1.0)
+        off = max(left / expected, expected / left)
+        return self.made - last.made >= PAUSE and off >= CHANGED and abs(left - expected) >= PAUSE
+
+
+def other_load(own: int) -> float:
+    """Cores that other programs keep busy, about: the load average of the last minute without our own processes."""
+    try:
+        return max(0.0, os.getloadavg()[0] - own)
+    except OSError:  # unknown on this system
+        return 0.0
