@@ -8,6 +8,7 @@ import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,6 +134,10 @@ def test_the_demo_trains_scores_and_shows(run: Run, tmp_path: Path, monkeypatch:
     command = ["demo", *(word for setting in small for word in ("--set", setting))]
     code, out, err = run(*command)
     assert code == 0, err
+    assert "This model is not trained yet" in out and "Continue with: qkv demo --set train.steps=6" in out
+    assert "I ate an apple." not in out and "Next steps" not in out  # no sample is shown as a success
+    monkeypatch.setattr("qkv.commands.demo.GOOD", 0.0)
+    code, out, err = run(*command)
     run_folder = tmp_path / "runs" / "demo"
     for said in ("I ate an apple.", "alignment", "BLEU|nrefs:1", "translate runs/demo", "lectures", "alignment.svg"):
         assert said in out, said
@@ -142,6 +147,33 @@ def test_the_demo_trains_scores_and_shows(run: Run, tmp_path: Path, monkeypatch:
     log, (code, again, err) = (run_folder / "log.jsonl").read_bytes(), run(*command)
     assert (code, again) == (0, out) and "translating" not in err
     assert (run_folder / "log.jsonl").read_bytes() == log
+
+
+def test_the_demo_trains_until_the_held_out_score_is_good(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,500 updates are not enough, 2,250 are; a number that the user has set is kept, and so is the end of the time."""
+    given: list[list[str]] = []
+    scores, why = iter([50.0, 97.0, 50.0, 50.0]), ["all steps are done"]
+
+    def trained(recipe: str, changes: list[str], *rest: object) -> SimpleNamespace:
+        given.append(changes)
+        steps = int(changes[-1].partition("=")[2]) if changes else 1500
+        train = SimpleNamespace(steps=steps)
+        return SimpleNamespace(training=SimpleNamespace(progress=SimpleNamespace(best=next(scores), step=9)),
+                               recipe=SimpleNamespace(train=train), why=why[0], results={"test": None}, folder=tmp_path)  # fmt: skip
+
+    monkeypatch.setattr("qkv.commands.demo.trained", trained)
+    monkeypatch.setattr("qkv.commands.demo.show", lambda *_: None)
+    assert "training up to 2,250 updates" in run("demo", "--out", tmp_path)[1]
+    assert given == [[], ["train.steps=2250"]]
+    assert "not trained yet" in run("demo", "--out", tmp_path, "--set", "train.steps=100")[1]
+    why[0] = "the time budget of 10 min is over"
+    assert (
+        "9 of 1,500 updates fitted into 10m. Continue with: qkv demo --time-budget 30m"
+        in run("demo", "--out", tmp_path)[1]
+    )
+    assert len(given) == 4
 
 
 def test_compare_takes_runs(run: Run, tmp_path: Path) -> None:

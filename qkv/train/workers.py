@@ -11,7 +11,9 @@ A single process acts as rank 0; the helpers are no-ops.
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,11 +26,6 @@ from qkv.errors import QkvError
 
 PATIENCE = timedelta(days=1)
 """How long a worker waits for the others; one that has died is noticed at once, its connection closes."""
-
-
-LEFT: list[object] = []
-"""Groups that this process has left. torch deadlocks where the last reference to a group dies with its gradients still under
-way: the destructor holds Python's lock and waits for a thread that needs it."""
 
 
 @contextmanager
@@ -44,16 +41,25 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
     try:
         yield
-    except RuntimeError as error:
+    except BaseException as error:
+        release(error)
         raise QkvError("another worker has ended; its own message says why") if lost(error) else error from None
     finally:
-        LEFT.append(dist.group.WORLD)
+        gc.collect()
         dist.destroy_process_group()
 
 
-def lost(error: RuntimeError) -> bool:
+def release(error: BaseException | None) -> None:
+    """Let go of what the frames of an error hold: a DistributedDataParallel must be gone before its process group, or torch
+    deadlocks (the destructor waits for a thread, holding the interpreter's lock that this thread needs)."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__context__
+
+
+def lost(error: BaseException) -> bool:
     """Whether the error means that another worker does not answer."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def by_torchrun() -> bool:
