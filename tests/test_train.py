@@ -12,11 +12,12 @@ from torch import nn
 
 import qkv
 from qkv.batch import Batch, Loss
-from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
+from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked, interval
 from qkv.convert.files import read_tensors
 from qkv.errors import FileError, QkvError
-from qkv.train import checkpoint
+from qkv.train import checkpoint, loop
 from qkv.train import run as training
+from qkv.train.checkpoint import Progress
 from qkv.train.report import Report
 from qkv.train.schedule import learning_rate
 from qkv.train.step import LossModule, step
@@ -176,6 +177,34 @@ def test_a_gradient_that_is_not_finite_stops_before_the_update(clip: float) -> N
             clip,
         )
     assert network.weight == 0
+
+
+@pytest.mark.parametrize("every", [3, "25%", "10%", "100%"])
+def test_intervals_are_due_at_every_multiple_and_after_a_resume(every: int | str, tmp_path: Path) -> None:
+    r = recipe(evaluate_every=every)
+    run(tmp_path / "run", r)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    points = [line["step"] for line in lines if "valid_bleu" in line]
+    assert points == {3: [3, 6, 9, 12], "25%": [3, 6, 9, 12], "100%": [12]}.get(
+        every, [2, 3, 4, 5, 6, 8, 9, 10, 11, 12]
+    )
+    with pytest.raises(Killed):
+        run(tmp_path / "parts", r, 7)
+    run(tmp_path / "parts", r)
+    same(contents(tmp_path / "run"), contents(tmp_path / "parts"))
+
+
+def test_minutes_and_a_time_budget_give_points_on_a_slow_machine() -> None:
+    """Updates of 20 s in a budget of 10 minutes: ten points all the same."""
+    c = TrainConfig(steps=1000, time_budget=10.0)
+    marks = [(step, max(step / 1000, step / 30), step / 3) for step in range(31)]
+    for every, expected in (("10%", 10), ("2m", 5), (250, 0), ("20%", 5)):
+        last, points = marks[0], 0
+        for now in marks[1:]:
+            if loop.due(interval(every), now, last):
+                last, points = now, points + 1
+        assert points == expected, every
+    assert loop.mark(Progress(step=10, seconds=300.0), c) == (10, 0.5, 5.0)
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"])

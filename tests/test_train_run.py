@@ -23,7 +23,7 @@ import yaml
 from rich.console import Console
 
 from qkv import recipes
-from qkv.config import ModelConfig, Recipe, TrainConfig, load_recipe
+from qkv.config import ModelConfig, Recipe, TrainConfig, interval, load_recipe
 from qkv.config.vectors import learns_vectors
 from qkv.errors import ConfigError
 from qkv.models.build import build
@@ -408,6 +408,16 @@ def test_shipped_recipes_are_found_by_name_anywhere(tmp_path: Path, monkeypatch:
     assert recipes.find("mine.toml") == Path("mine.toml")
     with pytest.raises(ConfigError, match=r"did you mean 'demo'.*transformer-base"):
         recipes.find("dmeo")
+
+
+def test_the_learning_curve_of_every_shipped_recipe_has_ten_points() -> None:
+    """Also where the machine is slow and a time budget ends the run: then only a share of the run is safe."""
+    for name in recipes.names():
+        if not learns_vectors(recipes.find(name)):
+            c = load_recipe(recipes.find(name)).train
+            every = interval(c.evaluate_every)
+            points = c.steps / every.updates if every.updates else 1 / every.share
+            assert points >= 10 and (every.share or not c.time_budget), name
 
 
 def test_an_unknown_recipe_is_one_line(run: Run, tmp_path: Path) -> None:

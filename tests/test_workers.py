@@ -8,6 +8,9 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -18,11 +21,12 @@ import torch
 from torch import nn
 
 import qkv
-from qkv.config import Recipe, TrainConfig
+from qkv.config import Recipe, TrainConfig, load_recipe
 from qkv.convert.files import read_tensors
 from qkv.errors import FileError, QkvError
 from qkv.models.build import build
-from qkv.train import checkpoint, loop
+from qkv.recipes import find
+from qkv.train import checkpoint, launch, loop
 from qkv.train import run as training
 from qkv.train.average import average_run
 from qkv.train.checkpoint import Training
@@ -140,6 +144,88 @@ def test_another_number_of_workers_does_not_go_on(tmp_path: Path) -> None:
     states = torch.stack([torch.get_rng_state()] * 2)
     with pytest.raises(FileError, match="2 workers"):
         checkpoint.put_random_states({"random": states}, last)
+
+
+# --- workers that `qkv train` starts
+
+SETTINGS = ["data.train=[{ grammar = 80 }]", "data.valid={ grammar = 4 }", "data.test={ grammar = 4 }", "data.vocab_size=200",
+            "data.batch_tokens=200", "model.d_model=16", "model.n_layers=1", "model.dropout=0.1", "train.save_every=3",
+            "train.evaluate_every=4"]  # fmt: skip
+
+
+def command(folder: Path, *more: str, steps: int = 8) -> list[str]:
+    settings = [word for s in (*SETTINGS, f"train.steps={steps}") for word in ("--set", s)]
+    return [sys.executable, "-m", "qkv", "train", "demo", "--out", str(folder), *settings, *more]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_one_command_trains_with_workers_and_resumes_exactly_with_as_many(tmp_path: Path) -> None:
+    """Killed with SIGKILL in the middle: the workers end by themselves, and the same command continues to the same bits."""
+    subprocess.run(command(tmp_path / "whole", "--workers", "2"), check=True, capture_output=True)
+    killed = subprocess.Popen(
+        command(tmp_path / "parts", "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while checkpoint.newest(tmp_path / "parts") is None and killed.poll() is None:
+        time.sleep(0.01)
+    children = children_of(killed.pid)
+    killed.kill()
+    killed.wait()
+    assert len(children) == 1
+    while any(Path(f"/proc/{pid}").exists() for pid in children):  # they notice that their parent is gone
+        time.sleep(0.01)
+    done = subprocess.run(
+        command(tmp_path / "parts"), check=True, capture_output=True, text=True
+    )  # its checkpoint says how many
+    assert "2 workers with a thread each share every batch" in done.stderr
+    same(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
+    results = json.loads((tmp_path / "parts" / "results.json").read_text())["training"]
+    assert results["workers"] == 2 and results["threads"] == 1
+
+
+def test_one_interrupt_ends_all_workers_with_the_shells_code(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of the terminal's group."""
+    process = subprocess.Popen(command(tmp_path / "run", "--workers", "2", steps=100_000), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
+    while checkpoint.newest(tmp_path / "run") is None and process.poll() is None:
+        time.sleep(0.01)
+    children = children_of(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said and "stopped by SIGINT; run the same command again" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_a_worker_that_dies_is_reported_in_one_line(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path / "run", "--workers", "2", steps=100_000), stdout=subprocess.DEVNULL,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    while checkpoint.newest(tmp_path / "run") is None and process.poll() is None:
+        time.sleep(0.01)
+    for pid in children_of(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    said = process.communicate()[1].splitlines()
+    assert (
+        process.returncode == 2
+        and said[-1].startswith("error: another worker has ended")
+        and "exit code -9" in said[-1]
+    )
+
+
+def test_how_many_workers_follows_from_sizes_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "cores", lambda: 4)
+    demo, base, hello = (load_recipe(find(name)) for name in ("demo", "transformer-base", "hello"))
+    assert launch.worker_count(demo, tmp_path) == 4
+    assert launch.worker_count(hello, tmp_path) == 1  # over before a second process has started
+    large = base.changed(model=base.model.changed(d_model=2048, n_heads=16, d_ff=8192))
+    assert launch.worker_count(large, tmp_path) == 1  # one copy of the weights
+    small = demo.changed(data=demo.data.changed(batch_tokens=64))
+    assert launch.worker_count(small, tmp_path) == 1  # nothing to share
+    assert launch.worker_count(demo.changed(train=demo.train.changed(workers=3)), tmp_path) == 3
+    run(tmp_path / "run", recipe(steps=3))
+    assert launch.worker_count(demo, tmp_path / "run") == 1  # as many as the checkpoint has
 
 
 # --- Muon
