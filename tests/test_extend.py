@@ -22,7 +22,7 @@ from qkv.errors import ConfigError, FileError
 from qkv.recipes import find
 from qkv.train import checkpoint
 from qkv.train import run as training
-from qkv.train.extend import MAY_CHANGE, differences, flat
+from qkv.train.extend import MAY_CHANGE, differences, flatten
 from qkv.train.report import Report
 from qkv.train.schedule import learning_rate
 
@@ -116,7 +116,7 @@ def test_a_schedule_spans_the_new_length_and_that_is_said(schedule: str, tmp_pat
         learning_rate(c, step, step / 8) for step in range(5, 9)
     ]
     rate = learning_rate(c, 5, 5 / 8)
-    assert f"the learning rate goes on at {rate:.3g} (update 5)" in said
+    assert f"the learning rate continues at {rate:.3g} (update 5)" in said
     assert f'"{schedule}" now spans the new length' in said
 
 
@@ -125,7 +125,7 @@ def test_another_learning_rate_is_used_from_the_next_update_on(tmp_path: Path) -
     _, said = train(tmp_path / "run", "train.schedule=constant", "train.steps=6", "train.learning_rate=5e-4")
     assert [line["learning_rate"] for line in log(tmp_path / "run")[3:]] == [1e-3, 5e-4, 5e-4]
     assert (
-        "changed: train.learning_rate 0.001 -> 0.0005" in said and "goes on at 0.0005 (update 5), after 0.001" in said
+        "changed: train.learning_rate 0.001 -> 0.0005" in said and "continues at 0.0005 (update 5), after 0.001" in said
     )
 
 
@@ -224,13 +224,21 @@ def test_other_fields_are_named_with_both_values(tmp_path: Path) -> None:
     train(tmp_path / "run", "train.steps=2")
     before = (tmp_path / "run" / "recipe.toml").read_text(), (tmp_path / "run" / "results.json").read_text()
     with pytest.raises(FileError) as refused:
-        train(tmp_path / "run", "train.steps=9", "model.d_model=32", "data.train=[{ grammar = 80 }]", "train.seed=4")
-    for said in ("model.d_model is 16 there and 32 here", "train.seed is 3 there and 4 here",
+        train(tmp_path / "run", "train.steps=9", "model.dropout=0.3", "data.train=[{ grammar = 80 }]", "train.seed=4")
+    for said in ("model.dropout is 0.1 there and 0.3 here", "train.seed is 3 there and 4 here",
                  "data.train is [{ grammar = 60 }] there and [{ grammar = 80 }] here",
                  f"--out NEW --set tune.start={tmp_path / 'run'}"):  # fmt: skip
         assert said in str(refused.value), said
     assert "train.steps is" not in str(refused.value)
     assert before == ((tmp_path / "run" / "recipe.toml").read_text(), (tmp_path / "run" / "results.json").read_text())
+
+
+@pytest.mark.parametrize("setting", ["model.d_model=32", "model.position=rotary", "data.vocab_size=100"])
+def test_weights_that_do_not_fit_are_not_suggested(setting: str, tmp_path: Path) -> None:
+    train(tmp_path / "run", "train.steps=2")
+    with pytest.raises(FileError, match=setting.partition("=")[0]) as refused:
+        train(tmp_path / "run", "train.steps=2", setting)
+    assert "--out NEW" in str(refused.value) and "tune.start" not in str(refused.value)
 
 
 def test_a_run_without_a_checkpoint_takes_any_recipe(tmp_path: Path) -> None:
@@ -242,7 +250,7 @@ def test_a_run_without_a_checkpoint_takes_any_recipe(tmp_path: Path) -> None:
 
 def test_what_may_change_is_a_field_of_a_recipe() -> None:
     """A field that was renamed must be renamed there too."""
-    known = flat(load_recipe(find("demo"))).keys() | flat(load_vectors_recipe(find("word2vec"))).keys()
+    known = flatten(load_recipe(find("demo"))).keys() | flatten(load_vectors_recipe(find("word2vec"))).keys()
     assert known >= MAY_CHANGE
 
 
@@ -325,7 +333,7 @@ def test_the_demo_is_extended_in_its_folder(tmp_path: Path, run: Run, monkeypatc
     assert code == 0, err
     before = log(tmp_path / "runs" / "demo")
     code, _, err = run(*command, "--time-budget", "2s")
-    assert code == 0 and "changed: train.time_budget 0.0166667 -> 0.0333333" in err, err
+    assert code == 0 and "changed: train.time_budget 1 s -> 2 s" in err, err
     after = log(tmp_path / "runs" / "demo")
     assert len(after) > len(before) and after[: len(before)] == before
 

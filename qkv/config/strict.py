@@ -127,3 +127,20 @@ def merged(base: Any, changes: Any) -> Any:
     if not (isinstance(base, dict) and isinstance(changes, dict)):
         return changes
     return base | {key: merged(base.get(key), value) for key, value in changes.items()}
+
+
+def format_value(value: Any) -> str:
+    """A value as a recipe writes it, with separators in long numbers; of a long list the first four items."""
+    if value is None:
+        return "unset"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(format_value, value[:4]))}{', ...' if len(value) > 4 else ''}]"
+    if isinstance(value, Strict):
+        value = {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {format_value(one)}" for name, one in value.items()) + " }"
+    return f'"{value}"'

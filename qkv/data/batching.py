@@ -75,7 +75,7 @@ class Batches(Generic[Example]):
             self.position = Position(epoch + 1) if last else Position(epoch, following, pool + 1)
 
     def shares(self, following: int, last: bool) -> tuple[float, float]:
-        """How much of the pass is over at the beginning and at the end of the current pool, which ends before record
+        """Return how much of the pass is over at the beginning and at the end of the current pool, whose last record is number
         `following`. Before the last pool the length of the corpus is an estimate; a mixture never ends, and has none."""
         first = self.position.record
         if last:

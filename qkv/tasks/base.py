@@ -161,10 +161,10 @@ class Task:
     @cached_property
     def extra(self) -> dict[str, Task]:
         """The task with each set of `data.extra_valid` as its held-out set; these decide nothing."""
-        return {name: self.held_out_on(name, c) for name, c in self.data.extra_valid.items()}
+        return {name: self.with_held_out(name, c) for name, c in self.data.extra_valid.items()}
 
-    def held_out_on(self, name: str, c: CorpusConfig) -> Task:
-        """The same task with another held-out set. It is not for training: its training set is that set, and never read."""
+    def with_held_out(self, name: str, c: CorpusConfig) -> Task:
+        """Return the same task with another held-out set, for evaluation only: its training set is never read."""
         c = c.model_copy(update={"split": c.split or "valid"}) if c.dataset else c
         data = self.data.model_copy(update={"train": (c,), "valid": c, "test": None, "extra_valid": {}})
         try:
@@ -173,7 +173,7 @@ class Task:
             raise type(error)(f"data.extra_valid.{name}: {error}") from None
 
     def evaluate_all(self, network: nn.Module) -> dict[str, float]:
-        """The numbers of the held-out set, and those of each further one with its name before them: general_bleu."""
+        """Evaluate on the held-out set and on each further one, whose scores are prefixed with its name: general_bleu."""
         found = self.evaluate(network)
         for name, one in self.extra.items():
             found |= {f"{name}_{metric}": value for metric, value in one.evaluate(network).items()}

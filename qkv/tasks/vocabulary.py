@@ -42,8 +42,8 @@ TOKENS = {
 """How the entries of a vocabulary are called; those of other kinds are words, characters or bytes."""
 
 
-def described(source: Tokenizer, target: Tokenizer | None = None) -> str:
-    """8,000 BPE tokens; or both sizes where source and target have vocabularies of their own."""
+def describe_vocabulary(source: Tokenizer, target: Tokenizer | None = None) -> str:
+    """Describe a vocabulary: "8,000 BPE tokens"; both where source and target have vocabularies of their own."""
     own = target is not None and target.to_json() != source.to_json()
     sizes = [source, target] if own and target is not None else [source]
     found = [f"{one.size:,} {TOKENS.get(kind_of(one), kind_of(one))}" for one in sizes]

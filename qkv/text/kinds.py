@@ -90,7 +90,7 @@ def merges_of(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[s
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
-    """The name that data.tokenizer has for this kind: bpe, byte-bpe, unigram, wordpiece, words, characters or bytes."""
+    """Return the name of this kind in data.tokenizer: bpe, byte-bpe, unigram, wordpiece, words, characters or bytes."""
     table = json.loads(tokenizer.to_json())
     model, split = table["model"], json.dumps(table["pre_tokenizer"])
     if model["type"] == "BPE" and '"ByteLevel"' in split:
@@ -101,7 +101,7 @@ def kind_of(tokenizer: Tokenizer) -> str:
 
 
 def lowercases(tokenizer: Tokenizer) -> bool:
-    """Does it lowercase the text, as bert-base-uncased does?"""
+    """Tell whether it lowercases the text, as bert-base-uncased does."""
     normalizer = tokenizer.backend.normalizer
     return normalizer is not None and normalizer.normalize_str("A") == "a"
 

@@ -7,16 +7,18 @@ a new run, which may start from the old one's weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qkv.config import CorpusConfig, Recipe, Strict, TrainConfig
+from qkv.config import CorpusConfig, Recipe, Strict, TrainConfig, format_value
 from qkv.convert.files import read_json, some
 from qkv.errors import FileError, QkvError
 from qkv.train import checkpoint
 from qkv.train.loop import share_done
+from qkv.train.report import spoken
 from qkv.train.schedule import learning_rate
+from qkv.train.start import VOCABULARY, contradictions
 
 ENDS = ("train.steps", "train.epochs", "train.time_budget")
 """When training ends; also what most schedules are stretched over."""
@@ -35,30 +37,38 @@ R = TypeVar("R", bound=Strict)
 
 
 def extend(folder: Path, recipe: R, read: Callable[[Path], R], say: Callable[[str], None]) -> None:
-    """Let the run in `folder` go on with `recipe`, and say what changed; FileError where it describes another run.
+    """Continue the run in `folder` with `recipe`, and report what changed; FileError where it describes another run.
 
     `read` parses a recipe file of the same kind. Only what the ended run says of itself is removed here: whoever is
-    killed now leaves a run that goes on with the old recipe or with the new one.
+    killed now leaves a run that continues with the old recipe or with the new one.
     """
-    changes = differences(old_recipe(folder, read), recipe)
+    old = old_recipe(folder, read)
+    changes = differences(old, recipe)
     refused = {name: values for name, values in changes.items() if name not in MAY_CHANGE}
     if refused:
-        listed = [f"{name} is {shown(was)} there and {shown(now)} here" for name, (was, now) in refused.items()]
+        listed = [
+            f"{name} is {format_value(was)} there and {format_value(now)} here" for name, (was, now) in refused.items()
+        ]
         raise FileError(
-            f"{folder} holds a run of another recipe: {some(listed, 6)}; choose a new folder with --out"
-            + from_weights(folder, recipe)
-            + f" (a run can be extended in {', '.join(extensible(recipe))})"
+            f"{folder} holds a run of another recipe: {some(listed, 6)}; choose a new folder with --out NEW"
+            + suggest_start(folder, old, recipe, set(refused))
+            + f" (a run can be extended in {', '.join(extension_fields(recipe))})"
         )
     for name in STALE if changes else ():
         (folder / name).unlink(missing_ok=True)
     for name, (was, now) in changes.items():
-        say(f"changed: {name} {shown(was)} -> {shown(now)}")
+        say(f"changed: {name} {in_units(name, was)} -> {in_units(name, now)}")
     if isinstance(recipe, Recipe):
         say_rate(folder, recipe.train, set(changes), say)
 
 
+def in_units(name: str, value: Any) -> str:
+    """Format a value; a time budget in seconds, minutes or hours."""
+    return spoken(60 * value) if name == "train.time_budget" and value is not None else format_value(value)
+
+
 def old_recipe(folder: Path, read: Callable[[Path], R]) -> R:
-    """The recipe that the run in `folder` was started with."""
+    """Read the recipe of the run in `folder`."""
     try:
         return read(folder / "recipe.toml")
     except QkvError as error:
@@ -66,58 +76,39 @@ def old_recipe(folder: Path, read: Callable[[Path], R]) -> R:
                         "with --out, or remove it to start anew") from None  # fmt: skip
 
 
-def from_weights(folder: Path, recipe: Strict) -> str:
-    """How to start another run from these weights, where there are any to start from."""
-    possible = isinstance(recipe, Recipe) and (folder / "best").is_dir()
-    return f", or start from its weights with --out NEW --set tune.start={folder}" if possible else ""
+def suggest_start(folder: Path, old: Strict, recipe: Strict, refused: set[str]) -> str:
+    """Suggest to start from the weights of the run, where network and vocabulary are the same."""
+    if not (isinstance(old, Recipe) and isinstance(recipe, Recipe) and (folder / "best").is_dir()):
+        return ""
+    if contradictions(old.model, recipe.model) or refused & {f"data.{name}" for name in VOCABULARY}:
+        return ""
+    return f", or start from its weights with --out NEW --set tune.start={folder}"
 
 
-def extensible(recipe: Strict) -> tuple[str, ...]:
-    """The fields that people change to extend a run of this kind."""
+def extension_fields(recipe: Strict) -> tuple[str, ...]:
+    """Return the fields that people change to extend a run of this kind."""
     return (*ENDS, "train.patience", "train.learning_rate") if isinstance(recipe, Recipe) else ("vectors.epochs",)
 
 
 def differences(old: Strict, new: Strict) -> dict[str, tuple[Any, Any]]:
-    """{"train.steps": (1000, 2000)}: fields with different values, defaults included. A preset is compared by what it says."""
-    before, after = flat(old), flat(new)
+    """Compare two recipes, defaults included: {"train.steps": (1000, 2000)}. A preset counts as the fields that it sets."""
+    before, after = flatten(old), flatten(new)
     names = [name for name in before | after if name != "preset"]
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
-def flat(record: Strict, prefix: str = "") -> dict[str, Any]:
-    """{"train.steps": 1000, ...}: the fields of a record and of the records in it; a corpus counts as one value."""
+def flatten(record: Strict, prefix: str = "") -> dict[str, Any]:
+    """Return the fields of a record and of the records in it: {"train.steps": 1000}; a corpus counts as one value."""
     found: dict[str, Any] = {}
     for name in type(record).model_fields:
         value = getattr(record, name)
         nested = isinstance(value, Strict) and not isinstance(value, CorpusConfig)
-        found |= flat(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+        found |= flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
     return found
 
 
-def shown(value: Any) -> str:
-    """A value as a recipe writes it, with separators in long numbers."""
-    if value is None:
-        return "unset"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, Strict):
-        given = {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}
-        return table(given.items())
-    if isinstance(value, dict):
-        return table(value.items())
-    return f"[{some([shown(one) for one in value], 4)}]" if isinstance(value, tuple) else f'"{value}"'
-
-
-def table(items: Iterable[tuple[str, Any]]) -> str:
-    return "{ " + ", ".join(f"{name} = {shown(value)}" for name, value in items) + " }"
-
-
 def say_rate(folder: Path, c: TrainConfig, changed: set[str], say: Callable[[str], None]) -> None:
-    """How the learning rate goes on, where a change decides it."""
+    """Report the next learning rate, where a change affects it."""
     last = checkpoint.newest(folder)
     spans = c.schedule in ("cosine", "linear", "stable-decay") and changed & set(ENDS)
     if last is None or not (spans or "train.learning_rate" in changed):
@@ -128,4 +119,4 @@ def say_rate(folder: Path, c: TrainConfig, changed: set[str], say: Callable[[str
     p.step += 1
     rate = learning_rate(c, p.step, share_done(p, c))
     why = f': the schedule "{c.schedule}" now spans the new length of the run' if spans else ""
-    say(f"the learning rate goes on at {rate:.3g} (update {p.step:,}), after {before:.3g}{why}")
+    say(f"the learning rate continues at {rate:.3g} (update {p.step:,}), after {before:.3g}{why}")

@@ -85,7 +85,7 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
     stream = iter(task.batches)
     model = data_parallel(LossModule(t.network, task.objective, t.half))
     start, saved = time.monotonic() - t.progress.seconds, mark(t.progress, c)
-    t.progress.evaluated = rebased(t.progress.evaluated, saved)
+    t.progress.evaluated = rebase(t.progress.evaluated, saved)
     with stopping() as noted:
         while t.progress.step < c.steps:
             t.network.train()
@@ -163,8 +163,8 @@ def mark(p: Progress, c: TrainConfig) -> tuple[int, float, float]:
     return p.step, share_done(p, c), p.seconds / 60
 
 
-def rebased(last: tuple[int, float, float], now: tuple[int, float, float]) -> tuple[int, float, float]:
-    """The mark of the last evaluation when the run was extended since: the same updates are a smaller share of it."""
+def rebase(last: tuple[int, float, float], now: tuple[int, float, float]) -> tuple[int, float, float]:
+    """Correct the mark of the last evaluation for a run that was extended since: as many updates are a smaller share of it."""
     return last[0], min(last[1], now[1]), last[2]
 
 

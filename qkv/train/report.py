@@ -74,7 +74,9 @@ class Report:
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
         budget = f", at most {spoken(60 * self.train.time_budget)}" if self.train.time_budget else ""
-        budget += f", at most {self.train.epochs:g} epochs" if self.train.epochs else ""
+        budget += (
+            f", at most {self.train.epochs:g} epoch{'' if self.train.epochs == 1 else 's'}" if self.train.epochs else ""
+        )
         some = "" if learned == count else f", {learned:,} of them learned"
         self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
         shared = f"; {world()} workers with a thread each share every batch" if world() > 1 else ""
@@ -100,9 +102,9 @@ class Report:
         if f"valid_{self.metric}" in line:
             held = {name.removeprefix("valid_"): value for name, value in line.items() if name.startswith("valid_")}
             first = sorted(held.items(), key=lambda item: item[0] != self.metric)
-            self.scores = ", ".join(f"{self.named(name)} {digits(value)}" for name, value in first)
+            self.scores = ", ".join(f"{self.label(name)} {digits(value)}" for name, value in first)
             chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
-            self.short = "".join(f", {self.named(name)} {digits(held[name])}" for name in chosen if name in held)
+            self.short = "".join(f", {self.label(name)} {digits(held[name])}" for name in chosen if name in held)
             self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.speed()}")
         self.estimate()
         if self.bar:
@@ -110,8 +112,8 @@ class Report:
             done = share_done(self.training.progress, self.train)
             self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
 
-    def named(self, score: str) -> str:
-        """valid loss, BLEU; of a further held-out set with its name: general BLEU, general loss."""
+    def label(self, score: str) -> str:
+        """Name a score for people: valid loss, BLEU; of a further held-out set general BLEU, general loss."""
         for name in self.extra:
             if score.startswith(f"{name}_"):
                 return f"{name} {in_words(score.removeprefix(f'{name}_'))}"

@@ -30,7 +30,7 @@ from qkv.data.corpora import notes
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
-from qkv.tasks.vocabulary import described
+from qkv.tasks.vocabulary import describe_vocabulary
 from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
@@ -169,7 +169,7 @@ def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Ca
 
 
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
-    """Those of the folder, or new ones: learned, or of a given model, which is announced."""
+    """Read the folder's vocabulary and labels, or make them: learned, or those of a given model, which is announced."""
     if not has_words(folder):
         for line in notes(recipe.data, recipe.task) if recipe.data else ():
             report.say(line)
@@ -178,7 +178,7 @@ def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
         words = task_of(recipe).prepare(recipe, report.say)
         given = recipe.data and (recipe.data.vocabulary or recipe.tune.start)
         if given and words.source is not None:
-            report.say(f"vocabulary of {given}: {described(words.source, words.target)}")
+            report.say(f"vocabulary of {given}: {describe_vocabulary(words.source, words.target)}")
         save_words(folder, words)
     return open_words(folder)
 

@@ -14,17 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config import DataConfig, ModelConfig, Recipe, read_toml
+from qkv.config import DataConfig, ModelConfig, Recipe, format_value, read_toml
 from qkv.convert.detect import open_config, open_model, run_of
 from qkv.convert.files import some
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer, read_tokenizer
 from qkv.errors import ConfigError, QkvError
 from qkv.models.weights import weights
 from qkv.presets import preset
-from qkv.tasks.vocabulary import described
+from qkv.tasks.vocabulary import describe_vocabulary
 from qkv.text.kinds import kind_of, lowercases
 from qkv.text.tokenizer import Tokenizer
-from qkv.train.extend import shown
 
 MOVED = {
     ("pooled", "classes"): ("head.", "head.pooler."),
@@ -47,16 +46,19 @@ TUNABLE = {
     "n_layers", "n_decoder_layers", "tie",  # fewer layers are the lowest ones; matrices that were one can become two
 }  # fmt: skip
 """Fields of [model] in which a network may differ from the one that it starts from; `contradicts` has the limits of some."""
+VOCABULARY = ("vocabulary", "vocab_size", "tokenizer", "lower", "joint")
+"""Fields of [data] that say how text becomes tokens."""
 TIES = {"none": set[str](), "embeddings": {"embeddings"}, "output": {"output"}, "all": {"embeddings", "output"}}
 
 
 def check_start(recipe: Recipe, say: Callable[[str], None]) -> None:
-    """ConfigError that names every field of the recipe that contradicts the model of tune.start, or has no effect beside it."""
+    """Raise a ConfigError that names every field of the recipe that contradicts the model of tune.start."""
     folder = recipe.tune.start
     assert folder is not None and recipe.data is not None
     start = open_config(folder)
     wrong = [
-        f"model.{name} = {shown(now)} (there {shown(was)})" for name, was, now in contradictions(start, recipe.model)
+        f"model.{name} = {format_value(now)} (there {format_value(was)})"
+        for name, was, now in contradictions(start, recipe.model)
     ]
     wrong += vocabulary_contradictions(folder, start, recipe.data)
     if wrong:
@@ -69,11 +71,12 @@ def check_start(recipe: Recipe, say: Callable[[str], None]) -> None:
 
 
 def contradictions(start: ModelConfig, new: ModelConfig) -> list[tuple[str, Any, Any]]:
-    """Field, value of the start, value of the new network: those that no fine-tuning can change."""
+    """List (field, value of the start, value of the new network) where fine-tuning cannot change the field."""
     return [(name, sizes(start)[name], value) for name, value in sizes(new).items() if contradicts(start, new, name)]
 
 
 def contradicts(start: ModelConfig, new: ModelConfig, name: str) -> bool:
+    """Decide whether the new network's value of a field rules out the weights of the start."""
     was, now = sizes(start)[name], sizes(new)[name]
     if was == now or (name == "vocab_size" and not was):  # a model of pictures has no words
         return False
@@ -87,36 +90,35 @@ def contradicts(start: ModelConfig, new: ModelConfig, name: str) -> bool:
 
 
 def sizes(c: ModelConfig) -> dict[str, Any]:
-    """All fields; those with a default that follows from others, as that value."""
+    """Return all fields; those whose default follows from other fields have that value."""
     derived = {"n_kv_heads": c.kv_heads, "d_head": c.head_width, "n_decoder_layers": c.decoder_layers,
                "target_vocab_size": c.target_size, "final_norm": c.has_final_norm, "start_id": c.first_id}  # fmt: skip
     return {name: getattr(c, name) for name in type(c).model_fields} | derived
 
 
 def vocabulary_contradictions(folder: str, start: ModelConfig, data: DataConfig) -> list[str]:
-    """Fields of [data] about the vocabulary that say something else than the one that comes with the model."""
+    """List the fields of [data] that describe another vocabulary than the one that comes with the model."""
     own = open_tokenizer(folder) if Path(folder).is_dir() else None
     if own is None:  # then data.vocabulary is needed
         return []
     table = run_of(Path(folder)) / "recipe.toml"
     asked = read_toml(table).get("data", {}) if table.is_file() else {}
-    fields = ("vocab_size", "tokenizer", "lower", "joint")
     there: dict[str, tuple[Any, ...]] = {  # what is there comes first, then what was asked for when it was learned
         "vocab_size": (own.size, start.vocab_size), "tokenizer": (kind_of(own),), "lower": (lowercases(own),),
         "joint": (open_target_tokenizer(folder) is None,),
     }  # fmt: skip
     wrong = [
-        f"data.{name} = {shown(getattr(data, name))} (there {shown(there[name][0])})"
-        for name in fields
+        f"data.{name} = {format_value(getattr(data, name))} (there {format_value(there[name][0])})"
+        for name in there
         if name in data.model_fields_set and getattr(data, name) not in (*there[name], asked.get(name))
     ]
     if data.vocabulary and not same_vocabulary(read_tokenizer(data.vocabulary), own):
-        wrong.append(f'data.vocabulary = "{data.vocabulary}" (there {described(own)} of its own)')
+        wrong.append(f'data.vocabulary = "{data.vocabulary}" (there {describe_vocabulary(own)} of its own)')
     return wrong
 
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
-    """Do both cut texts alike, whatever special tokens they put around them?"""
+    """Compare how two tokenizers cut texts, whatever special tokens they put around them."""
     first, second = (json.loads(tokenizer.to_json()) for tokenizer in (one, other))
     return all(first[part] == second[part] for part in ("model", "normalizer", "pre_tokenizer"))
 
