@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from qkv.config import CorpusConfig, Recipe, Strict, TrainConfig, format_value
 from qkv.convert.files import read_json, some
 from qkv.errors import FileError, QkvError
+from qkv.text.wording import spoken
 from qkv.train import checkpoint
 from qkv.train.loop import share_done
-from qkv.train.report import spoken
 from qkv.train.schedule import learning_rate
 from qkv.train.start import VOCABULARY, contradictions
 
