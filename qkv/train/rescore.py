@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from qkv.data.corpus_files import Columns, corpus_of
 from qkv.data.sources import Record
 from qkv.device import pick_device
 from qkv.errors import ConfigError, FileError
-from qkv.tasks.base import Task, Words, held_out, task_of
+from qkv.tasks.base import Say, Task, Words, held_out, task_of
+from qkv.text.tokenizer import Tokenizer
 from qkv.train.words import open_words
 
 Paths = Sequence[str | Path]
@@ -34,6 +35,8 @@ class Trained:
     config: ModelConfig
     network: nn.Module
     words: Words
+    run: bool = True
+    """Whether it comes from a run, which has a test set of its own."""
 
     def own(self) -> list[CorpusConfig]:
         """The corpora of its recipe, the test set first."""
@@ -53,14 +56,19 @@ def open_trained(folder: Path, device: str = "cpu") -> Trained:
     run = run_of(folder)
     if not (run / "recipe.toml").is_file():
         config, network, tokenizer = open_model(folder)
-        config = with_labels(config)
-        words = Words(tokenizer, open_target(folder) or tokenizer, config.labels)
-        return Trained(recipe_for(config), config, network.to(pick_device(device)).eval(), words)
+        return from_parts(config, network.to(pick_device(device)).eval(), tokenizer, open_target(folder))
     recipe = recipe_of(run)
     if not (run / "best").is_dir():
         raise FileError(f"{run} has no best/ yet: let it train until it has evaluated its validation set")
     config, network, _ = ours.load(run / "best")
     return Trained(recipe, config, network.to(pick_device(device)).eval(), open_words(run))
+
+
+def from_parts(c: ModelConfig, network: nn.Module, source: Tokenizer | None, target: Tokenizer | None = None,
+               task: str | None = None) -> Trained:  # fmt: skip
+    """A model that came without a run."""
+    c = with_labels(c)
+    return Trained(recipe_for(c, task or task_for(c)), c, network, Words(source, target or source, c.labels), run=False)
 
 
 def with_labels(c: ModelConfig) -> ModelConfig:
@@ -87,31 +95,35 @@ def task_for(c: ModelConfig) -> str:
     return found
 
 
-def recipe_for(c: ModelConfig) -> Recipe:
+def recipe_for(c: ModelConfig, task: str) -> Recipe:
     """A recipe for a model that came without one: it reads as much as the model can."""
     nothing = CorpusConfig(text="none")
     most = c.max_length - (1 if c.family == "encoder-decoder" else 0)
     data = DataConfig(train=(nothing,), valid=nothing, max_length=most)
-    return Recipe(task=task_for(c), model=c, data=data)  # type: ignore[arg-type]
+    return Recipe(task=task, model=c, data=data)  # type: ignore[arg-type]
 
 
 # --- scoring
 
 
-def rescore(folder: Path, say: Callable[[str], None], paths: Paths = (), columns: Columns = (), device: str = "cpu",
+def rescore(folder: Path, say: Say, paths: Paths = (), columns: Columns = (), device: str = "cpu",
             keep: Path | None = None) -> dict[str, Any]:  # fmt: skip
-    """{"task", "set", "examples", "how", "scores", ...} of the model in `folder`, as results.json has them.
+    """The scores of the model in a folder; see `rescore_trained`."""
+    return rescore_trained(open_trained(folder, device), str(folder), say, paths, columns, keep)
 
+
+def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), columns: Columns = (), keep: Path | None = None
+                    ) -> dict[str, Any]:  # fmt: skip
+    """{"task", "set", "examples", "how", "scores", ...} of a model, as results.json has them.
+
+    name: the model's, for errors.
     paths: files to score it on (data/corpus_files.py: which, for each task). Without any, the test set of its run, or
     where that has none its validation set.
     columns: those of a table, by name or number.
     keep: a folder for what the task's `test` writes: the test set with the model's answers.
     """
-    trained = open_trained(folder, device)
-    if not paths and not (run_of(folder) / "recipe.toml").is_file():
-        raise ConfigError(
-            f"{folder} is a model without a run, and so without a test set: say what to evaluate it on (--data FILE)"
-        )
+    if not paths and not trained.run:
+        raise ConfigError(f"{name} is a model without a run, and so without a test set: give one with --data FILE")
     task = opened(trained, paths, columns)
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as place:
         found = task.test(trained.network, Path(place), say)
