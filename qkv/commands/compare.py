@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Json
-from qkv.commands.evaluate import Columns, Data, Lower, Metrics, References, Tokenize, chosen, no_tables, of_run
+from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, chosen, no_tables, of_run
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ SYSTEMS = typer.Argument(
     show_default=False,
 )
 SAMPLES = typer.Option("--samples", min=10, help="Resampled or randomised test sets.")
+METRICS = typer.Option(
+    "--metrics", help="Of texts: some of bleu, chrf, ter. Default: bleu,chrf; of captions bleu.", show_default=False
+)
 PAIRED = typer.Option(
     "--paired", help="Several runs: the first of A belongs to the first of B, and so on (paired t-test)."
 )
@@ -32,7 +35,7 @@ def run(
     data: Data = None,
     columns: Columns = None,
     references: References = None,
-    metrics: Metrics = "bleu,chrf",
+    metrics: Annotated[str | None, METRICS] = None,
     samples: Annotated[int, SAMPLES] = 1000,
     paired: Annotated[bool, PAIRED] = False,
     tokenize: Tokenize = "13a",
@@ -56,12 +59,13 @@ def run(
     paths = [path for group in groups for path in group]
     if len(systems) < 2 or len(set(paths)) < len(paths):
         raise ConfigError("compare takes at least two files, runs or groups of runs, each given once")
+    names = metrics.split(",") if metrics else []
     if references or not all(path.is_dir() for path in paths):
         if data or len(paths) > len(groups):
             raise ConfigError(
                 "--data and groups are for runs; files of translations are compared with --references FILE"
             )
-        rows = translations(paths, references, metrics, samples, {"tokenize": tokenize, "lowercase": lower})
+        rows = translations(paths, references, names, samples, {"tokenize": tokenize, "lowercase": lower})
         show(rows, as_json)
         return
     from rich.console import Console
@@ -70,16 +74,16 @@ def run(
 
     console = Console(stderr=True)
     say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
-    files, names = data or [], chosen(columns)
+    files, cells = data or [], chosen(columns)
     if columns and not data:
         raise ConfigError("--columns are those of a table: give it with --data FILE")
     if len(paths) > len(groups):
-        show_groups(compare_seeds(groups, say, files, names, paired, device.value), as_json)
+        show_groups(compare_seeds(groups, say, files, cells, paired, device.value), as_json)
         return
     if paired:
         raise ConfigError("--paired is for several runs of each system: runs/a-1,runs/a-2 runs/b-1,runs/b-2")
     how = {"tokenize": tokenize, "lowercase": lower}
-    show(compare_runs(paths, say, files, names, samples, metrics.split(","), how, device.value), as_json)
+    show(compare_runs(paths, say, files, cells, samples, names, how, device.value), as_json)
 
 
 def members(system: str) -> list[Path]:
@@ -89,7 +93,7 @@ def members(system: str) -> list[Path]:
     return [Path(name) for name in system.split(",") if name]
 
 
-def translations(paths: list[Path], references: list[Path] | None, metrics: str, samples: int, how: dict[str, Any]
+def translations(paths: list[Path], references: list[Path] | None, metrics: list[str], samples: int, how: dict[str, Any]
                  ) -> list[Compared]:  # fmt: skip
     """Files of translations, and runs among them, against the same references."""
     from qkv.evaluate.scores import read_sentences
@@ -101,7 +105,7 @@ def translations(paths: list[Path], references: list[Path] | None, metrics: str,
         )
     no_tables(*paths, *references)
     texts = {str(path): read_sentences(of_run(path, "hyp") if path.is_dir() else path) for path in paths}
-    return compare(texts, [read_sentences(path) for path in references], metrics.split(","), samples, **how)
+    return compare(texts, [read_sentences(path) for path in references], metrics or ("bleu", "chrf"), samples, **how)
 
 
 def show(rows: list[Compared], as_json: bool) -> None:

@@ -245,7 +245,10 @@ def of_run(folder: Path, which: str) -> Path:
     """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
     path = folder / f"test.{which}.txt"
     if not path.is_file():
-        raise ConfigError(f"{folder} is not the folder of a run with a test set: say what is correct with --references")
+        raise ConfigError(
+            f"{folder} is not the folder of a run with a test set: give one with --data FILE, or say what is correct with "
+            "--references FILE"
+        )
     return path
 
 

@@ -22,7 +22,8 @@ def matrix(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str) -
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
     shown = [[f"{count:,}" if count else "" for count in row] for row in counts]
     names = [label if len(label) <= LONGEST else label[: LONGEST - 1] + "…" for label in labels]
-    return table(names, names, shares, shown, title, "rows: correct, columns: predicted")
+    total = sum(count for row in counts for count in row)
+    return table(names, names, shares, shown, title, f"rows: correct, columns: predicted; {total:,} in all")
 
 
 def table(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]], shown: Sequence[Sequence[str]],

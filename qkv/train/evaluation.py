@@ -51,8 +51,7 @@ class Evaluation:
         """The confusion matrix as SVG; None where there is none, or one of too many classes."""
         if self.report is None or not self.report.confusion:
             return None
-        title = f"Confusion matrix, {self.set}, {self.examples:,} examples"
-        return matrix(self.report.labels, self.report.confusion, title)
+        return matrix(self.report.labels, self.report.confusion, f"Confusion matrix: {self.set}")
 
 
 def score_lines(results: dict[str, Any]) -> list[str]:
