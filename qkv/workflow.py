@@ -149,7 +149,8 @@ def toml(recipe: Mapping[str, Any]) -> str:
 def toml_value(value: Any, where: str) -> str:
     """One value as TOML; tables are written inline."""
     if isinstance(value, bool | int | float | str | Path):
-        return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+        text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+        return text.replace("\x7f", "\\u007f")  # which JSON allows and TOML does not
     if isinstance(value, list | tuple):
         return f"[{', '.join(toml_value(one, where) for one in value)}]"
     if isinstance(value, Mapping):

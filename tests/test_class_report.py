@@ -108,7 +108,9 @@ def test_the_picture_has_every_count() -> None:
     words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert [w for w in words if w in ("12", "3", "4,567", "0")] == ["12", "3", "4,567"]
     assert (
-        words.count("<a>") == 2 and "a rather long name that…" in words and "rows: correct, columns: predicted; 4,582 in all" in words
+        words.count("<a>") == 2
+        and "a rather long name that…" in words
+        and "rows: correct, columns: predicted; 4,582 in all" in words
     )
     fills = [element.get("fill") for element in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
     assert fills[0] == "rgba(11,107,203,1.000)" and fills[1] == "rgba(11,107,203,0.000)"  # a share of its row

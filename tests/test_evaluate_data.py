@@ -51,7 +51,7 @@ def data_of(task: str) -> dict[str, Any]:
     }
     if task == "images":
         return {
-            **dict.fromkeys(("valid", "test"), {"dataset": "digits"}),
+            **{key: {"dataset": "digits"} for key in ("valid", "test")},
             "train": [{"dataset": "digits"}],
             "batch_tokens": 200,
         }
@@ -297,7 +297,7 @@ def test_what_cannot_be_evaluated_is_one_line(runs: Any, run: Run, tmp_path: Pat
         (("language", "--data", text, "--columns", "0"), "columns are those of a table"),
     ]
     for (task, *options), message in cases:
-        code, out, err = run("evaluate", runs(task), *options)
+        code, _out, err = run("evaluate", runs(task), *options)
         assert code == 2 and message in err and err.count("\n") == 1, (task, options, err)
 
 

@@ -45,10 +45,13 @@ def run(
 ) -> None:
     """Compare models of one task on the same test set: is the difference more than luck?
 
-    p is the chance of a difference as large as this one between equally good systems. Accuracy: McNemar's test. F1,
-    ROUGE, correlations, losses: approximate randomisation. BLEU, chrF2, TER: paired bootstrap resampling (Koehn 2004).
-    Several runs (seeds) of each system: mean, standard deviation and Welch's t-test. Runs with the same test set are
-    compared by what they stored; with --data all of them are evaluated on that file first.
+    p is the chance of a difference as large as this one between systems that
+    are equally good. Accuracy: McNemar's test. F1, ROUGE, correlations, losses:
+    approximate randomisation. BLEU, chrF2, TER: paired bootstrap (Koehn 2004).
+    Several runs (seeds) of each: mean, standard deviation, Welch's t-test.
+
+    Runs with the same test set are compared by what they stored. With --data
+    all of them are evaluated on that file first.
 
     [dim]qkv compare runs/a runs/b                  # two runs with the same test set[/]
     [dim]qkv compare runs/a runs/b --data new.tsv --columns text,label[/]

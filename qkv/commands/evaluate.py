@@ -86,10 +86,11 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Score a model of any task on its run's test set or on a file of yours, with the metrics of the task.
+    """Score a model of any task on its run's test set, or on a file of yours.
 
-    Classes, tags and pictures: also precision, recall and F1 of every class or entity, and the confusion matrix.
-    Translations: BLEU, chrF2 and TER by sacreBLEU, with intervals, signatures and BLEU by length.
+    Classes, tags and pictures: also precision, recall and F1 of every class or
+    entity, and the confusion matrix. Translations: BLEU, chrF2 and TER by
+    sacreBLEU, with intervals, signatures and BLEU by length.
 
     [dim]qkv evaluate runs/my                                 # its own test set[/]
     [dim]qkv evaluate runs/topics --data new.tsv --columns text,label[/]
