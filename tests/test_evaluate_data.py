@@ -200,11 +200,11 @@ def test_captions_in_a_table(runs: Any, run: Run, tmp_path: Path) -> None:
     own = json.loads((runs("captions") / "results.json").read_text())["test"]
     rows = []
     for number, (scene, caption) in ShapeSource("test", 30).read():
-        Image.fromarray(scene.draw()).save(tmp_path / f"{number}.png")
+        Image.fromarray(scene.draw().transpose(1, 2, 0)).save(tmp_path / f"{number}.png")
         rows.append(f"{number}.png\t{caption}")
     code, out, err = run("evaluate", runs("captions"), "--data", write(tmp_path / "captions.tsv", rows), "--json")
     assert code == 0, err
-    assert [s["name"] for s in json.loads(out)["scores"]] == [s["name"] for s in own["scores"]] == ["exact", "BLEU"]
+    assert json.loads(out)["scores"] == own["scores"] and [s["name"] for s in own["scores"]] == ["exact", "BLEU"]
     code, out, err = run(
         "evaluate", runs("captions"), "--data", tmp_path / "captions.tsv", "--confusion", tmp_path / "x.svg"
     )
@@ -236,6 +236,25 @@ def test_a_text_for_a_language_model(run: Run, tmp_path: Path) -> None:
     assert scores["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
     assert scores["bits_per_byte"] == pytest.approx(nats / 0.6931471805599453 / len(data), rel=1e-5)
     assert found["set"] == "new.txt" and "new.txt, 1 examples" in run("evaluate", folder, "--data", text)[1]
+
+
+def test_entities_have_a_report_of_their_own(run: Run, tmp_path: Path) -> None:
+    """The report of a run, of the command, and of its file of answers are one; columns are those of the run."""
+    rows = ["x EU B-ORG", "x rejects O", "x Peter B-PER", "x Blackburn I-PER", ""] * 12
+    path = write(tmp_path / "a.conll", [f"{row} y" if row else "" for row in rows])
+    values = recipe("tagging", steps=8)
+    which = {"files": [str(path)], "columns": [1, 2]}
+    values["data"] |= {"train": [which], "valid": which, "test": which, "vocab_size": 60}
+    folder = qkv.train(values, tmp_path / "run", quiet=True).folder
+    own = json.loads((folder / "results.json").read_text())["test"]
+    code, out, err = run("evaluate", folder, "--data", path, "--json")
+    assert code == 0 and json.loads(out)["report"] == own["report"], err
+    assert list(own["report"]["averages"]) == ["micro avg", "macro avg", "weighted avg"]
+    assert {name: row["support"] for name, row in own["report"]["classes"].items()} == {"ORG": 12, "PER": 12}
+    assert own["report"]["averages"]["micro avg"]["f1"] * 100 == pytest.approx(own["scores"][1]["value"], abs=1e-3)
+    assert own["report"]["confusion"]["labels"] == ["O", "ORG", "PER"] and "accuracy" not in own["report"]
+    code, out, _ = run("evaluate", folder)
+    assert "micro avg" in out and "confusion matrix" in out
 
 
 def test_training_data_are_not_needed(runs: Any, run: Run, tmp_path: Path) -> None:
@@ -295,6 +314,7 @@ def test_what_cannot_be_evaluated_is_one_line(runs: Any, run: Run, tmp_path: Pat
         (("tagging", "--data", text, "--data", text), "one .conllu or CoNLL file"),
         (("images", "--data", text), "a folder of pictures per class"),
         (("language", "--data", text, "--columns", "0"), "columns are those of a table"),
+        (("images", "--confusion", tmp_path / "x.png"), "give it that ending"),
     ]
     for (task, *options), message in cases:
         code, _out, err = run("evaluate", runs(task), *options)
@@ -402,6 +422,7 @@ def test_what_cannot_be_compared_is_one_line(runs: Any, run: Run, tmp_path: Path
         ((runs("tagging"), untested), "has no scores of a test set"),
         ((runs("tagging"), runs("tagging")), "each given once"),
         ((runs("tagging"),), "at least two"),
+        ((runs("tagging"), tmp_path / "absent"), "absent does not exist"),
         ((f"{runs('tagging')},{runs('tagging', 2)}", other), "at least two runs"),
         ((f"{other},{wide}", f"{runs('tagging')},{runs('tagging', 2)}"), "different recipes (model.d_model)"),
         ((runs("tagging"), runs("tagging", 2), "--paired"), "--paired is for several runs"),

@@ -62,6 +62,8 @@ def run(
     paths = [path for group in groups for path in group]
     if len(systems) < 2 or len(set(paths)) < len(paths):
         raise ConfigError("compare takes at least two files, runs or groups of runs, each given once")
+    if absent := [path for path in paths if not path.exists()]:
+        raise ConfigError(f"{absent[0]} does not exist: give runs, models or files of translations that are here")
     names = metrics.split(",") if metrics else []
     if references or not all(path.is_dir() for path in paths):
         if data or len(paths) > len(groups):

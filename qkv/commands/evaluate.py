@@ -119,6 +119,8 @@ def run(
         raise ConfigError("--data has both what is read and what is correct: leave out --source and --references")
     if columns and not data:
         raise ConfigError("--columns are those of a table: give it with --data FILE")
+    if confusion and confusion.suffix != ".svg":
+        raise ConfigError(f"--confusion draws an .svg file, given {confusion}: give it that ending")
     task = "translation" if references else task_of(what, bool(data))
     if task != "translation":
         if unused:
@@ -244,7 +246,9 @@ def classes(found: Any) -> str:
 
 def of_run(folder: Path, which: str) -> Path:
     """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
-    path = folder / f"test.{which}.txt"
+    from qkv.config.recipe import run_of
+
+    path = run_of(folder) / f"test.{which}.txt"
     if not path.is_file():
         raise ConfigError(
             f"{folder} is not the folder of a run with a test set: give one with --data FILE, or say what is correct with "
@@ -258,6 +262,7 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
     """What the model makes of some texts; a run searches as it did when it was scored, unless told otherwise. Without texts,
     the translations in a file."""
     from qkv.api import load
+    from qkv.config.recipe import run_of
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
     from qkv.tasks.translation import one_line
@@ -266,8 +271,8 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
         raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
     if texts is None:
         return read_sentences(what)
-    model = load(what, device=device.value)
-    found = [one_line(text) for text in model.translate(texts, **search_of(what, beam, length_penalty))]
+    model, search = load(what, device=device.value), search_of(run_of(what), beam, length_penalty)
+    found = [one_line(text) for text in model.translate(texts, **search)]
     if output is not None:
         write_text(output, "".join(text + "\n" for text in found))
     return found

@@ -47,6 +47,7 @@ def corpus_of(
         return CorpusConfig(images=names[0])
     if is_table(paths, task):
         return CorpusConfig(table=names[0], columns=tuple(columns or own_columns(own, task)))
+    columns = columns or (conll_columns(names[0], own) if task == "tagging" else ())
     numbered = tuple(c for c in columns if isinstance(c, int))
     if columns and task != "tagging":
         raise ConfigError(
@@ -70,6 +71,11 @@ def own_columns(own: Sequence[CorpusConfig], task: str) -> Columns:
         if known is not None and len(known.texts) == 2 and task in ("classification", "regression"):
             return 0, 1, 2
     return ()
+
+
+def conll_columns(name: str, own: Sequence[CorpusConfig]) -> Columns:
+    """Word and tag, as in the model's own files of the same kind."""
+    return next((c.columns for c in own if c.columns and c.files and ending(c.files[0]) == ending(name)), ())
 
 
 def is_table(paths: Sequence[str | Path], task: str) -> bool:
