@@ -56,7 +56,7 @@ class Text:
 
     documents: list[Ids]
     bytes: int
-    records: list[Record]
+    records: Sequence[Record] = ()
     """The texts themselves; a long document is several."""
 
 
