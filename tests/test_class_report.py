@@ -21,6 +21,7 @@ LABELS = st.sampled_from(["sport", "politics", "x", "long name of a class"])
 ANSWERS = st.lists(st.tuples(LABELS, LABELS), min_size=1, max_size=40)
 
 
+@pytest.mark.filterwarnings("ignore:A single label")
 @given(ANSWERS)
 @settings(max_examples=100, deadline=None)
 def test_as_scikit_learn_measures_and_prints(pairs: list[tuple[str, str]]) -> None:

@@ -235,7 +235,7 @@ def test_a_text_for_a_language_model(run: Run, tmp_path: Path) -> None:
         nats -= sum(float(table[i, token]) for i, token in enumerate(window[1:]))
     assert scores["loss"] == pytest.approx(nats / (len(ids) - 1), rel=1e-5)
     assert scores["bits_per_byte"] == pytest.approx(nats / 0.6931471805599453 / len(data), rel=1e-5)
-    assert found["set"] == "new.txt" and "new.txt, 1 examples" in run("evaluate", folder, "--data", text)[1]
+    assert found["set"] == "new.txt" and "new.txt, 1 example, " in run("evaluate", folder, "--data", text)[1]
 
 
 def test_entities_have_a_report_of_their_own(run: Run, tmp_path: Path) -> None:
@@ -255,6 +255,25 @@ def test_entities_have_a_report_of_their_own(run: Run, tmp_path: Path) -> None:
     assert own["report"]["confusion"]["labels"] == ["O", "ORG", "PER"] and "accuracy" not in own["report"]
     code, out, _ = run("evaluate", folder)
     assert "micro avg" in out and "confusion matrix" in out
+
+
+def test_a_header_chooses_the_columns(runs: Any, run: Run, tmp_path: Path) -> None:
+    own = json.loads((runs("classification") / "results.json").read_text())["test"]
+    path = table(
+        tmp_path / "new.csv",
+        [
+            ["id", "label", "text"],
+            *([str(i), label, text] for i, (text, label) in enumerate(records("classification"))),
+        ],
+    )
+    code, out, err = run("evaluate", runs("classification"), "--data", path, "--json")
+    assert code == 0 and json.loads(out)["scores"] == own["scores"], err
+    pairs = [["de", "en"], *([german, english] for english, german in records("translation"))]
+    own = json.loads((runs("translation") / "results.json").read_text())["test"]
+    code, out, err = run(
+        "evaluate", runs("translation"), "--data", table(tmp_path / "pairs.csv", pairs), "--json", "--bootstrap", "0"
+    )
+    assert code == 0 and [s["value"] for s in json.loads(out)["scores"]] == [s["value"] for s in own["scores"]], err
 
 
 def test_training_data_are_not_needed(runs: Any, run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Json
-from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, chosen, no_tables, of_run
+from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, chosen, no_tables, of_run, to_stderr
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -73,22 +73,18 @@ def run(
         rows = translations(paths, references, names, samples, {"tokenize": tokenize, "lowercase": lower})
         show(rows, as_json)
         return
-    from rich.console import Console
-
     from qkv.train.compare import compare_runs, compare_seeds
 
-    console = Console(stderr=True)
-    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
     files, cells = data or [], chosen(columns)
     if columns and not data:
         raise ConfigError("--columns are those of a table: give it with --data FILE")
     if len(paths) > len(groups):
-        show_groups(compare_seeds(groups, say, files, cells, paired, device.value), as_json)
+        show_groups(compare_seeds(groups, to_stderr, files, cells, paired, device.value), as_json)
         return
     if paired:
         raise ConfigError("--paired is for several runs of each system: runs/a-1,runs/a-2 runs/b-1,runs/b-2")
     how = {"tokenize": tokenize, "lowercase": lower}
-    show(compare_runs(paths, say, files, cells, samples, names, how, device.value), as_json)
+    show(compare_runs(paths, to_stderr, files, cells, samples, names, how, device.value), as_json)
 
 
 def members(system: str) -> list[Path]:

@@ -22,7 +22,7 @@ DATA = typer.Option(
 COLUMNS = typer.Option(
     "--columns", show_default=False,
     help="With a table as --data: its columns by name, or number from 0, such as text,label. Default: those that the run was "
-    "trained with, else the first ones.",
+    "trained with, else by its header, else the first ones.",
 )  # fmt: skip
 CONFUSION = typer.Option("--confusion", help="Draw the confusion matrix into this .svg file.", show_default=False)
 REFERENCES = typer.Option(
@@ -135,10 +135,16 @@ def run(
     tell_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
 
 
+def to_stderr(text: str) -> None:
+    """What is worth knowing beside the scores."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def no_tables(*paths: Path) -> None:
     """A table has several columns: its rows are no sentences."""
-    from qkv.data.corpus_files import TABLES
-    from qkv.data.sources import ending
+    from qkv.data.sources import TABLES, ending
 
     for path in paths:
         if ending(path) in TABLES:
@@ -168,7 +174,7 @@ def test_set(what: Path, source: Path | None, references: list[Path] | None, dat
     from qkv.train.rescore import pairs_of
 
     if data:
-        pairs = pairs_of(what, data, chosen(columns))
+        pairs = pairs_of(what, to_stderr, data, chosen(columns))
         return [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]
     if not references:
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
@@ -223,15 +229,11 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
 def other_task(what: Path, data: list[Path], columns: str | None, confusion: Path | None, as_json: bool,
                device: Device) -> None:  # fmt: skip
     """A model of any other task, on its own test set or on files."""
-    from rich.console import Console
-
     from qkv.convert.files import write_text
     from qkv.train.evaluation import Evaluation
     from qkv.train.rescore import rescore
 
-    console = Console(stderr=True)
-    say = lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True)  # noqa: E731
-    found = Evaluation.from_json(rescore(what, say, data, chosen(columns), device.value))
+    found = Evaluation.from_json(rescore(what, to_stderr, data, chosen(columns), device.value))
     if confusion is not None:
         picture = found.picture()
         if picture is None:

@@ -17,11 +17,10 @@ from pathlib import Path
 from qkv.config import CorpusConfig
 from qkv.data.glue import TASKS
 from qkv.data.lines import lines
-from qkv.data.sources import ending
+from qkv.data.sources import TABLES, ending
 from qkv.data.textsets import LANGUAGE
 from qkv.errors import ConfigError, FileError
 
-TABLES = (".tsv", ".csv", ".jsonl", ".ndjson")
 PICTURES = ("images", "captions")
 Columns = Sequence[int | str]
 
@@ -32,8 +31,8 @@ def corpus_of(
     """The corpus that some files are to a task.
 
     columns: of a table, by name or by number from 0, in the order of the task. Where none are given they are those of the
-    first corpus of `own`, the corpora that the model was trained with, that names some; otherwise the first columns. What a
-    document is (a file, a paragraph, a line) also follows the model's own corpora.
+    first corpus of `own`, the corpora that the model was trained with, that names some; otherwise those that the table's
+    header names, or the first ones. What a document is (a file, a paragraph, a line) also follows the model's own corpora.
     """
     if not paths:
         raise ConfigError("no file: give at least one")
@@ -81,7 +80,7 @@ def conll_columns(name: str, own: Sequence[CorpusConfig]) -> Columns:
 def is_table(paths: Sequence[str | Path], task: str) -> bool:
     """Whether it is one file with a record in each row. Tags in a .tsv file may also stand one per line, with a blank line
     after each sentence."""
-    if len(paths) != 1 or ending(paths[0]) not in TABLES:
+    if len(paths) != 1 or ending(paths[0]) not in TABLES or (task == "answering" and ending(paths[0]) == ".json"):
         return False
     if task != "tagging" or ending(paths[0]) != ".tsv":
         return True

@@ -15,7 +15,7 @@ from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe, load_recip
 from qkv.config.recipe import run_of
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config, open_model, open_target
-from qkv.data.corpora import corpus
+from qkv.data.corpora import corpus, notes
 from qkv.data.corpus_files import Columns, corpus_of
 from qkv.data.sources import Record
 from qkv.device import pick_device
@@ -38,10 +38,10 @@ class Trained:
     run: bool = True
     """Whether it comes from a run, which has a test set of its own."""
 
-    def own(self) -> list[CorpusConfig]:
-        """The corpora of its recipe, the test set first."""
-        data = self.recipe.data
-        return [] if data is None else [c for c in (data.test, data.valid, *data.train) if c is not None]
+
+def corpora_of(data: DataConfig | None) -> list[CorpusConfig]:
+    """The corpora of a recipe, the test set first."""
+    return [] if data is None else [c for c in (data.test, data.valid, *data.train) if c is not None]
 
 
 def recipe_of(run: Path, changes: list[str] | None = None) -> Recipe:
@@ -125,6 +125,8 @@ def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), co
     if not paths and not trained.run:
         raise ConfigError(f"{name} is a model without a run, and so without a test set: give one with --data FILE")
     task = opened(trained, paths, columns)
+    for line in notes(task.data, task.name) if paths else ():
+        say(line)
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as place:
         found = task.test(trained.network, Path(place), say)
     if found is not None and found["scores"]:
@@ -140,7 +142,7 @@ def opened(trained: Trained, paths: Paths, columns: Columns) -> Task:
     """The task with its own sets, or with the given files in the place of all of them: training data are not needed then."""
     recipe = trained.recipe
     if paths:
-        recipe = asked_of(trained, corpus_of(paths, columns, recipe.task, trained.own()))
+        recipe = asked_of(trained, corpus_of(paths, columns, recipe.task, corpora_of(recipe.data)))
     task = task_of(recipe)(recipe, trained.config, trained.words)
     task.like(trained.recipe)
     return task
@@ -152,13 +154,16 @@ def asked_of(trained: Trained, c: CorpusConfig) -> Recipe:
     return trained.recipe.model_copy(update={"data": data})
 
 
-def pairs_of(folder: Path, paths: Paths, columns: Columns) -> list[Record]:
+def pairs_of(folder: Path, say: Say, paths: Paths, columns: Columns) -> list[Record]:
     """(source, target) of every record of a user's files, for the translator in `folder`."""
     run = run_of(folder)
     data = recipe_of(run).data if (run / "recipe.toml").is_file() else None
-    own = [] if data is None else [c for c in (data.test, data.valid, *data.train) if c is not None]
-    c = corpus_of(paths, columns, "translation", own)
+    c = corpus_of(paths, columns, "translation", corpora_of(data))
     some = DataConfig(train=(c,), valid=c)
+    if data is not None:  # its languages may be the names of columns
+        some = some.model_copy(update={"source": data.source, "target": data.target})
+    for line in notes(some, "translation"):
+        say(line)
     return held_out(corpus(c, some, "test", "translation"), "test")
 
 
