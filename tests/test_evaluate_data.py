@@ -319,8 +319,11 @@ def test_what_cannot_be_evaluated_is_one_line(runs: Any, run: Run, tmp_path: Pat
     unlabelled = table(tmp_path / "empty.csv", [["A man sleeps.", ""]])
     text = write(tmp_path / "text.txt", ["one"])
     cases = [
-        (("classification", "--data", labelled), "'nonsense', which the training set has not"),
-        (("classification", "--data", unlabelled), "label"),
+        (
+            ("classification", "--data", labelled),
+            "the test set has the label 'nonsense', which the training set has not",
+        ),
+        (("classification", "--data", unlabelled), "empty.csv has no labels"),
         (("classification", "--data", text), "one table with text and label columns"),
         (("classification", "--data", tmp_path / "absent.csv"), "absent.csv does not exist"),
         (("classification", "--data", labelled, "--columns", "a,b"), "has no column 'a'"),

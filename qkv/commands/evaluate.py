@@ -106,21 +106,12 @@ def run(
     told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty,
             "--sentences": sentences or None}  # fmt: skip
     unused = [name for name, value in told.items() if value is not None]
-    asked = {"--data": data, "--columns": columns, "--confusion": confusion}
     if similarity or analogies or (not references and not data and holds_vectors(what)):
-        if unused or references:
-            raise ConfigError(f"{(*unused, '--references')[0]} is for translations, not for word vectors: leave it out")
-        if wrong := [name for name, value in asked.items() if value]:
-            raise ConfigError(f"{wrong[0]} is for networks: word vectors take --similarity FILE and --analogies FILE")
+        of_networks(unused, references, {"--data": data, "--columns": columns, "--confusion": confusion})
         word_vectors(what, list(similarity or []), analogies, as_json)
         return
     no_tables(*([source] if source else []), *(references or []))
-    if data and (source or references):
-        raise ConfigError("--data has both what is read and what is correct: leave out --source and --references")
-    if columns and not data:
-        raise ConfigError("--columns are those of a table: give it with --data FILE")
-    if confusion and confusion.suffix != ".svg":
-        raise ConfigError(f"--confusion draws an .svg file, given {confusion}: give it that ending")
+    belong_together(data, source, references, columns, confusion)
     task = "translation" if references else task_of(what, bool(data))
     if task != "translation":
         if unused:
@@ -133,6 +124,25 @@ def run(
     hypotheses = translated(what, sources, beam, length_penalty, output, device)
     how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
     tell_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+
+
+def of_networks(unused: list[str], references: list[Path] | None, asked: dict[str, Any]) -> None:
+    """Options that mean nothing to word vectors."""
+    if unused or references:
+        raise ConfigError(f"{(*unused, '--references')[0]} is for translations, not for word vectors: leave it out")
+    if wrong := [name for name, value in asked.items() if value]:
+        raise ConfigError(f"{wrong[0]} is for networks: word vectors take --similarity FILE and --analogies FILE")
+
+
+def belong_together(data: list[Path] | None, source: Path | None, references: list[Path] | None, columns: str | None,
+                    confusion: Path | None) -> None:  # fmt: skip
+    """Options that contradict or need each other."""
+    if data and (source or references):
+        raise ConfigError("--data has both what is read and what is correct: leave out --source and --references")
+    if columns and not data:
+        raise ConfigError("--columns are those of a table: give it with --data FILE")
+    if confusion and confusion.suffix != ".svg":
+        raise ConfigError(f"--confusion draws an .svg file, given {confusion}: give it that ending")
 
 
 def to_stderr(text: str) -> None:
