@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.base_model import BaseModel
 from qkv.config import ModelConfig
-from qkv.config.recipe import run_of, trained_for
+from qkv.config.recipe import trained_for
 from qkv.convert import detect, export, folder
 from qkv.convert.tokenizer_files import unread_tokenizer_files
 from qkv.errors import ConfigError, QkvError
@@ -49,7 +49,7 @@ def load(path: str | Path, device: str = "auto") -> Model:
     model = Model(config, network, tokenizer, device, detect.open_target(path))
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
     with suppress(ConfigError):  # a recipe that cannot be read is no part of the model
-        model.task, model.languages = trained_for(run_of(Path(path)))
+        model.task, model.languages = trained_for(detect.run_of(Path(path)))
     return model
 
 

@@ -166,7 +166,7 @@ def no_tables(*paths: Path) -> None:
 
 def task_of(what: Path, required: bool) -> str:
     """The task of a run or a model; whatever has no recipe and no --data is scored as translations."""
-    from qkv.config.recipe import run_of
+    from qkv.convert.detect import run_of
     from qkv.train.rescore import task_name
 
     return task_name(what) if required or (run_of(what) / "recipe.toml").is_file() else "translation"
@@ -258,7 +258,7 @@ def classes(found: Any) -> str:
 
 def of_run(folder: Path, which: str) -> Path:
     """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
-    from qkv.config.recipe import run_of
+    from qkv.convert.detect import run_of
 
     path = run_of(folder) / f"test.{which}.txt"
     if not path.is_file():
@@ -274,7 +274,7 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
     """What the model makes of some texts; a run searches as it did when it was scored, unless told otherwise. Without texts,
     the translations in a file."""
     from qkv.api import load
-    from qkv.config.recipe import run_of
+    from qkv.convert.detect import run_of
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
     from qkv.tasks.translation import one_line

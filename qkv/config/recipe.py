@@ -64,11 +64,6 @@ def load_recipe(path: Path, settings: list[str] | None = None,
     return checked(Recipe, {**values, **parts, "model": model})
 
 
-def run_of(folder: Path) -> Path:
-    """The run to which a model belongs; its own folder where it belongs to none."""
-    return folder.resolve().parent if folder.resolve().name == "best" else folder
-
-
 def trained_for(run: Path) -> tuple[str | None, tuple[str, str] | None]:
     """The task and the languages of a run's recipe; None where there is none."""
     if not (run / "recipe.toml").is_file():

@@ -16,7 +16,7 @@ import torch
 
 from qkv.api import Model, load
 from qkv.config import ModelConfig
-from qkv.config.recipe import run_of, trained_for
+from qkv.config.recipe import trained_for
 from qkv.config.strict import read_toml
 from qkv.convert.detect import run_of
 from qkv.data.glue import TASKS

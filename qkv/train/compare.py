@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.config.recipe import run_of
+from qkv.convert.detect import run_of
 from qkv.convert.files import read_json
 from qkv.data.corpus_files import Columns
 from qkv.errors import ConfigError, FileError

@@ -12,9 +12,8 @@ from typing import Any
 from torch import nn
 
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe, load_recipe
-from qkv.config.recipe import run_of
 from qkv.convert import folder as ours
-from qkv.convert.detect import open_config, open_model, open_target
+from qkv.convert.detect import open_config, open_model, open_target, run_of
 from qkv.data.corpora import corpus, notes
 from qkv.data.corpus_files import Columns, corpus_of
 from qkv.data.sources import Record
@@ -150,7 +149,7 @@ def opened(trained: Trained, paths: Paths, columns: Columns) -> Task:
 
 def asked_of(trained: Trained, c: CorpusConfig) -> Recipe:
     assert trained.recipe.data is not None
-    data = trained.recipe.data.model_copy(update={"train": (c,), "valid": c, "test": c, "root": ""})
+    data = trained.recipe.data.model_copy(update={"train": (c,), "valid": c, "test": c, "root": "", "extra_valid": {}})
     return trained.recipe.model_copy(update={"data": data})
 
 
