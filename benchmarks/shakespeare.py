@@ -19,7 +19,7 @@ from pathlib import Path
 from pages import machine, write
 from tasks import Experiment, results
 
-from qkv.train.again import recipe_of
+from qkv.train.rescore import recipe_of
 
 NAMES = ("elman", "gru", "lstm", "transformer", "gla", "mamba")
 RUNS = [Experiment(f"shakespeare-{n}", f"shakespeare-{n}", ("data.root={data}/tinyshakespeare",)) for n in NAMES]

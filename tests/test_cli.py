@@ -181,6 +181,8 @@ def test_compare_takes_runs(run: Run, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "test.hyp.txt").write_text(text)
         (tmp_path / name / "test.ref.txt").write_text("Ein Hund läuft im Garten .\n")
+        (tmp_path / name / "recipe.toml").write_text((Path(__file__).parent.parent / "recipes/demo.toml").read_text())
+        (tmp_path / name / "results.json").write_text('{"test": {"scores": [{"name": "BLEU", "value": 1.0}]}}')
     code, out, _ = run("compare", tmp_path / "a", tmp_path / "b", "--samples", "10", "--json")
     values = [row["value"] for row in json.loads(out) if row["metric"] == "BLEU"]
     assert code == 0 and values[0] == pytest.approx(100) and values[1] < 99

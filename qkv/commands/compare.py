@@ -4,68 +4,158 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Json
-from qkv.commands.evaluate import Lower, Metrics, References, Tokenize, of_run
+from qkv.commands.common import Device, DeviceOption, Json
+from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, chosen, no_tables, of_run, to_stderr
 from qkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qkv.evaluate.significance import Compared, Group
 
 SYSTEMS = typer.Argument(
     metavar="A B ...",
-    help="Files of translations, or runs; A is what the others are compared with.",
+    help="Runs or models of one task, or files of translations; A is the baseline. Several runs of one system: with commas "
+    "between.",
     show_default=False,
+)
+SAMPLES = typer.Option("--samples", min=10, help="Resampled or randomised test sets.")
+METRICS = typer.Option(
+    "--metrics", help="Of texts: some of bleu, chrf, ter. Default: bleu,chrf; of captions bleu.", show_default=False
+)
+PAIRED = typer.Option(
+    "--paired", help="Several runs: the first of A belongs to the first of B, and so on (paired t-test)."
 )
 
 
 def run(
-    systems: Annotated[list[Path], SYSTEMS],
+    systems: Annotated[list[str], SYSTEMS],
+    data: Data = None,
+    columns: Columns = None,
     references: References = None,
-    metrics: Metrics = "bleu,chrf",
-    samples: Annotated[int, typer.Option(min=10, help="Resampled test sets.")] = 1000,
+    metrics: Annotated[str | None, METRICS] = None,
+    samples: Annotated[int, SAMPLES] = 1000,
+    paired: Annotated[bool, PAIRED] = False,
     tokenize: Tokenize = "13a",
     lower: Lower = False,
     as_json: Json = False,
+    device: DeviceOption = Device.auto,
 ) -> None:
-    """Compare systems on the same test set, with paired bootstrap resampling (Koehn 2004).
+    """Compare models of one task on the same test set: is the difference more than luck?
 
-    p is the chance of a difference as large as this one between equally good systems.
+    p is the chance of a difference as large as this one between systems that
+    are equally good. Accuracy: McNemar's test. F1, ROUGE, correlations, losses:
+    approximate randomisation. BLEU, chrF2, TER: paired bootstrap (Koehn 2004).
+    Several runs (seeds) of each: mean, standard deviation, Welch's t-test.
 
-    [dim]qkv compare baseline.txt new.txt --references test.de[/]
+    Runs with the same test set are compared by what they stored. With --data
+    all of them are evaluated on that file first.
+
     [dim]qkv compare runs/a runs/b                  # two runs with the same test set[/]
+    [dim]qkv compare runs/a runs/b --data new.tsv --columns text,label[/]
+    [dim]qkv compare runs/a-1,runs/a-2,runs/a-3 runs/b-1,runs/b-2,runs/b-3[/]
+    [dim]qkv compare baseline.txt new.txt --references test.de[/]
     """
-    from rich.console import Console
-    from rich.table import Table
+    groups = [members(system) for system in systems]
+    paths = [path for group in groups for path in group]
+    if len(systems) < 2 or len(set(paths)) < len(paths):
+        raise ConfigError("compare takes at least two files, runs or groups of runs, each given once")
+    if absent := [path for path in paths if not path.exists()]:
+        raise ConfigError(f"{absent[0]} does not exist: give runs, models or files of translations that are here")
+    names = metrics.split(",") if metrics else []
+    if references or not all(path.is_dir() for path in paths):
+        if data or len(paths) > len(groups):
+            raise ConfigError(
+                "--data and groups are for runs; files of translations are compared with --references FILE"
+            )
+        rows = translations(paths, references, names, samples, {"tokenize": tokenize, "lowercase": lower})
+        show(rows, as_json)
+        return
+    from qkv.train.compare import compare_runs, compare_seeds
 
+    files, cells = data or [], chosen(columns)
+    if columns and not data:
+        raise ConfigError("--columns are those of a table: give it with --data FILE")
+    if len(paths) > len(groups):
+        show_groups(compare_seeds(groups, to_stderr, files, cells, paired, device.value), as_json)
+        return
+    if paired:
+        raise ConfigError("--paired is for several runs of each system: runs/a-1,runs/a-2 runs/b-1,runs/b-2")
+    how = {"tokenize": tokenize, "lowercase": lower}
+    show(compare_runs(paths, to_stderr, files, cells, samples, names, how, device.value), as_json)
+
+
+def members(system: str) -> list[Path]:
+    """The runs of one argument; a comma in the name of a file is part of it."""
+    if Path(system).exists() or "," not in system:
+        return [Path(system)]
+    return [Path(name) for name in system.split(",") if name]
+
+
+def translations(paths: list[Path], references: list[Path] | None, metrics: list[str], samples: int, how: dict[str, Any]
+                 ) -> list[Compared]:  # fmt: skip
+    """Files of translations, and runs among them, against the same references."""
     from qkv.evaluate.scores import read_sentences
     from qkv.evaluate.significance import compare
 
-    if len(set(systems)) < max(2, len(systems)):
-        raise ConfigError("compare takes at least two files, each given once")
-    texts = {str(path): read_sentences(of_run(path, "hyp") if path.is_dir() else path) for path in systems}
-    targets = [read_sentences(path) for path in references or same_references(systems)]
-    rows = compare(texts, targets, metrics.split(","), samples, tokenize, lower)
+    if not references:
+        raise ConfigError(
+            f"say what is correct with --references FILE: {next(p for p in paths if not p.is_dir())} is no run"
+        )
+    no_tables(*paths, *references)
+    texts = {str(path): read_sentences(of_run(path, "hyp") if path.is_dir() else path) for path in paths}
+    return compare(texts, [read_sentences(path) for path in references], metrics or ("bleu", "chrf"), samples, **how)
+
+
+def show(rows: list[Compared], as_json: bool) -> None:
+    """One line per system and metric."""
+    from qkv.train.report import digits
+
     if as_json:
         print(json.dumps([row.to_json() for row in rows], indent=2, ensure_ascii=False))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("system", "metric", "score", "mean ± 95 %", "difference", "p", ""):
-        table.add_column(title, justify="left" if title in ("system", "metric", "") else "right", overflow="fold")
+    drawn = ["mean ± 95 %"] if any(row.mean is not None for row in rows) else []
+    cells = []
     for row in rows:
-        p, verdict = (
-            ("", "baseline") if row.p is None else (f"{row.p:.4f}", "significant" if row.significant else "may be luck")
-        )
-        spread = f"{row.mean:.1f} ± {row.interval:.1f}"
-        table.add_row(row.system, row.metric, f"{row.value:.2f}", spread, f"{row.difference:+.2f}", p, verdict)
-    Console(highlight=False).print(table)
+        spread = "" if row.mean is None or row.interval is None else f"{row.mean:.1f} ± {row.interval:.1f}"
+        cells.append([row.system, row.metric, digits(row.value), *([spread] if drawn else []), *verdict(row)])
+    table(["system", "metric", "score", *drawn, "difference", "p", ""], cells)
     for name, signature in {row.metric: row.signature for row in rows}.items():
         print(f"  {name}|{signature}")
 
 
-def same_references(systems: list[Path]) -> list[Path]:
-    """Those of the runs, which must be alike: scores on different test sets cannot be compared."""
-    found = [of_run(path, "ref") for path in systems]
-    if len({path.read_bytes() for path in found}) > 1:
-        raise ConfigError("these runs have different test sets: their scores cannot be compared")
-    return found[:1]
+def show_groups(rows: list[Group], as_json: bool) -> None:
+    """One line per system and metric, over its runs."""
+    from qkv.train.report import digits
+
+    if as_json:
+        print(json.dumps([row.to_json() for row in rows], indent=2, ensure_ascii=False))
+        return
+    cells = [[row.system, row.metric, str(len(row.values)), f"{digits(row.mean)} ± {digits(row.deviation)}", *verdict(row)]
+             for row in rows]  # fmt: skip
+    table(["system", "metric", "runs", "mean ± sd", "difference", "p", ""], cells)
+    print(f"  {rows[0].test}; sd = standard deviation over runs")
+
+
+def verdict(row: Compared | Group) -> list[str]:
+    """The difference from the baseline, its p, and what that means."""
+    from qkv.train.report import digits
+
+    sign = "+" if row.difference >= 0 else ""
+    if row.p is None:
+        return [f"{sign}{digits(row.difference)}", "", "baseline"]
+    return [f"{sign}{digits(row.difference)}", f"{row.p:.4f}", "significant" if row.significant else "may be luck"]
+
+
+def table(titles: list[str], rows: list[list[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    found = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        found.add_column(title, justify="left" if title in ("system", "metric", "") else "right", overflow="fold")
+    for row in rows:
+        found.add_row(*row)
+    Console(highlight=False).print(found)

@@ -1,4 +1,4 @@
-"""`qkv evaluate`: how good translations are, or a model that makes them."""
+"""`qkv evaluate`: the scores of a model on a test set, or of a file of translations."""
 
 from __future__ import annotations
 
@@ -12,24 +12,42 @@ from qkv.commands.common import Device, DeviceOption, Json, search_of
 from qkv.errors import ConfigError
 
 WHAT = typer.Argument(
-    metavar="HYPOTHESES|MODEL", help="A file of translations, or the model that makes them.", show_default=False
+    metavar="MODEL|HYPOTHESES", help="A run, a model, or a file of translations to score.", show_default=False
 )
+DATA = typer.Option(
+    "--data", "-d", show_default=False,
+    help="Evaluate the model on this file instead of its own test set: a table (.tsv, .csv, .jsonl) of texts and labels, pairs "
+    "or questions; CoNLL or .conllu; text; SQuAD's .json; a folder of pictures. Twice for two parallel files.",
+)  # fmt: skip
+COLUMNS = typer.Option(
+    "--columns", show_default=False,
+    help="With a table as --data: its columns by name, or number from 0, such as text,label. Default: those that the run was "
+    "trained with, else by its header, else the first ones.",
+)  # fmt: skip
+CONFUSION = typer.Option("--confusion", help="Draw the confusion matrix into this .svg file.", show_default=False)
 REFERENCES = typer.Option(
     "--references", "-r", show_default=False,
     help="Correct translations, one per line; repeat it for several. Default: those of the run that is given.",
 )  # fmt: skip
-METRICS = typer.Option("--metrics", help="Some of bleu, chrf, ter.")
+SOURCE = typer.Option(
+    help="With a translator and --references: what it translates, one text per line.", show_default=False
+)
+METRICS = typer.Option("--metrics", help="Of translations: some of bleu, chrf, ter.")
 TOKENIZE = typer.Option("--tokenize", help="How BLEU cuts words: 13a, intl, char, zh, none.")
 LOWER = typer.Option("--lower", help="Ignore case in BLEU and chrF.")
-SENTENCES = typer.Option("--sentences", help="Print one line per sentence: number, scores, hypothesis, reference.")
+SENTENCES = typer.Option(
+    "--sentences", help="Of translations: one line per sentence with number, scores, hypothesis, reference."
+)
 BEAM = typer.Option(
     "--beam",
     min=1,
-    help="With a model: hypotheses kept; 1 = greedy. Default: the run's own, else 4.",
+    help="With a translator: beam size; 1 = greedy. Default: the run's own, else 4.",
     show_default=False,
 )
 PENALTY = typer.Option(
-    "--length-penalty", help="With a model: 0 favours short ones. Default: the run's own, else 1.", show_default=False
+    "--length-penalty",
+    help="With a translator: 0 favours short ones. Default: the run's own, else 1.",
+    show_default=False,
 )
 SIMILARITY = typer.Option(
     "--similarity", help="Word vectors: a file of word pairs with judgements; may be repeated.", show_default=False
@@ -37,23 +55,29 @@ SIMILARITY = typer.Option(
 ANALOGIES = typer.Option(
     "--analogies", help="Word vectors: a file of analogies, four words a line.", show_default=False
 )
-OUTPUT = typer.Option("--output", help="Also write the model's translations to this file.", show_default=False)
+OUTPUT = typer.Option("--output", help="Also write the translations to this file.", show_default=False)
+BOOTSTRAP = typer.Option("--bootstrap", min=0, help="Of translations: resampled test sets for the intervals; 0 = none.")
 
 References = Annotated[list[Path] | None, REFERENCES]
 Metrics = Annotated[str, METRICS]
 Tokenize = Annotated[str, TOKENIZE]
 Lower = Annotated[bool, LOWER]
+Data = Annotated[list[Path] | None, DATA]
+Columns = Annotated[str | None, COLUMNS]
 
 
 def run(
     what: Annotated[Path, WHAT],
+    data: Data = None,
+    columns: Columns = None,
+    confusion: Annotated[Path | None, CONFUSION] = None,
     references: References = None,
-    source: Annotated[Path | None, typer.Option(help="With a model: what it translates.", show_default=False)] = None,
+    source: Annotated[Path | None, SOURCE] = None,
     metrics: Metrics = "bleu,chrf,ter",
     beam: Annotated[int | None, BEAM] = None,
     length_penalty: Annotated[float | None, PENALTY] = None,
     output: Annotated[Path | None, OUTPUT] = None,
-    bootstrap: Annotated[int, typer.Option(min=0, help="Resampled test sets for the intervals; 0 = none.")] = 1000,
+    bootstrap: Annotated[int, BOOTSTRAP] = 1000,
     tokenize: Tokenize = "13a",
     lower: Lower = False,
     sentences: Annotated[bool, SENTENCES] = False,
@@ -62,44 +86,114 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Score translations with sacreBLEU (BLEU, chrF2, TER, with intervals, signatures and BLEU by length), or a run of any
-    task with the metrics of that task.
+    """Score a model of any task on its run's test set, or on a file of yours.
 
+    Classes, tags and pictures: also precision, recall and F1 of every class or
+    entity, and the confusion matrix. Translations: BLEU, chrF2 and TER by
+    sacreBLEU, with intervals, signatures and BLEU by length.
+
+    [dim]qkv evaluate runs/my                                 # its own test set[/]
+    [dim]qkv evaluate runs/topics --data new.tsv --columns text,label[/]
+    [dim]qkv evaluate runs/topics --data new.tsv --confusion confusion.svg[/]
+    [dim]qkv evaluate runs/tags --data new.conllu --json[/]
+    [dim]qkv evaluate runs/demo --data test.en --data test.de[/]
+    [dim]qkv evaluate runs/lm --data book.txt                 # bits per byte[/]
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
-    [dim]qkv evaluate runs/demo          # the run's own test set, translated anew[/]
-    [dim]qkv evaluate runs/tags          # any other task: its own test set[/]
-    [dim]qkv evaluate my-model --source test.en --references test.de --beam 4 --json[/]
     [dim]qkv evaluate runs/word2vec --similarity wordsim353.tsv[/]
-    [dim]qkv evaluate vectors.bin --analogies questions-words.txt   # word2vec's[/]
     """
-    from qkv.evaluate.scores import read_sentences
     from qkv.vectors.store import holds_vectors
 
-    told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty}
+    told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty,
+            "--sentences": sentences or None}  # fmt: skip
     unused = [name for name, value in told.items() if value is not None]
-    if similarity or analogies or (not references and holds_vectors(what)):
-        if unused or references:
-            raise ConfigError(f"{(*unused, '--references')[0]} is for translations, not for word vectors: leave it out")
+    if similarity or analogies or (not references and not data and holds_vectors(what)):
+        of_networks(unused, references, {"--data": data, "--columns": columns, "--confusion": confusion})
         word_vectors(what, list(similarity or []), analogies, as_json)
         return
-    if not references and (what / "recipe.toml").is_file() and (task := task_name(what)) != "translation":
+    no_tables(*([source] if source else []), *(references or []))
+    belong_together(data, source, references, columns, confusion)
+    task = "translation" if references else task_of(what, bool(data))
+    if task != "translation":
         if unused:
-            raise ConfigError(
-                f"{unused[0]} is for translations, and {what} is a run of the task {task!r}: leave it out"
-            )
-        other_task(what, as_json)
+            raise ConfigError(f"{unused[0]} is for translations, and {what} is of the task {task!r}: leave it out")
+        other_task(what, list(data or []), columns, confusion, as_json, device)
         return
+    if confusion:
+        raise ConfigError("--confusion is for classes and tags: translations have no confusion matrix")
+    sources, targets = test_set(what, source, references, data, columns)
+    hypotheses = translated(what, sources, beam, length_penalty, output, device)
+    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
+    tell_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+
+
+def of_networks(unused: list[str], references: list[Path] | None, asked: dict[str, Any]) -> None:
+    """Options that mean nothing to word vectors."""
+    if unused or references:
+        raise ConfigError(f"{(*unused, '--references')[0]} is for translations, not for word vectors: leave it out")
+    if wrong := [name for name, value in asked.items() if value]:
+        raise ConfigError(f"{wrong[0]} is for networks: word vectors take --similarity FILE and --analogies FILE")
+
+
+def belong_together(data: list[Path] | None, source: Path | None, references: list[Path] | None, columns: str | None,
+                    confusion: Path | None) -> None:  # fmt: skip
+    """Options that contradict or need each other."""
+    if data and (source or references):
+        raise ConfigError("--data has both what is read and what is correct: leave out --source and --references")
+    if columns and not data:
+        raise ConfigError("--columns are those of a table: give it with --data FILE")
+    if confusion and confusion.suffix != ".svg":
+        raise ConfigError(f"--confusion draws an .svg file, given {confusion}: give it that ending")
+
+
+def to_stderr(text: str) -> None:
+    """What is worth knowing beside the scores."""
+    from rich.console import Console
+
+    Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def no_tables(*paths: Path) -> None:
+    """A table has several columns: its rows are no sentences."""
+    from qkv.data.sources import TABLES, ending
+
+    for path in paths:
+        if ending(path) in TABLES:
+            raise ConfigError(
+                f"{path} is a table, and --source and --references are text files with one sentence per line: give it as "
+                f"--data {path}, with --columns SOURCE,TARGET where these are not the first two"
+            )
+
+
+def task_of(what: Path, required: bool) -> str:
+    """The task of a run or a model; whatever has no recipe and no --data is scored as translations."""
+    from qkv.convert.detect import run_of
+    from qkv.train.rescore import task_name
+
+    return task_name(what) if required or (run_of(what) / "recipe.toml").is_file() else "translation"
+
+
+def chosen(columns: str | None) -> list[int | str]:
+    """text,label or 0,2 -> names and numbers."""
+    return [int(name) if name.isdecimal() else name for name in map(str.strip, (columns or "").split(",")) if name]
+
+
+def test_set(what: Path, source: Path | None, references: list[Path] | None, data: list[Path] | None,
+             columns: str | None) -> tuple[list[str] | None, list[list[str]]]:  # fmt: skip
+    """What is translated (None: `what` is a file of translations) and one list per reference."""
+    from qkv.evaluate.scores import read_sentences
+    from qkv.train.rescore import pairs_of
+
+    if data:
+        pairs = pairs_of(what, to_stderr, data, chosen(columns))
+        return [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]
     if not references:
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
     targets = [read_sentences(path) for path in references]
-    if what.is_dir():
-        hypotheses = translations(what, source, beam, length_penalty, output, device)
-    elif source or output:
+    if what.is_dir() and source is None:
+        raise ConfigError(f"{what} is a model: say what it translates with --source FILE")
+    if source is not None and not what.is_dir():
         raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
-    else:
-        hypotheses = read_sentences(what)
-    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
-    tell_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+    return None if source is None else read_sentences(source), targets
 
 
 def tell_scores(hypotheses: list[str], targets: list[list[str]], names: list[str], how: dict[str, Any], bootstrap: int,
@@ -125,12 +219,6 @@ def tell_scores(hypotheses: list[str], targets: list[list[str]], names: list[str
         print(f"{f'{b.shortest}-{b.longest}':>15} {b.sentences:11,} {b.bleu:6.1f}")
 
 
-def task_name(folder: Path) -> str:
-    from qkv.train.again import recipe_of
-
-    return recipe_of(folder).task
-
-
 def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_json: bool) -> None:
     """Word vectors asked what is given, or else what their run was asked."""
     from qkv.commands.train import score_lines
@@ -148,41 +236,54 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
     print(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(score_lines({"test": found})))
 
 
-def other_task(folder: Path, as_json: bool) -> None:
-    """A run of any other task: its best model on its own test set."""
-    from rich.console import Console
+def other_task(what: Path, data: list[Path], columns: str | None, confusion: Path | None, as_json: bool,
+               device: Device) -> None:  # fmt: skip
+    """A model of any other task, on its own test set or on files."""
+    from qkv.convert.files import write_text
+    from qkv.train.evaluation import Evaluation
+    from qkv.train.rescore import rescore
 
-    from qkv.commands.train import score_lines
-    from qkv.train.again import ask
+    found = Evaluation.from_json(rescore(what, to_stderr, data, chosen(columns), device.value))
+    if confusion is not None:
+        picture = found.picture()
+        if picture is None:
+            raise ConfigError(f"--confusion draws up to 50 classes, and {what} has {classes(found)}: leave it out")
+        write_text(confusion, picture)
+    print(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found)
 
-    console = Console(stderr=True)
-    found = ask(folder, [], lambda text: console.print(text, markup=False, highlight=False))
-    if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
-    else:
-        print("\n".join(score_lines({"test": found})))
+
+def classes(found: Any) -> str:
+    return "none" if found.report is None else f"{len(found.report.rows):,}"
 
 
 def of_run(folder: Path, which: str) -> Path:
     """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
-    path = folder / f"test.{which}.txt"
+    from qkv.convert.detect import run_of
+
+    path = run_of(folder) / f"test.{which}.txt"
     if not path.is_file():
-        raise ConfigError(f"{folder} is not the folder of a run with a test set: say what is correct with --references")
+        raise ConfigError(
+            f"{folder} is not the folder of a run with a test set: give one with --data FILE, or say what is correct with "
+            "--references FILE"
+        )
     return path
 
 
-def translations(folder: Path, source: Path | None, beam: int | None, length_penalty: float | None, output: Path | None,
-                 device: Device) -> list[str]:  # fmt: skip
-    """What the model makes of the source file; a run searches as it did when it was scored, unless told otherwise."""
+def translated(what: Path, texts: list[str] | None, beam: int | None, length_penalty: float | None, output: Path | None,
+               device: Device) -> list[str]:  # fmt: skip
+    """What the model makes of some texts; a run searches as it did when it was scored, unless told otherwise. Without texts,
+    the translations in a file."""
     from qkv.api import load
+    from qkv.convert.detect import run_of
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
     from qkv.tasks.translation import one_line
 
-    if source is None:
-        raise ConfigError(f"{folder} is a model: say what it translates with --source FILE")
-    texts, search = read_sentences(source), search_of(folder, beam, length_penalty)
-    model = load(folder, device=device.value)
+    if texts is None and output is not None:
+        raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
+    if texts is None:
+        return read_sentences(what)
+    model, search = load(what, device=device.value), search_of(run_of(what), beam, length_penalty)
     found = [one_line(text) for text in model.translate(texts, **search)]
     if output is not None:
         write_text(output, "".join(text + "\n" for text in found))

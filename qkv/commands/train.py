@@ -96,12 +96,10 @@ def word_vectors(
 
 def kept_text(path: Path, changes: list[str]) -> str:
     """The recipe as the run's folder keeps it, with what was changed on the command line."""
-    import json
-
-    from qkv.config import CHANGE
+    from qkv.config.strict import with_changes
     from qkv.convert.files import read_text
 
-    return read_text(path).rstrip("\n") + "\n" + "".join(f"{CHANGE}{json.dumps(change)}\n" for change in changes)
+    return with_changes(read_text(path), changes)
 
 
 def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
@@ -135,13 +133,6 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
 
 def score_lines(results: dict) -> list[str]:
     """The scores of the test set, as `qkv evaluate` prints them."""
-    from qkv.text.wording import plural
-    from qkv.train.report import digits
+    from qkv.train import evaluation
 
-    test = results["test"]
-    if test is None:
-        return []
-    size = plural(test["examples"], "examples")
-    lines = [f"{test.get('set', 'test')} set, {size}{', ' if test['how'] else ''}{test['how']}:"]
-    lines += [f"  {s['name']} = {digits(s['value'])}  {s.get('details', '')}".rstrip() for s in test["scores"]]
-    return lines + [f"  {s['name']}|{s['signature']}" for s in test["scores"] if s["signature"]]
+    return evaluation.score_lines(results)

@@ -100,6 +100,11 @@ CHANGE = "# --set "
 """How recipe.toml of a run keeps what was changed on the command line: the setting behind it, in JSON."""
 
 
+def with_changes(text: str, settings: list[str]) -> str:
+    """The text of a recipe as a run's folder keeps it, with the settings that it was started with."""
+    return text.rstrip("\n") + "\n" + "".join(f"{CHANGE}{json.dumps(setting)}\n" for setting in settings)
+
+
 def kept_changes(text: str) -> list[str]:
     """The `--set` settings that a recipe keeps, in their order."""
     found = []

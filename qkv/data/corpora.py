@@ -24,7 +24,7 @@ from qkv.data.header import note, usual_columns
 from qkv.data.lines import MAX_LINE, MAX_ROW
 from qkv.data.mixture import Mixture
 from qkv.data.places import Mapped
-from qkv.data.sources import Corpus, GrammarSource, Memory, Parallel, Part, Record, Source, Table
+from qkv.data.sources import Corpus, GrammarSource, Memory, Parallel, Part, Record, Source, Table, ending
 from qkv.data.stdlib import StandardLibrary
 from qkv.data.tagged import Tagged
 from qkv.data.textsets import LANGUAGE
@@ -123,6 +123,8 @@ def files(paths: list[Path], c: CorpusConfig, task: str) -> Corpus:
                 "tagging has one file, .conllu or with a word and its tag per line, and columns by number: word, tag"
             )
         return Tagged(paths[0], numbers)
+    if task == "answering" and len(paths) == 1 and ending(paths[0]) == ".json":
+        return Memory(textsets.answers(paths[0]))
     if task not in LANGUAGE:
         raise ConfigError(
             f"{task} has its records in a table (.tsv, .csv or .jsonl) or a data set, not in files of text"

@@ -51,8 +51,11 @@ def f1(predicted: Labels, right: Labels, positive: Hashable) -> float:
 
 def macro_f1(predicted: Labels, right: Labels) -> float:
     """Mean of the F1 of every class that occurs, rare ones as important as frequent ones."""
-    classes = {*predicted, *right}
-    return sum(f1(predicted, right, one) for one in classes) / len(classes)
+    paired(predicted, right)
+    hits = Counter(p for p, r in zip(predicted, right, strict=True) if p == r)
+    found, wanted = Counter(predicted), Counter(right)
+    classes = {*found, *wanted}
+    return math.fsum(f1_of(hits[one], found[one], wanted[one]) for one in classes) / len(classes)
 
 
 def micro_f1(predicted: Labels, right: Labels, ignore: Hashable = None) -> float:

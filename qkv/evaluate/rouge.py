@@ -17,12 +17,16 @@ from qkv.evaluate.scores import Score, checked
 KINDS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
 
 
-def rouge(summaries: Sequence[str], references: Sequence[str]) -> list[Score]:
-    """ROUGE-1, 2, L and Lsum of a set of summaries, each with one reference."""
+def each(summaries: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
+    """kind -> the F1 of every summary, each with one reference."""
     (wanted,) = checked(summaries, list(references))
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     found = [scorer.score(reference, summary) for summary, reference in zip(summaries, wanted, strict=True)]
-    signature = f"rouge_score:{version('rouge-score')}|stemmer:porter|f1|mean of {len(found)}"
-    return [
-        Score(KINDS[kind], 100 * sum(one[kind].fmeasure for one in found) / len(found), signature) for kind in KINDS
-    ]
+    return {kind: [one[kind].fmeasure for one in found] for kind in KINDS}
+
+
+def rouge(summaries: Sequence[str], references: Sequence[str]) -> list[Score]:
+    """ROUGE-1, 2, L and Lsum of a set of summaries, each with one reference."""
+    found = each(summaries, references)
+    signature = f"rouge_score:{version('rouge-score')}|stemmer:porter|f1|mean of {len(summaries)}"
+    return [Score(KINDS[kind], 100 * sum(values) / len(values), signature) for kind, values in found.items()]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from qkv.api import Model, load
-from qkv.config import DataConfig, ModelConfig
+from qkv.config import ModelConfig
+from qkv.config.recipe import trained_for
 from qkv.config.strict import read_toml
 from qkv.convert.detect import run_of
 from qkv.data.glue import TASKS
@@ -315,15 +316,3 @@ def two_texts(run: Path) -> bool | None:
         return None
     known = TASKS.get(str(valid.get("dataset", "")).rpartition("/")[2].replace("-", "").lower())
     return len(valid.get("columns", ())) == 3 if known is None else len(known.texts) == 2
-
-
-def trained_for(run: Path) -> tuple[str | None, Pair | None]:
-    """The task and the languages of a run's recipe; None where there is none."""
-    if not (run / "recipe.toml").is_file():
-        return None, None
-    values = read_toml(run / "recipe.toml")
-    task, data = values.get("task", "translation"), values.get("data")
-    if task != "translation" or not isinstance(data, dict):
-        return str(task), None
-    side = lambda name: str(data.get(name, DataConfig.model_fields[name].default))  # noqa: E731
-    return str(task), (side("source"), side("target"))

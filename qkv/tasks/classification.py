@@ -24,11 +24,12 @@ from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.class_report import class_report
 from qkv.evaluate.metrics import glue, scored, submission
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
 from qkv.objectives import classes_words, objective
-from qkv.tasks.base import Say, Task, Words
+from qkv.tasks.base import Say, Task, Words, digest
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import around, by_length
 from qkv.text.tokenizer import Tokenizer
@@ -237,16 +238,20 @@ class ClassificationTask(Task):
         super().__init__(recipe, config, words)
         assert words.source is not None
         self.tokenizer = words.source
-        known = glue(self.data.valid.dataset)
-        self.metrics = self.metrics if known is None else known.metrics
-        self.metric = self.metrics[0]
+        self.like(recipe)
         self.most = self.data.max_length
         self.reader = Reader(config, self.tokenizer, self.most)
         self.batches = self.batched(training(self.data, self.name), lambda row: len(row.ids))
-        self.valid, self.left_out = self.held(self.data.valid, "valid")
+        name = "test" if self.data.valid == self.data.test else "valid"  # one set for all: a model is scored again
+        self.valid, self.left_out = self.held(self.data.valid, name)
         self.rows = self.read_rows(self.valid)
         # what is wrong with the test set is said now, not after hours of training
         self.tested, self.untested = self.held(self.data.test, "test") if self.data.test else ([], Counter())
+
+    def like(self, recipe: Recipe) -> None:
+        known = glue(recipe.data.valid.dataset) if recipe.data is not None else None
+        self.metrics = type(self).metrics if known is None else known.metrics
+        self.metric = self.metrics[0]
 
     def held(self, c: CorpusConfig, name: str) -> tuple[list[Record], Counter[str]]:
         """A held-out set and what of it could not be read. A label that nothing was learned about is an error; a test
@@ -328,7 +333,10 @@ class ClassificationTask(Task):
             write_text(folder / task.file, submission(logits[:, 0].tolist() if self.config.n_classes == 1 else said))
         scores = [score.to_json() for score in self.scores(said, right)] if any(right) else []
         how = f"texts of at most {self.most} tokens" if any(right) else "answers only: the test set has no labels"
-        return {"examples": len(rows), "left_out": dict(self.untested), "cut": cut, "how": how, "scores": scores}
+        return {"examples": len(rows), "digest": digest(self.tested), "left_out": dict(self.untested), "cut": cut,
+                "how": how, "scores": scores,
+                **({"report": class_report(said, right, self.config.labels).to_json()}
+                   if any(right) and self.config.labels else {})}  # fmt: skip
 
     def table(self, logits: Tensor, said: list[str], right: list[str]) -> str:
         sure = logits.softmax(-1).amax(-1).tolist()

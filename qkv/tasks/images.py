@@ -23,11 +23,12 @@ from qkv.data.images import Fitted, Pixels, pictures, pixels
 from qkv.data.mixture import Mixture
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.class_report import class_report
 from qkv.evaluate.scores import Score
 from qkv.models.build import n_patches
 from qkv.models.output import Output
 from qkv.objectives import classification
-from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.base import Say, Task, Words, digest, held_out
 from qkv.tasks.classification import Answer
 
 POOL_BYTES = 500_000_000
@@ -211,8 +212,10 @@ class ImagesTask(PictureTask):
         write_text(folder / ANSWERS, "".join(rows))
         right = sum(label == one.label for (_, label), one in pairs)
         score = Score("accuracy", 100 * right / len(pairs), "")
-        return {"examples": len(pairs), "left_out": dict(self.left_out), "how": f"{len(pairs) - right:,} wrong",
-                "scores": [score.to_json()]}  # fmt: skip
+        report = class_report([one.label or "" for one in found], [label for _, label in records], self.config.labels)
+        return {"examples": len(pairs), "digest": digest(records), "left_out": dict(self.left_out),
+                "how": f"{len(pairs) - right:,} wrong", "scores": [score.to_json()],
+                "report": report.to_json()}  # fmt: skip
 
     # --- telling
 

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -32,12 +33,15 @@ from qkv.data.windows import (
     side_by_side,
 )
 from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.metrics import bits_per_byte, perplexity
 from qkv.models.inputs import carries, packs
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy, wanted
 from qkv.parts.state import State
 from qkv.tasks.base import Say, Task, Words
+from qkv.tasks.losses import Losses, blocks, token_losses
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
+from qkv.tasks.windows import encoded
 from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS
@@ -52,6 +56,8 @@ class Text:
 
     documents: list[Ids]
     bytes: int
+    records: Sequence[Record] = ()
+    """The texts themselves; a long document is several."""
 
 
 class LanguageTask(Task):
@@ -143,7 +149,7 @@ class LanguageTask(Task):
         found = list(documents(self.in_chunks(records), self.begin, self.end))
         if not any(len(document) > 1 for document in found):
             raise QkvError(f"the {name} set has no text: give data.{name} some that is not in the training set")
-        return Text(found, sum(len(record[0].encode()) for record in records))
+        return Text(found, sum(len(record[0].encode()) for record in records), records)
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         return self.measure(network, self.text)
@@ -154,23 +160,25 @@ class LanguageTask(Task):
         once, from what stands before it in its window (with data.carry: in its document). Loss in nats per token; bits
         per byte of the text."""
         total, targets = 0.0, 0
-        for output, batch in (self.carried_on if self.carries else self.apart)(network, text):
+        for output, batch, _ in self.outputs(network, text):
             found = cross_entropy(output, wanted(batch))
             total, targets = total + found.sum.item(), targets + found.count
-        loss = total / targets
-        return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)),
-                "bits_per_byte": total / math.log(2) / max(text.bytes, 1)}  # fmt: skip
+        return numbers(total, targets, text.bytes)
 
-    def apart(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch]]:
+    def outputs(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
+        """What the network says of every window of a text, and the windows in the order of the batch's targets."""
+        return (self.carried_on if self.carries else self.apart)(network, text)
+
+    def apart(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
         """Each window for itself."""
         rows = rows_of(text.documents, self.data.max_length, self.packs)
         rows.sort(key=length)
         count, device = max(1, EVALUATED // self.data.max_length), next(network.parameters()).device
         for at in range(0, len(rows), count):
             batch = collate(rows[at : at + count], self.config.pad_id).to(device)
-            yield network(batch), batch
+            yield network(batch), batch, [window for row in rows[at : at + count] for window in row]
 
-    def carried_on(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch]]:
+    def carried_on(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
         """Each document from its beginning to its end, documents of like length side by side."""
         longest_first = sorted(text.documents, key=len, reverse=True)
         count, device = max(1, EVALUATED // self.data.max_length), next(network.parameters()).device
@@ -181,14 +189,40 @@ class LanguageTask(Task):
                 batch = collate([[row] for row in rows], self.config.pad_id).to(device)
                 output = network(batch, state.select(torch.arange(len(rows), device=device)))
                 state = output.state.carried()
-                yield output, batch
+                yield output, batch, rows
+
+    @torch.no_grad()
+    def losses(self, network: nn.Module, text: Text) -> Losses:
+        """The loss of every block of a text."""
+        nats = [np.zeros(len(document) - 1, np.float32) for document in text.documents]
+        number = {document.ctypes.data: i for i, document in enumerate(text.documents)}
+        for output, batch, windows in self.outputs(network, text):
+            found = token_losses(output, wanted(batch)).split([len(window) - 1 for window in windows])
+            for window, own in zip(windows, found, strict=True):
+                document = window if window.base is None else window.base  # a window is a view of its document
+                start = (window.ctypes.data - document.ctypes.data) // window.itemsize
+                nats[number[document.ctypes.data]][start : start + len(own)] = own.numpy()
+        return blocks(nats, self.ends(text), "".join(record[0] for record in text.records))
+
+    def ends(self, text: Text) -> list[np.ndarray]:
+        """Of each document, behind which character of the whole text each predicted token ends; an end token ends where
+        the token before it does. Cut and joined as the ids are, so that both have the same shape."""
+        found, start = [], 0
+        for record, pieces in zip(text.records, encoded(self.tokenizer, [r[0] for r in text.records]), strict=True):
+            places = [start + end for _, end in pieces.offsets]
+            found += chunks(places, self.data.max_length, isinstance(record, Piece))
+            start += len(record[0])
+        marks = (None if token is None else -1 for token in (self.begin, self.end))
+        return [np.maximum.accumulate(document)[1:] for document in documents(found, *marks)]
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         if self.data.test is None:
             return None
         text = self.held_out(self.data.test, "test")
         say(f"reading the test set: {text.bytes:,} bytes")
-        found = self.measure(network, text)
+        losses = self.losses(network, text)
+        losses.save(folder)
+        found = numbers(math.fsum(losses.nats), sum(losses.tokens), text.bytes)
         about = {"loss": "nats per token", "perplexity": "exp(loss)", "bits_per_byte": "bits per byte of UTF-8"}
         scores = [{"name": name, "value": found[name], "signature": unit} for name, unit in about.items()]
         return {"examples": len(text.documents), "how": self.how, "scores": scores}
@@ -197,6 +231,12 @@ class LanguageTask(Task):
 
     def use(self, folder: str) -> tuple[str, str]:
         return f'qkv generate {folder} "How it begins" --temperature 0.8', '"".join(model.generate("How it begins"))'
+
+
+def numbers(nats: float, tokens: int, n_bytes: int) -> dict[str, float]:
+    """Loss in nats per token, its exponential, and bits per byte of the text."""
+    return {"loss": nats / tokens, "perplexity": perplexity(nats, tokens),
+            "bits_per_byte": bits_per_byte(nats, max(n_bytes, 1))}  # fmt: skip
 
 
 def short_documents(source: Corpus, tokenizer: Tokenizer, data: DataConfig) -> bool:

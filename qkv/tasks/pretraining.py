@@ -33,6 +33,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy, masked_next, wanted
 from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.losses import window_losses
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import around, by_length, framed
 from qkv.text.kinds import put_around
@@ -206,7 +207,9 @@ class Pretraining(Task):
         if self.data.test is None:
             return None
         windows = self.held_out(self.data.test, "test")
-        found = self.measure(network, self.spoiled(windows))
+        batches = self.spoiled(windows)
+        found = self.measure(network, batches)
+        window_losses(network, batches, self.for_words).save(folder)
         about = {"loss": "nats per token asked for", "perplexity": "exp(loss)", "accuracy": "per cent of these tokens"}
         scores = [{"name": name, "value": value, "signature": about.get(name, "")} for name, value in found.items()]
         how = f"windows of at most {self.data.max_length} tokens, {100 * self.corrupt.rate:g} % hidden, each once"

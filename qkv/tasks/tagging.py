@@ -26,6 +26,7 @@ from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import QkvError
+from qkv.evaluate.class_report import class_report, entity_report
 from qkv.evaluate.metrics import entity_f1, tag_accuracy
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
@@ -245,9 +246,16 @@ class TaggingTask(Task):
         found = [self.named(table) for table in tables]
         columns = (zip(words, gold, tags, strict=True) for (words, gold), tags in zip(rows, found, strict=True))
         write_text(folder / TAGGED, "\n".join("".join("\t".join(row) + "\n" for row in block) for block in columns))
-        scores = self.scores([gold for _, gold in rows], found)
+        gold = [tags for _, tags in rows]
         return {"examples": len(rows), "left_out": dict(left_out), "how": f"{sum(map(len, found)):,} words",
-                "scores": [score.to_json() for score in scores]}  # fmt: skip
+                "scores": [score.to_json() for score in self.scores(gold, found)],
+                "report": self.by_class(gold, found)}  # fmt: skip
+
+    def by_class(self, gold: list[list[str]], found: list[list[str]]) -> dict[str, Any]:
+        """Precision, recall and F1 of every kind of entity, or else of every tag, and which are confused."""
+        if self.entities:
+            return entity_report(found, gold).to_json()
+        return class_report(*([tag for tags in some for tag in tags] for some in (found, gold))).to_json()
 
     # --- telling
 

@@ -1,1 +1,5 @@
-"""Training: one update, and the state that makes a resumed run equal an uninterrupted one."""
+"""Training: one update, and the state that makes a resumed run equal an uninterrupted one. `qkv.train(...)` is a function too."""
+
+import qkv
+
+qkv.callable_package(__name__)

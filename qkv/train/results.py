@@ -17,6 +17,7 @@ import qkv
 from qkv.convert import folder as ours
 from qkv.convert.files import read_json, read_tensors, write_json
 from qkv.data.batching import Position
+from qkv.evaluate.class_report import compact
 from qkv.models.build import Network
 from qkv.train.report import Report
 
@@ -43,10 +44,15 @@ def finish(r: Run, report: Report) -> dict[str, Any]:
                   "value": abs(progress.best) if task.metric == "loss" else progress.best, "update": progress.best_step},
         "extra_valid": {name: {"examples": len(one.valid), "how": one.how, "metric": one.metric, "scores": one.evaluate(best)}
                         for name, one in task.extra.items()},
-        "test": task.test(best, r.folder, report.say),
+        "test": kept(task.test(best, r.folder, report.say)),
     }  # fmt: skip
     write_json(place, results)  # the last: who is stopped before does it again
     return results
+
+
+def kept(test: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A report of many classes is stored in short; `qkv evaluate RUN` gives all of it."""
+    return {**test, "report": compact(test["report"])} if test is not None and "report" in test else test
 
 
 def fingerprint(r: Run) -> str:

@@ -1,0 +1,204 @@
+"""Train and evaluate from Python: what `qkv.train(...)` and `qkv.evaluate(...)` do. Torch is imported when they are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkv.errors import ConfigError
+
+if TYPE_CHECKING:
+    from qkv.api import Model
+    from qkv.config import Recipe
+    from qkv.train.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that `qkv.train` has trained, or trained a part of."""
+
+    folder: Path
+    """Everything of it: the best model in best/, its card, log and scores."""
+    results: dict[str, Any] = field(repr=False)
+    """What results.json holds; empty while the run has not ended."""
+    ended: str
+    """Why training ended, for good or (where results are empty) for now."""
+
+    @cached_property
+    def model(self) -> Model:
+        """The best model, opened at the first use."""
+        import qkv
+
+        return qkv.load(self.folder)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metric -> value on the test set; where there is none, on the validation set."""
+        if not self.results:
+            return {}
+        if test := self.results.get("test"):
+            return {score["name"]: score["value"] for score in test["scores"]}
+        valid = self.results.get("valid")
+        return {valid["metric"]: valid["value"]} if valid else {}
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in self.scores.items())
+        return f"TrainedRun({str(self.folder)!r}, {scores or self.ended})"
+
+
+def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None, *,
+          overrides: Mapping[str, Any] | None = None, quiet: bool = False, **fields: Any) -> TrainedRun:  # fmt: skip
+    """Train what a recipe describes, score it on its test set and write its card.
+
+    recipe: the name of a recipe that comes with qkv ("demo"), the path of a .toml file, or a dict with the tables of one:
+        {"task": "classification", "model": {...}, "data": {...}}.
+    out: the folder of the run; without one runs/NAME. The same call again continues a run that was stopped, and returns
+        at once where it has ended.
+    overrides: fields to change, by their names in the recipe: {"train.steps": 100, "model.d_model": 64}.
+    quiet: print nothing. Otherwise progress goes to stderr.
+    fields: the same as overrides, with two underscores for the point: train__steps=100.
+
+    Returns a TrainedRun: `.folder`, `.results`, `.scores` and `.model`, which is opened at the first use.
+
+    >>> run = qkv.train("demo", out="runs/short", train__steps=100)
+    >>> run.model.translate(["I ate an apple."])
+    """
+    from qkv.config.strict import with_changes
+    from qkv.config.vectors import learns_vectors
+
+    changes = settings(overrides or {}, fields)
+    text, name = source_of(recipe)
+    if name is None and out is None:
+        raise ConfigError("a recipe in a dict has no name: say where the run goes with out=FOLDER")
+    folder = Path(out) if out is not None else Path("runs") / str(name)
+    kept = with_changes(text, changes)
+    with as_file(text) as path:
+        if learns_vectors(path, changes):
+            return train_vectors(path, changes, kept, folder, quiet)
+        return train_network(path, changes, kept, folder, quiet)
+
+
+def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence[str | Path] | None = None, *,
+             columns: Iterable[int | str] = (), device: str = "auto", quiet: bool = True) -> Evaluation:  # fmt: skip
+    """Score a model of any task on its run's test set, or on files.
+
+    model: the folder of a run or of a model, a TrainedRun, or a Model that is already open. The task is that of the run;
+        without a run it follows from the model's head.
+    data: a file to score it on: a table (.tsv, .csv, .jsonl) of texts and labels, of pairs or of questions; a CoNLL or
+        .conllu file; a text file; a .json file in the layout of SQuAD; a folder of pictures with a folder per class. Two
+        parallel text files, or two idx files, are a list. Without any, the test set of the run.
+    columns: of a table, by name or number from 0, in the order text, label; source, target; question, context, answer.
+        Without any those that the run was trained with, else the first ones.
+    device: where to compute: "cpu", "cuda", "mps", or "auto".
+    quiet: print nothing of what is left out. Otherwise it goes to stderr.
+
+    Returns an Evaluation: `.scores` {metric: value}, `.report` with precision, recall and F1 of every class and the
+    confusion matrix (of classes, tags and pictures), `print(evaluation)` for all of it as text.
+
+    >>> qkv.evaluate("runs/topics", "new.tsv", columns=["text", "label"]).scores["accuracy"]
+    """
+    import sys
+
+    from qkv.train.evaluation import Evaluation
+    from qkv.train.rescore import from_parts, open_trained, rescore_trained
+
+    paths = [] if data is None else [data] if isinstance(data, str | Path) else list(data)
+    say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
+    if isinstance(model, TrainedRun):
+        model = model.folder
+    if isinstance(model, str | Path):
+        trained, name = open_trained(Path(model), device), str(model)
+    else:
+        parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.task
+        trained, name = from_parts(*parts), "an open model"
+    return Evaluation.from_json(rescore_trained(trained, name, say, paths, list(columns)))
+
+
+# --- recipes
+
+
+def source_of(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str | None]:
+    """The text of a recipe, and its name where it has one."""
+    from qkv.convert.files import read_text
+    from qkv.recipes import find
+
+    if isinstance(recipe, Mapping):
+        return toml(recipe), None
+    path = find(str(recipe))
+    return read_text(path), path.stem
+
+
+def settings(overrides: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
+    """Changed fields as `--set` writes them, the way in which a run's folder keeps them."""
+    named = {**overrides, **{key.replace("__", "."): value for key, value in fields.items()}}
+    return [f"{key}={toml_value(value, key)}" for key, value in named.items()]
+
+
+def toml(recipe: Mapping[str, Any]) -> str:
+    """A recipe in a dict as TOML."""
+    plain = [f"{key} = {toml_value(value, key)}\n" for key, value in recipe.items() if not isinstance(value, Mapping)]
+    tables = [f"\n[{name}]\n" + "".join(f"{key} = {toml_value(value, f'{name}.{key}')}\n" for key, value in table.items())
+              for name, table in recipe.items() if isinstance(table, Mapping)]  # fmt: skip
+    return "".join([*plain, *tables])
+
+
+def toml_value(value: Any, where: str) -> str:
+    """One value as TOML; tables are written inline."""
+    if isinstance(value, bool | int | float | str | Path):
+        text = json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+        return text.replace("\x7f", "\\u007f")  # which JSON allows and TOML does not
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(toml_value(one, where) for one in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{json.dumps(key)} = {toml_value(one, where)}' for key, one in value.items())} }}"
+    raise ConfigError(
+        f"{where} is a number, text, true or false, a list or a table, given {value!r}; leave it out for its default"
+    )
+
+
+class as_file:
+    """A recipe's text as a file, for as long as it is read."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __enter__(self) -> Path:
+        import tempfile
+
+        self.place = tempfile.TemporaryDirectory()
+        path = Path(self.place.name) / "recipe.toml"
+        path.write_text(self.text, encoding="utf-8")
+        return path
+
+    def __exit__(self, *_: object) -> None:
+        self.place.cleanup()
+
+
+# --- runs
+
+
+def train_network(path: Path, changes: list[str], kept: str, folder: Path, quiet: bool) -> TrainedRun:
+    from qkv.config import load_recipe
+    from qkv.convert.detect import open_config
+    from qkv.train.report import Report
+    from qkv.train.run import run
+
+    recipe: Recipe = load_recipe(path, changes, open_config)
+    if recipe.data is None:
+        raise ConfigError("this recipe has no [data] table: it says what a model is, not what it learns from")
+    done = run(recipe, kept, folder, Report(quiet=quiet))
+    return TrainedRun(folder, done.results, done.why)
+
+
+def train_vectors(path: Path, changes: list[str], kept: str, folder: Path, quiet: bool) -> TrainedRun:
+    """word2vec: no network, so a loop of its own."""
+    from qkv.config.vectors import load_vectors_recipe
+    from qkv.train.report import Report
+    from qkv.vectors.run import run
+
+    done = run(load_vectors_recipe(path, changes), kept, folder, Report(quiet=quiet))
+    return TrainedRun(folder, done.results, done.why)
