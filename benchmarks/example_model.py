@@ -34,7 +34,7 @@ pipeline_tag: translation
 
 It is for a first look at qkv: `qkv serve` and `qkv translate "I ate an apple."` use it where no folder is given, and
 everywhere else its name is `{name}`. It has learned the sentences of a small grammar (qkv/data/grammar.py), also in lower case,
-without a closing mark and with names, and some greetings and phrases (qkv/data/casual.py). It knows about 400 English words; text
+without a closing mark and with common names, and some greetings and phrases (qkv/data/casual.py). It knows about 400 English words; text
 with other words comes out as nonsense.
 
 | {sentences:,} held-out sentences of the grammar, beam 4 | BLEU |
