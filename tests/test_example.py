@@ -109,7 +109,7 @@ def test_the_name_is_a_path_wherever_there_is_no_other(
     code, out, _ = run("look", EXAMPLE, APPLE, "--what", "lens", "--json")
     assert code == 0 and "lens" in json.loads(out)
     assert run("generate", EXAMPLE, APPLE, "--temperature", "0")[1].strip() == APFEL
-    assert "1,054,208" in run("params", EXAMPLE)[1]
+    assert "1,118,208" in run("params", EXAMPLE)[1]
     Path(EXAMPLE).mkdir()  # a folder of one's own comes first
     assert find(EXAMPLE) == Path(EXAMPLE)
     assert "no model in example" in run("translate", EXAMPLE, APPLE)[2]
