@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch>=2.13,<2.14
 
-.PHONY: help demo browser test lint format bench accept clean
+.PHONY: help serve demo example-model browser test lint format bench accept clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 # torch first and alone, so that no other package brings another one
 .venv/.stamp: pyproject.toml
@@ -17,6 +17,9 @@ help:  ## this list
 	# compat: a clone called qkv must not hide the package from scripts that stand beside it
 	$(BIN)/python -m pip install --quiet -e ".[dev]" --config-settings editable_mode=compat
 	@touch $@
+
+serve: .venv/.stamp  ## a page with the translator that ships with qkv: translate, and look inside
+	$(BIN)/qkv serve
 
 demo: .venv/.stamp  ## a translator from raw text, trained, scored and shown: at most 5 minutes
 	$(BIN)/qkv demo
@@ -44,6 +47,9 @@ bench: .venv/.stamp  ## speed, beside the peers
 
 accept: .venv/.stamp  ## parity with real trained weights (fetches them with pip)
 	$(BIN)/python benchmarks/accept.py
+
+example-model: .venv/.stamp  ## train the model in qkv/pretrained/example again and replace it
+	$(BIN)/python benchmarks/example_model.py
 
 clean:  ## remove .venv and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -46,7 +46,7 @@ from qkv.errors import QkvError  # noqa: E402
 app = typer.Typer(
     name="qkv",
     help="The whole Transformer in one package: train, build, open, check, convert and run its families.",
-    epilog="Start with: qkv demo · qkv lectures · qkv params gpt2",
+    epilog="Start with: qkv serve · qkv demo · qkv lectures · qkv params gpt2",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

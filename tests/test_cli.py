@@ -342,3 +342,31 @@ def test_a_prompt_longer_than_the_context_is_refused(run: Run, folder: Path) -> 
 def test_a_typo_in_a_setting_gets_a_hint(run: Run) -> None:
     code, _, err = run("params", "gpt2", "--set", "model.d_modle=256")
     assert code == 2 and "did you mean 'd_model'" in err
+
+
+# --- how much is imported
+
+HEAVY = "torch._dynamo torch._inductor sympy scipy sklearn nltk rouge_score pandas matplotlib PIL transformers plotly fastapi".split()
+
+
+def test_translating_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    """Two thirds of the time of one sentence were imports: of ROUGE, and of torch's compiler by an outline on the meta device."""
+    import torch
+
+    from qkv.api import Model
+    from qkv.models.build import build
+    from qkv.text.train import train_tokenizer
+
+    torch.manual_seed(0)
+    tokenizer = train_tokenizer(["the cat sat on the mat", "a dog ran to the cat"] * 20, "bpe", 60)
+    c = tiny("transformer-base").changed(vocab_size=tokenizer.size, pad_id=0, bos_id=1, eos_id=2, position="sinusoidal")
+    Model(c, build(c), tokenizer).save(tmp_path / "m")
+    code = (
+        "import sys\nfrom qkv.cli import main\n"
+        f"sys.argv = ['qkv', 'translate', {str(tmp_path / 'm')!r}, 'the cat sat.', '--max-length', '5']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"

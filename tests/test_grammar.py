@@ -1,15 +1,22 @@
 """The embedded grammar: its German, its alignments, its splits."""
 
 import itertools
+import re
+from collections import Counter
 
 import pytest
+from pydantic import ValidationError
 
+from qkv.config import CorpusConfig, DataConfig
 from qkv.data import grammar
+from qkv.data.casual import PAIRS
 from qkv.data.clauses import Clause, Phrase, Pronoun
+from qkv.data.corpora import training
 from qkv.data.german import ARTICLE, adjective_ending, conjugate, noun_form
 from qkv.data.grammar import Grammar, pairs, split_of
 from qkv.data.lexicon import ALL_NOUNS, ALL_VERBS
 from qkv.data.sources import GrammarSource
+from qkv.errors import ConfigError
 
 NOUN = {n.english[0]: n for n in ALL_NOUNS}
 VERB = {v.base: v for v in ALL_VERBS}
@@ -118,3 +125,50 @@ def test_sentences_are_generated_once_however_often_they_are_read(monkeypatch: p
     assert [record for _, record in longer] == [
         (p.source, p.target) for p in itertools.islice(grammar.pairs("train", 987), 40)
     ]
+
+
+# --- as people type
+
+
+def test_casual_pairs_are_the_same_pairs_varied() -> None:
+    """Lower case, no closing mark, a name in place of a pronoun, a phrase of a list, and nothing else; half of the pairs stay."""
+    plain, varied = (dict(GrammarSource("train", 2000, casual=casual).read()) for casual in (False, True))
+    phrases = {re.sub(r"_.*|[.?!]", "", english).lower() for english, _ in PAIRS}
+    bare = lambda text: text.rstrip(".?!").split()  # noqa: E731
+    kinds = Counter[str]()
+    for number, (source, target) in plain.items():
+        new, new_target = varied[number]
+        assert (new[-1] in ".?!") == (new_target[-1] in ".?!") and new_target[0].isupper()
+        kinds["same"] += (new, new_target) == (source, target)
+        kinds["lower"] += new == new.lower()
+        kinds["no mark"] += new[-1] not in ".?!"
+        named = bare(new_target)[0] != bare(target)[0]
+        if bare(new.lower())[named:] == bare(source.lower())[named:]:
+            assert bare(target)[named:] == bare(new_target)[named:]
+            assert (
+                not named or source.split()[0] in ("He", "She") and bare(new.lower())[0] == bare(new_target)[0].lower()
+            )
+            kinds["name"] += named
+        else:
+            assert any(new.lower().startswith(phrase) for phrase in phrases), new
+            kinds["phrase"] += 1
+    assert 0.4 < kinds["same"] / len(plain) < 0.6
+    assert min(kinds["lower"], kinds["no mark"]) > 500 and kinds["name"] > 50 and 90 < kinds["phrase"] < 150
+    assert list(GrammarSource("train", 60, casual=True).read(50)) == [(n, varied[n]) for n in range(51, 61)]
+
+
+def test_casual_pairs_in_the_other_direction() -> None:
+    """German in lower case to English with its capital letters."""
+    records = [record for _, record in GrammarSource("train", 500, reverse=True, casual=True).read()]
+    assert all(english[0].isupper() for _, english in records)
+    assert 100 < sum(german == german.lower() for german, _ in records) < 200
+    assert any((german, english) in {(g, e) for e, g in PAIRS} for german, english in records)
+
+
+def test_casual_is_for_translation() -> None:
+    for values in ({"stdlib": True}, {"table": "x.tsv"}):
+        with pytest.raises(ValidationError, match="casual belongs to a corpus with a grammar"):
+            CorpusConfig(**values, casual=True)
+    data = DataConfig(train=[{"grammar": 5, "casual": True}], valid={"grammar": 5})
+    with pytest.raises(ConfigError, match="casual is for pairs of sentences of the grammar, not for tagging"):
+        training(data, "tagging")

@@ -395,3 +395,15 @@ def test_nothing_is_made_on_another_device_than_the_network(name: str) -> None:
         for _ in range(2):
             hidden, state = network.step(batch.inputs[:, :3], state)
         assert hidden.is_meta
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_outline_has_the_shapes_and_types_of_the_network(name: str) -> None:
+    c = tiny(name)
+    real, outline = (
+        dict([*network.named_parameters(), *network.named_buffers()]) for network in (build(c), skeleton(c))
+    )
+    assert all(tensor.is_meta for tensor in outline.values())
+    assert {key: (t.shape, t.dtype) for key, t in outline.items()} == {
+        key: (t.shape, t.dtype) for key, t in real.items()
+    }

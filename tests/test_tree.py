@@ -57,7 +57,7 @@ def test_the_tree_says_what_each_file_is() -> None:
 
 RANKS = [
     {"errors", "memory", "device"},
-    {"config", "presets", "recipes"},
+    {"config", "presets", "recipes", "pretrained"},
     {"batch"},
     {"parts", "text", "data"},
     {"models"},

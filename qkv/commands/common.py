@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from qkv import pretrained
 from qkv.config import ModelConfig, checked, load_recipe, override
 from qkv.errors import ConfigError, QkvError
 
@@ -26,7 +27,10 @@ class Device(StrEnum):
 
 
 FOLDER = typer.Argument(
-    metavar="FOLDER", help="A model: our folder, a Hugging Face folder, or a .gguf or .bin file.", show_default=False
+    metavar="FOLDER",
+    help="A model: our folder, a Hugging Face folder, a .gguf or .bin file, or example, the one that ships with qkv.",
+    show_default=False,
+    callback=pretrained.find,
 )
 SETTINGS = typer.Option(
     "--set", metavar="KEY=VALUE", help="Change a field: [cyan]model.d_model=256[/]; may be repeated."
@@ -67,8 +71,8 @@ def config_of(what: str, settings: list[str] | None) -> ModelConfig:
     from qkv.presets import PRESETS, preset
     from qkv.recipes import find, names
 
-    path = Path(what)
-    if path.suffix == ".toml" or (what in names() and what not in PRESETS):
+    path = pretrained.find(what)
+    if path.suffix == ".toml" or (what in names() and what not in PRESETS and path == Path(what)):
         return load_recipe(find(what), settings).model
     if what in PRESETS or not (path.exists() or "/" in what):
         base = preset(what)

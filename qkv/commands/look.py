@@ -90,7 +90,7 @@ def run(
     Writes one HTML file with pictures that can be hovered and switched (needs the extra qkv\\[look]);
     with --json prints the numbers instead.
 
-    [dim]qkv look runs/demo "I ate an apple."[/]
+    [dim]qkv look example "I ate an apple."[/]
     [dim]qkv look my-gpt "The old man" --what lens --what heads --out lens.html[/]
     [dim]qkv look bert "I ate an apple" -w contexts --word apple --other "Apple Inc."[/]
     """

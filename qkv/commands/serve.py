@@ -11,7 +11,9 @@ import typer
 from qkv.commands.common import Device, DeviceOption, search_of
 
 FOLDERS = typer.Argument(
-    metavar="[NAME=]FOLDER…", help="Models: of a run, ours, Hugging Face's, GGUF.", show_default=False
+    metavar="[NAME=]FOLDER…",
+    help="Models: of a run, ours, Hugging Face's, GGUF. Default: the example model that ships with qkv.",
+    show_default=False,
 )
 KEYS = typer.Option("--api-key", help="Who asks must have one of these keys. Also: the variable QKV_API_KEYS.")
 LANGUAGES = typer.Option(
@@ -48,14 +50,16 @@ def run(
     Requests are batched as they come. Every knob of a request has a limit; who
     comes when too many wait is told to come again later (503).
 
+    [dim]qkv serve[/]
     [dim]qkv serve runs/demo[/]
     [dim]qkv serve runs/demo back=runs/de-en chat=SmolLM2 --port 8080 --api-key SECRET[/]
     [dim]qkv serve --run runs/demo[/]
     """
     from qkv.errors import QkvError
+    from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE
 
-    if not folders and watch is None:
-        raise QkvError("nothing to serve: give the folder of a model, or of a run in training with --run")
+    notes = [] if folders or watch else [ABOUT_EXAMPLE]
+    folders = folders or ([] if watch else [EXAMPLE])
     try:
         import prometheus_client  # noqa: F401  # of the workers: what is missing is said here, once
         import uvicorn  # noqa: F401
@@ -69,7 +73,7 @@ def run(
             raise
         raise QkvError(f"serving needs {error.name}: pip install 'qkv[serve]'") from None
     limits, keys = limits_of(limit or []), keys_of(api_key or [], api_keys)
-    own = Settings(folders or [], languages or [], limits, keys, watch, cors or (), device.value, scored)
+    own = Settings(folders, languages or [], limits, keys, watch, cors or (), device.value, scored)
     count = workers or usual(own.folders, device.value)
     # of several workers each listens for itself: this one only keeps the port
     listening = bound(host, port, sharing=count > 1)
@@ -79,7 +83,7 @@ def run(
             lines = [*lines, "everybody who reaches this machine may ask: --api-key asks for a key"]
         at = address(host, listening)
         greeting = f"the page is at {at}/ , what can be asked at {at}/docs ; Ctrl-C ends it"
-        print(*lines, greeting, sep="\n", file=sys.stderr, flush=True)
+        print(*notes, *lines, greeting, sep="\n", file=sys.stderr, flush=True)
 
     if count > 1:
         return Workers(own, count, host, listening.getsockname()[1]).run(began)

@@ -13,17 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of
+from qkv.commands.common import Device, DeviceOption, Json, search_of
 from qkv.commands.tables import columns_to_read, rows
+from qkv.errors import FileError, QkvError
 
 if TYPE_CHECKING:
+    from qkv.api import Model
     from qkv.generate.translate import Translation
 
-FILE = typer.Argument(
-    metavar="[FILE]",
-    help="Lines of text, or a table with a column of texts; default: standard input.",
+FIRST = typer.Argument(
+    metavar="FOLDER",
+    help="A model: our folder, a Hugging Face folder, a .gguf or .bin file. Default: example, the one that ships with qkv.",
     show_default=False,
 )
+SECOND = typer.Argument(
+    metavar="FILE|TEXT",
+    help="Lines of text, a table with a column of texts, or the text itself; default: standard input.",
+    show_default=False,
+)
+MARKS = (".", "?", "!", "…", "。", "？", "！")
+TEXTS = "a text to translate has a space in it or ends in . ? or !; a single word: echo WORD | qkv translate"
 BEAM = typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy. Default: the run's own, else 4.")
 LENGTH_PENALTY = typer.Option(
     help="Scores are divided by length to this power: larger = longer. Default: the run's own, else 1."
@@ -35,8 +44,8 @@ PAUSE = 0.05
 
 
 def run(
-    folder: Folder,
-    file: Annotated[Path | None, FILE] = None,
+    folder: Annotated[str | None, FIRST] = None,
+    file: Annotated[str | None, SECOND] = None,
     beam: Annotated[int | None, BEAM] = None,
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many translations: lines of `0 ||| text ||| score`.")] = 1,
@@ -57,31 +66,33 @@ def run(
 ) -> None:
     """Translate text line by line; the order is kept, an empty line gives an empty line.
 
+    An argument is a text if no such file or folder exists and it has a space in
+    it or ends in . ? or ! Without FOLDER the example model translates, English
+    to German; it knows the words of a small grammar only.
+
     A line that cannot be translated (not UTF-8, NUL bytes, too long) gives an
     empty line and a message on standard error; the others are translated, and
     the exit code is 1. To draw a translation at random: qkv generate.
 
+    [dim]qkv translate "I ate an apple."[/]
+    [dim]qkv translate my-model "A man rides a bicycle."[/]
     [dim]echo "A man rides a bicycle." | qkv translate my-model[/]
     [dim]qkv translate my-model test.en --beam 5 --alignments > test.de[/]
     [dim]qkv translate my-model test.en --beam 8 --groups 4 --n-best 4[/]
     """
-    from qkv.api import load
-    from qkv.data.lines import open_binary
-
-    if file is not None:
-        open_binary(file).close()  # a wrong path is said before the model is read
-    model = load(folder, device=device.value)
-    how: dict[str, Any] = search_of(folder, beam, length_penalty) | {
+    path, source = arguments(folder, file)
+    model = opened(path, source, device.value)
+    how: dict[str, Any] = search_of(path, beam, length_penalty) | {
         "n_best": n_best, "max_length": max_length, "prefix": prefix, "alignments": alignments, "scores": True,
         "batch_tokens": batch_tokens, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
         "repetition_penalty": repetition_penalty, "groups": groups, "diversity": diversity,
     }  # fmt: skip
-    columns = () if constraints else columns_to_read(file, "translation", folder)
+    columns = columns_to_read(source, "translation", path) if isinstance(source, Path) and not constraints else ()
     model.translate([], **how)  # so is a wrong setting, before the text
     shown = Shown(as_json, n_best > 1, alignments)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
-        for chunk in chunks(file, columns):
+        for chunk in chunks(source, columns):
             texts, wanted = split(chunk) if constraints else ([text or "" for text, _ in chunk], None)
             found = model.translate(texts, **how, constraints=wanted)
             shown.chunk(found, [problem for _, problem in chunk])
@@ -93,8 +104,48 @@ def run(
         raise typer.Exit(1)
 
 
+Source = Path | list[str] | None
+"""A file, the lines of a text, or standard input."""
 Line = tuple[str | None, str]
 """The text, or None and what is wrong with it."""
+
+
+def is_text(argument: str) -> bool:
+    """Tell a text from a path: no such path exists, nor a folder or archive that it could be in, and it has a space in it or
+    a mark at its end. So a mistyped name of a folder is no text."""
+    holders = [parent for parent in Path(argument).parents if parent != Path()]
+    if os.path.exists(argument) or any(os.path.exists(parent) for parent in holders):
+        return False
+    return len(argument.split()) > 1 or argument.endswith(MARKS)
+
+
+def arguments(first: str | None, second: str | None) -> tuple[Path, Source]:
+    """What [FOLDER] [FILE|TEXT] mean: a model and what it translates."""
+    from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE, find
+
+    if second is not None and is_text(first or ""):
+        raise QkvError(f"{first!r} is a text and no model: give FOLDER, then a file or a text; example is a FOLDER too")
+    if first is None or is_text(first):
+        print(ABOUT_EXAMPLE, file=sys.stderr)
+        first, second = EXAMPLE, first
+    if second is None or not is_text(second):
+        return find(first), None if second is None else Path(second)
+    second.encode()  # an argument that is not UTF-8 is an error here
+    return find(first), second.removesuffix("\n").split("\n")
+
+
+def opened(folder: Path, source: Source, device: str) -> Model:
+    """The model; a wrong path is an error before it is read."""
+    from qkv.api import load
+    from qkv.data.lines import open_binary
+
+    try:
+        if isinstance(source, Path):
+            open_binary(source).close()
+        return load(folder, device=device)
+    except FileError as error:
+        paths = [folder, *([source] if isinstance(source, Path) else [])]
+        raise error if all(map(os.path.exists, paths)) else FileError(f"{error}; {TEXTS}") from None
 
 
 def read(file: Path | None) -> Iterator[Line]:
@@ -106,14 +157,21 @@ def read(file: Path | None) -> Iterator[Line]:
         skipped.clear()
 
 
-def chunks(file: Path | None, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
-    """Lines in chunks, or of a table the texts of these `columns`: of equal size from a file; from standard input also what
-    is there when no more comes for a moment, so that whoever types gets an answer."""
+def lines_of(source: Path | list[str], columns: Sequence[int | str]) -> Iterator[Line]:
+    """The lines of a file or a text, or the texts of a table."""
+    if isinstance(source, Path):
+        return rows(source, columns) if columns else read(source)
+    return iter([(line, "") for line in source])
+
+
+def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
+    """Lines in chunks, or of a table the texts of these `columns`: of equal size from a file or a text; from standard input
+    also what is there when no more comes for a moment, so that whoever types gets an answer."""
     from itertools import islice
 
-    if file is not None:
-        source = rows(file, columns) if columns else read(file)
-        while chunk := list(islice(source, CHUNK)):
+    if source is not None:
+        lines = lines_of(source, columns)
+        while chunk := list(islice(lines, CHUNK)):
             yield chunk
         return
     from queue import Empty, Queue

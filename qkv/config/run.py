@@ -50,6 +50,9 @@ class CorpusConfig(Strict):
     """The part of the data set (train, valid, test, test_2017_flickr); otherwise the one that this place is for."""
     grammar: int | None = Field(default=None, gt=0)
     """So many records of the embedded grammar."""
+    casual: bool = False
+    """Translation, with `grammar`: half of the pairs as people type them, in lower case, without the closing mark, with names and
+    greetings."""
     stdlib: bool = False
     """Python's own standard library: real text that is already here."""
     text: str | None = None
@@ -85,6 +88,8 @@ class CorpusConfig(Strict):
             )
         if self.dataset is None and (self.path is not None or self.split is not None):
             raise ValueError("path and split belong to a corpus with a dataset")
+        if self.casual and self.grammar is None:
+            raise ValueError("casual belongs to a corpus with a grammar")
         if self.documents is not None and not self.files:
             raise ValueError("documents belongs to a corpus with files")
         if not 0 <= self.share[0] < self.share[1] <= 1:

@@ -11,6 +11,7 @@ from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, re
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network
+from qkv.pretrained import find
 from qkv.text.tokenizer import Tokenizer
 
 
@@ -58,7 +59,8 @@ def open_huggingface(folder: Path) -> tuple[ModelConfig, Network, Tokenizer | No
 
 
 def detect(path: Path) -> tuple[str, Path]:
-    """What kind of model is it, and where exactly."""
+    """What kind of model is it, and where exactly; the name of a shipped model is a path too."""
+    path = find(path)
     if path.is_dir() and (path / "best").is_dir() and not (path / "config.json").exists():
         path = path / "best"  # the folder of a run: its best model
     if path.is_dir():

@@ -47,8 +47,7 @@ MAX_TABLES = 2**28
 def agree(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: str) -> None:
     """Would these tensors fill the network of `config`? All that differ are named at once; no memory is taken."""
     plausible(config, len(shapes), where)
-    with NoDraws():
-        outline = skeleton(config)
+    outline = skeleton(config)
     compare(shapes_of(weights(outline)), shapes, where)
     if sum(buffer.numel() for buffer in outline.buffers()) > MAX_TABLES:
         raise FileError(f"{where}: the configuration asks for tables of absurd size; correct config.json")

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, processors
 
 from qkv.convert.files import read_json, read_text, write_json, write_text
 from qkv.errors import FileError
+from qkv.pretrained import find
 from qkv.text.kinds import byte_level_bpe, put_around, wordpiece
 from qkv.text.sentencepiece_file import read_sentencepiece
 from qkv.text.tokenizer import Tokenizer
@@ -25,7 +26,7 @@ PARTS = ("vocab.json", "merges.txt", "encoder.json", "vocab.bpe")
 
 def read_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a tokenizer.json, a SentencePiece .model, BERT's vocab.txt, or the folder of a model or run."""
-    path = Path(path)
+    path = find(path)
     if path.is_dir():
         found = open_tokenizer(path)
         if found is None:
@@ -67,7 +68,7 @@ def unread_tokenizer_files(path: str | Path) -> list[str]:
 
 def open_target_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer of the target language, None where it has no vocabulary of its own."""
-    path = Path(folder) / TARGET
+    path = find(folder) / TARGET
     return Tokenizer.from_json(read_text(path), None, str(path)) if path.is_file() else None
 
 

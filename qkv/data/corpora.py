@@ -60,7 +60,9 @@ def whole(c: CorpusConfig, data: DataConfig, split: str, task: str) -> Corpus:
     """All of it, whatever its share."""
     if c.grammar is not None:
         if task == "translation":
-            return GrammarSource(split, c.grammar, reverse=data.source == "de")
+            return GrammarSource(split, c.grammar, reverse=data.source == "de", casual=c.casual)
+        if c.casual:
+            raise ConfigError(f"casual is for pairs of sentences of the grammar, not for {task}")
         return GrammarView(split, c.grammar, task)
     if c.text is not None:
         if task not in LANGUAGE:

@@ -15,6 +15,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from qkv.data.casual import casual
 from qkv.data.grammar import texts
 from qkv.data.lines import MAX_LINE, MAX_ROW, RUN, Lines, about, lines
 from qkv.errors import FileError
@@ -237,6 +238,8 @@ class GrammarSource:
     seed: int = 0
     reverse: bool = False
     """German to English."""
+    casual: bool = False
+    """Half of the pairs as people type them: see qkv.data.casual."""
     skipped: Counter[str] = field(default_factory=Counter)
 
     def about(self) -> int:
@@ -245,7 +248,10 @@ class GrammarSource:
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         numbered = enumerate(islice(texts(self.split, self.seed), start, self.size), start + 1)
         for number, (english, german) in strided(numbered, stride):
-            yield number, (german, english) if self.reverse else (english, german)
+            if self.casual:
+                yield number, casual(english, german, number, self.reverse)
+            else:
+                yield number, (german, english) if self.reverse else (english, german)
 
 
 @dataclass

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from rouge_score.rouge_scorer import RougeScorer
-
 from qkv.evaluate.scores import Score, checked
 
 KINDS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLsum": "ROUGE-Lsum"}
@@ -19,6 +17,8 @@ KINDS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L", "rougeLs
 
 def each(summaries: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
     """kind -> the F1 of every summary, each with one reference."""
+    from rouge_score.rouge_scorer import RougeScorer  # with all of nltk, scipy and scikit-learn: 1.4 s
+
     (wanted,) = checked(summaries, list(references))
     scorer = RougeScorer(list(KINDS), use_stemmer=True)
     found = [scorer.score(reference, summary) for summary, reference in zip(summaries, wanted, strict=True)]

@@ -52,6 +52,8 @@ def sinusoids(positions: Tensor, width: int, base: float = 10_000.0, layout: str
     An odd width drops the last cosine, which is lecture 004's table for width 5. The base is a setting: lecture 003
     uses 100,000, the paper 10,000.
     """
+    if positions.is_meta:  # in an outline of a network the shape is all there is
+        return positions.new_empty((*positions.shape, width), dtype=torch.float32)
     half, device = (width + 1) // 2, positions.device
     place = torch.device("cpu") if device.type == "mps" else device  # which has no float64
     rates = base ** (-torch.arange(half, dtype=torch.float64, device=place) * 2 / width)

@@ -29,6 +29,7 @@ from qkv.generate.search import FREE
 from qkv.generate.translate import Job, Request, Translation, Translator, gathered
 from qkv.look.attention import sites
 from qkv.models.inputs import carries
+from qkv.pretrained import note
 from qkv.serve.calls import Caller
 from qkv.serve.lanes import Desk, Lane, Ticket
 from qkv.serve.limits import Limits
@@ -59,6 +60,8 @@ class Served:
     """The languages of a translator."""
     pairs: bool | None = None
     """Whether its classes are of pairs of texts; None where no recipe says so: it reads both."""
+    note: str | None = None
+    """What its user should know, where it ships with qkv."""
     beam: int = 4
     length_penalty: float = 1.0
     batches: int = 0
@@ -150,6 +153,7 @@ class Served:
             "scores": "classify" in self.can and c.n_classes == 1, "labels": list(c.labels[:1000]),
             "image_size": c.image_size, "channels": c.n_channels,
             "source": self.pair and self.pair[0], "target": self.pair and self.pair[1], "ends": list(c.eos_ids),
+            "note": self.note,
         }  # fmt: skip
 
     def checked(self, texts: int) -> None:
@@ -300,7 +304,7 @@ def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str =
         told = [model.tokenizer.settings.get(key) for key in ("source_lang", "target_lang")]  # Marian says it here
         languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
     found = search(run) if search else {}
-    return Served(name or shown(folder), model, task, pair or languages, two_texts(run), **found)
+    return Served(name or shown(folder), model, task, pair or languages, two_texts(run), note(run), **found)
 
 
 def shown(folder: Path) -> str:

@@ -10,7 +10,6 @@ import gc
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -22,7 +21,7 @@ from qkv.serve.front import Front
 from qkv.serve.served import Pair, Search, Served, opened, shown
 from qkv.serve.service import Service
 from qkv.serve.watch import Watch
-from qkv.serve.workers import Settings
+from qkv.serve.workers import Settings, name_and_path
 
 HEADERS = 20.0
 """Seconds until the headers of a request must be there, from its first byte or from the opening of the connection."""
@@ -108,9 +107,8 @@ def models_of(given: Sequence[str], languages: Sequence[str] = (), device: str =
     pairs = dict(pair_of(one) for one in languages)
     found = []
     for one in given:
-        name, equals, folder = one.partition("=")
-        path = Path(folder if equals and not Path(one).exists() else one)
-        name = name if path != Path(one) else shown(path)
+        name, path = name_and_path(one)
+        name = name or shown(path)
         found.append(opened(path, name, pairs.pop(name, None), device, search))
     if pairs:
         raise QkvError(f"--languages {next(iter(pairs))}=...: there is no model of that name")

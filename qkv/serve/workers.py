@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from qkv.errors import QkvError
+from qkv.pretrained import find
 from qkv.serve.keys import Keys
 from qkv.serve.limits import Limits
 from qkv.serve.port import at
@@ -68,9 +69,15 @@ def usual(folders: Sequence[str], device: str) -> int:
 
 def size(given: str) -> int:
     """Bytes of the files of a model: FOLDER, FOLDER/best or a file, each also as NAME=FOLDER."""
-    path = Path(given if Path(given).exists() else given.partition("=")[2])
+    _, path = name_and_path(given)
     path = path / "best" if (path / "best").is_dir() else path
     return sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else [path]) if one.is_file())
+
+
+def name_and_path(given: str) -> tuple[str, Path]:
+    """Split NAME=FOLDER; the name is empty where only a path, or the name of a shipped model, is given."""
+    name, equals, folder = given.partition("=")
+    return (name, find(folder)) if equals and not Path(given).exists() else ("", find(given))
 
 
 # --- one of them

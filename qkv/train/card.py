@@ -123,7 +123,7 @@ def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
 def origin(c: CorpusConfig) -> str:
     """Where a corpus comes from, in words; of files their names, not where they are."""
     if c.grammar is not None:
-        return f"{c.grammar:,} examples of qkv's English-German grammar"
+        return f"{c.grammar:,} examples of qkv's English-German grammar" + (", half of them varied" if c.casual else "")
     if c.dataset is not None:
         return f"{c.dataset}{f' ({c.split})' if c.split else ''}"
     if c.stdlib:

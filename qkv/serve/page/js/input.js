@@ -35,7 +35,7 @@ export function input(card, model) {
     fields.push(area("target", label, {}, "its own answer"));
     fields.at(-1).classList.add("wants");
   }
-  clear(card, h("div.fields", fields), chips(model));
+  clear(card, h("div.fields", fields), chips(model), model.note && h("p.note", model.note));
   return () => fields.forEach(follow);
 }
 

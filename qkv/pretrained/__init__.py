@@ -1,0 +1,37 @@
+"""Trained models that ship with the package: each is a folder here, and its name stands for its path everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXAMPLE = "example"
+"""A small translator, English to German; trained and stored by `make example-model`."""
+NOTES = {
+    EXAMPLE: "This model knows the words of a small grammar and some greetings; text with other words comes out as nonsense."
+}
+"""What a user of each model should know."""
+ABOUT_EXAMPLE = (
+    "using the example model that ships with qkv (English to German, the words of a small grammar only); give a FOLDER to use "
+    "your own"
+)
+
+
+def names() -> list[str]:
+    """The models that ship with the package."""
+    return sorted(path.parent.name for path in HERE.glob("*/config.json"))
+
+
+def note(path: Path) -> str | None:
+    """Return what a user of the shipped model in this folder should know; None for any other folder."""
+    path = path.resolve()
+    return NOTES.get(path.name) if path.parent == HERE.resolve() else None
+
+
+def find(path: str | Path) -> Path:
+    """Return the folder of a shipped model for its name (`example`), and any other path unchanged.
+
+    A file or folder of that name in the working directory comes first.
+    """
+    path = Path(path)
+    return HERE / path if str(path) in names() and not path.exists() else path
