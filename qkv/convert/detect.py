@@ -8,6 +8,7 @@ from qkv.config import ModelConfig
 from qkv.convert import folder as ours
 from qkv.convert import g2p, gguf_file, huggingface, llama2c
 from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
+from qkv.convert.pooled_head import read_head, without_head
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network
@@ -40,7 +41,8 @@ def open_config(path: str | Path) -> ModelConfig:
     if kind == "qkv":
         return ours.read_config(path)
     if kind == "huggingface":
-        return huggingface.read_config(read_json(path / "config.json"), read_headers(path))
+        values = read_json(path / "config.json")
+        return read_head(path, huggingface.read_config(values, read_headers(path)), values)[0]
     if kind == "gguf":
         return gguf_file.read_config(path)
     if kind == "g2p":
@@ -54,6 +56,9 @@ def open_huggingface(folder: Path) -> tuple[ModelConfig, Network, Tokenizer | No
     config = huggingface.read_config(values, entries)
     ours.plausible(config, len(entries), str(folder))
     tensors = huggingface.from_foreign(config, values, read_tensors(folder))
+    config, head = read_head(folder, config, values)
+    if head:  # a pooler is not read by a head of its own
+        tensors = without_head(tensors) | head
     return config, ours.fill(config, tensors, str(folder)), open_tokenizer(folder)
 
 
