@@ -10,7 +10,7 @@ print("".join(model.generate("Once upon a time")))
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
 from qkv.generate.conversation import Conversation
 from qkv.generate.cursor import slide as slide_on
+from qkv.generate.defaults import Defaults
 from qkv.generate.hypotheses import Beam
 from qkv.generate.pieces import pieces, until
 from qkv.generate.search import steps
@@ -60,6 +61,7 @@ def load(path: str | Path, device: str = "auto") -> Model:
         return open_vectors(path)  # type: ignore[return-value]
     config, network, tokenizer = detect.open_model(path)
     model = Model(config, network, tokenizer, device, detect.open_target(path))
+    model.defaults = detect.open_defaults(path)
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
     return model
 
@@ -79,6 +81,8 @@ class Model:
         self.tokenizer = tokenizer
         self.target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
         """Of the target side, where that has a vocabulary of its own."""
+        self.defaults = Defaults()
+        """How it searches unless told otherwise, where its folder says so."""
         self.unread: list[str] = []
         """Files of a tokenizer that were found but are of a kind not read here."""
         self.twin: tuple[tuple[int, ...], Any] = ((), None)
@@ -188,7 +192,7 @@ class Model:
             raise QkvError("an encoder reads, it does not write: generate needs a decoder or an encoder-decoder")
         if max_new_tokens < 1:
             raise QkvError(f"max_new_tokens is at least 1, given {max_new_tokens}")
-        batch = self.batch(prompt, [self.start_id()] if c.family == "encoder-decoder" else None)
+        batch = self.batch(prompt, self.start_ids() if c.family == "encoder-decoder" else None)
         assert batch.inputs is not None
         if batch.inputs.size(0) != 1:
             raise QkvError(
@@ -214,7 +218,7 @@ class Model:
 
     def room(self, ids: Sequence[int]) -> float:
         """How many tokens can follow these: all that the positions of a bounded model have room for."""
-        read = len(ids) if self.config.family == "decoder" else 1
+        read = len(ids) if self.config.family == "decoder" else len(self.start_ids())
         return self.config.max_length - read + 1 if bounded(self.config) else math.inf
 
     def start_id(self) -> int:
@@ -223,6 +227,10 @@ class Model:
                 "this model does not say which token opens the target: set start_id or bos_id in its configuration"
             )
         return self.config.first_id
+
+    def start_ids(self) -> list[int]:
+        """What an encoder-decoder has before it writes: its start token, and the one that every output begins with."""
+        return [self.start_id(), *([] if self.config.forced_id is None else [self.config.forced_id])]
 
     def encode(self, text: str) -> list[int]:
         ids = self.words().encode(text)
@@ -251,27 +259,32 @@ class Model:
 
     # --- translating
 
-    def translate(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
+    def translate(self, texts: Sequence[str], beam: int | None = None, length_penalty: float | None = None, n_best: int = 1,
                   max_length: int | None = None, prefix: str | Sequence[str] | None = None,
                   constraints: Sequence[Sequence[str]] | None = None, alignments: bool = False, scores: bool = False,
-                  batch_tokens: int = 2048, *, min_length: int = 0, groups: int = 1, diversity: float = 0.5,
-                  no_repeat_ngram: int = 0, repetition_penalty: float = 1.0, early: bool = False, fast: bool = True
-                  ) -> list[Any]:  # fmt: skip
+                  batch_tokens: int = 2048, *, min_length: int | None = None, groups: int = 1, diversity: float = 0.5,
+                  no_repeat_ngram: int | None = None, repetition_penalty: float = 1.0, early: bool | None = None,
+                  fast: bool = True) -> list[Any]:  # fmt: skip
         """The translations of some texts, in their order: strings, or Translations (text, score, log_prob, tokens,
         token_log_probs, alignment, n_best, problem) where scores, alignments or several are asked for.
 
         A text that cannot be translated (over `config.max_length` tokens, not tokenizable) gives an empty one, and a
         Translation then says why in `problem`; an empty text gives an empty one. `prefix`: how each translation begins,
         one for all or one per text. `constraints`: for each text the words or phrases that must occur. What the other
-        settings mean is said in generate/: hypotheses.py (Beam), rules.py (Rules), translate.py (Request).
+        settings mean is said in generate/: hypotheses.py (Beam), rules.py (Rules), translate.py (Request). A setting that is
+        None is the model's own (`self.defaults`), else beam 4, length_penalty 1, and no bounds.
         With `fast` a packed copy of the network does the work on a CPU.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("translate takes a list of texts: put the text into brackets")
-        search = Beam(beam, length_penalty, n_best, groups, diversity, early)
+        own = self.defaults.chosen(
+            beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(early, False), min_length=(min_length, 0),
+            no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None),
+        )  # fmt: skip
+        search = Beam(own["beam"], own["length_penalty"], n_best, groups, diversity, own["early"])
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()
-        how = Request(search, max_length, min_length, no_repeat_ngram, repetition_penalty, prefixes, constraints or (),
-                      alignments, None, batch_tokens)  # fmt: skip
+        how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"], repetition_penalty, prefixes,
+                      constraints or (), bool(self.defaults.forced_end), alignments, None, batch_tokens)  # fmt: skip
         found = self.translator(fast).translate(texts, how)
         return found if scores or alignments or n_best > 1 else [one.text for one in found]
 
@@ -279,13 +292,21 @@ class Model:
         source = self.words()
         return Translator(self.config, self.packed(fast), source, self.target_words())
 
-    def summarize(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, max_length: int = 64,
-                  no_repeat_ngram: int = 3, fast: bool = True) -> list[Translation]:  # fmt: skip
-        """A short text for each; of one that is longer than the model reads, the beginning counts."""
+    def summarize(self, texts: Sequence[str], beam: int | None = None, length_penalty: float | None = None,
+                  max_length: int | None = None, no_repeat_ngram: int | None = None, fast: bool = True
+                  ) -> list[Translation]:  # fmt: skip
+        """A short text for each; of one that is longer than the model reads, the beginning counts. A setting that is None is
+        the model's own (`self.defaults`), else beam 4, length_penalty 1, max_length 64, no_repeat_ngram 3."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("summarize takes a list of texts: put the text into brackets")
         writer = Summarizer(self.config, self.packed(fast), self.words(), self.target_words())
-        how = Request(Beam(beam, length_penalty), max_length=max_length, no_repeat_ngram=no_repeat_ngram)
+        own = self.defaults.chosen(
+            beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(None, False), max_length=(max_length, 64),
+            min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3),
+        )  # fmt: skip
+        search = Beam(own["beam"], own["length_penalty"], early=own["early"])
+        how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"],
+                      forced_end=bool(self.defaults.forced_end))  # fmt: skip
         return writer.translate(texts, how)
 
     def packed(self, fast: bool = True) -> Any:
@@ -388,9 +409,22 @@ class Model:
         """Write our folder."""
         folder.save(path, self.config, self.network, self.tokenizer, self.target_tokenizer)
 
-    def export(self, path: str | Path, to: str = "hf") -> float:
-        """Write a Hugging Face folder ("hf") or ours ("qkv"), read it back and compare; the largest difference found."""
-        return export.export(path, to, self.config, self.network, self.tokenizer, self.target_tokenizer)
+    def export(self, path: str | Path, to: str = "hf", say: Callable[[str], Any] | None = None) -> float:
+        """Write a Hugging Face folder ("hf") or ours ("qkv"), read it back and compare; the largest difference found.
+
+        Where `transformers` is installed, a Hugging Face folder is opened with it as well, and must give the same texts,
+        labels or tags. `say` is called with one line about that check.
+        """
+        from qkv.check_export import check_export
+
+        def check(folder: Path) -> None:
+            line = check_export(folder, self)
+            if say is not None:
+                say(line)
+
+        return export.export(
+            path, to, self.config, self.network, self.tokenizer, self.target_tokenizer, self.defaults, check
+        )
 
     # --- what is given, checked
 

@@ -63,7 +63,7 @@ RANKS = [
     {"models"},
     {"objectives", "generate", "look"},
     {"train", "tasks", "evaluate", "convert", "engine", "vectors"},
-    {"api", "check"},
+    {"api", "check", "check_export"},
     {"serve", "lab"},
     {"commands"},
     {"cli"},

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from qkv.config import ModelConfig
 from qkv.convert import folder as ours
-from qkv.convert import g2p, gguf_file, huggingface, llama2c
+from qkv.convert import g2p, generation_file, gguf_file, huggingface, llama2c
 from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
 from qkv.convert.pooled_head import read_head, without_head
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
+from qkv.generate.defaults import Defaults
 from qkv.models.build import Network
 from qkv.text.tokenizer import Tokenizer
 
@@ -35,6 +36,12 @@ def open_target(path: str | Path) -> Tokenizer | None:
     return open_target_tokenizer(detect(Path(path))[1])
 
 
+def open_defaults(path: str | Path) -> Defaults:
+    """How a model searches, where its folder says so."""
+    kind, path = detect(Path(path))
+    return generation_file.read_defaults(path) if kind == "huggingface" else Defaults()
+
+
 def open_config(path: str | Path) -> ModelConfig:
     """Only the configuration; no weights are read (but their names and sizes are)."""
     kind, path = detect(Path(path))
@@ -42,7 +49,8 @@ def open_config(path: str | Path) -> ModelConfig:
         return ours.read_config(path)
     if kind == "huggingface":
         values = read_json(path / "config.json")
-        return read_head(path, huggingface.read_config(values, read_headers(path)), values)[0]
+        config = read_head(path, huggingface.read_config(values, read_headers(path)), values)[0]
+        return generation_file.with_forced_id(config, path, values)
     if kind == "gguf":
         return gguf_file.read_config(path)
     if kind == "g2p":
@@ -57,6 +65,7 @@ def open_huggingface(folder: Path) -> tuple[ModelConfig, Network, Tokenizer | No
     ours.plausible(config, len(entries), str(folder))
     tensors = huggingface.from_foreign(config, values, read_tensors(folder))
     config, head = read_head(folder, config, values)
+    config = generation_file.with_forced_id(config, folder, values)
     if head:  # a pooler is not read by a head of its own
         tensors = without_head(tensors) | head
     return config, ours.fill(config, tensors, str(folder)), open_tokenizer(folder)

@@ -181,7 +181,16 @@ def effective(c: ModelConfig) -> dict[str, Any]:
     fields = c.model_dump()
     words = c.head in ("vocabulary", "masked", "masked-next", "classes-words")
     classes = c.head in ("classes", "classes-words", "tags")
-    always = {"dropout", "attention_dropout", "ffn_dropout", "init_std", "final_norm", "bos_id", "start_id"}
+    always = {
+        "dropout",
+        "attention_dropout",
+        "ffn_dropout",
+        "init_std",
+        "final_norm",
+        "bos_id",
+        "start_id",
+        "forced_id",
+    }
     wordless = c.family == "encoder" and c.image_size is not None
     idle = {
         "vocab_size": wordless,

@@ -36,11 +36,12 @@ class Rewrite:
 
 def apply(rewrites: tuple[Rewrite, ...], c: ModelConfig) -> tuple[ModelConfig, tuple[Rewrite, ...]]:
     """The configuration after all rewrites that change something, and those rewrites."""
-    used = []
+    used: list[Rewrite] = []
     for rewrite in rewrites:
         after = rewrite.config(c)
         if after is not None:
-            c, used = after, [*used, rewrite]
+            c = after
+            used.append(rewrite)
     return c, tuple(used)
 
 
