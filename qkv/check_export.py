@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,6 @@ import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
-from qkv.generate.alignment import words_at
 
 if TYPE_CHECKING:
     from qkv.api import Model
@@ -118,15 +119,25 @@ def first_difference(inputs: Sequence[str], ours: Sequence[Any], theirs: Sequenc
 
 
 def same_translations(hf: Any, folder: Path, model: Model) -> str:
+    """With the search of the folder, and greedily. Where transformers' beam is cut before it ends a text, it is not compared:
+    we prefer a text that has ended."""
     tokenizer, network = hf.AutoTokenizer.from_pretrained(folder), hf.AutoModelForSeq2SeqLM.from_pretrained(folder)
     decoder = tokenizer if model.target_tokenizer is model.tokenizer else target_of(hf, folder)
     texts, most = texts_of(model), min(LONGEST, model.config.max_length - 1)
-    found = network.generate(**tokenizer(texts, return_tensors="pt", padding=True), max_new_tokens=most)
-    theirs = decoder.batch_decode(found, skip_special_tokens=True)
-    ours = model.translate(texts, max_length=most, scores=True, fast=False)
-    for text, mine, ids, other in zip(texts, ours, found.tolist(), theirs, strict=True):
-        if mine.text != other and abs(mine.score - score(model, text, ids[1:])) > CLOSE:
-            return f"of {text!r} {other!r}, ours is {mine.text!r}"
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    for beam in (None, 1):
+        told = {} if beam is None else {"num_beams": beam, "early_stopping": None}
+        rows = [ended(model, ids[1:]) for ids in network.generate(**inputs, max_new_tokens=most, **told).tolist()]
+        ours = model.translate(texts, beam, max_length=most, scores=True, fast=False)
+        for text, mine, ids in zip(texts, ours, rows, strict=True):
+            other = decoder.decode(ids, skip_special_tokens=True)
+            cut = beam is None and ids[-1] not in model.config.eos_ids
+            if (
+                mine.text != other
+                and not cut
+                and not tied(model, text, mine.tokens, ids, mine.score if beam is None else None)
+            ):
+                return f"of {text!r} {other!r}, ours is {mine.text!r}"
     return ""
 
 
@@ -136,17 +147,26 @@ def target_of(hf: Any, folder: Path) -> Any:
     return hf.PreTrainedTokenizerFast(tokenizer_file=str(folder / TARGET))
 
 
-def score(model: Model, text: str, ids: list[int]) -> float:
-    """What our search gives these ids as the translation of a text: two texts of one score are equally good."""
+def ended(model: Model, ids: list[int]) -> list[int]:
+    """Ids up to the end token, without the padding behind it."""
+    ends = [at for at, token in enumerate(ids) if token in model.config.eos_ids]
+    return ids[: ends[0] + 1] if ends else ids
+
+
+def tied(model: Model, text: str, tokens: list[str], ids: list[int], best: float | None) -> bool:
+    """Whether two different outputs are equally good: in a beam their scores are the same, and of greedy ones the two tokens
+    at which they part."""
     c = model.config
-    ends = [at for at, token in enumerate(ids) if token in c.eos_ids]
-    ids = ids[: ends[0] + 1] if ends else ids
     source = model.translator(fast=False).read(text)[0]
-    logits = model.logits(source, [model.start_id(), *ids[:-1]])[0].float().log_softmax(-1)  # (T, V)
-    own = [float(logits[at, token]) for at, token in enumerate(ids)]
-    free = c.forced_id is not None  # the first one costs nothing
-    penalty = model.defaults.chosen(length_penalty=(None, 1.0))["length_penalty"]
-    return sum(own[free:]) / len(ids) ** penalty
+    table = model.logits(source, [model.start_id(), *ids[:-1]])[0].float().log_softmax(-1)  # (T, V)
+    own = [float(table[at, token]) for at, token in enumerate(ids)]
+    if best is not None:
+        penalty = model.defaults.chosen(length_penalty=(None, 1.0))["length_penalty"]
+        free = c.forced_id is not None  # the first one costs nothing
+        return abs(sum(own[free:]) / len(ids) ** penalty - best) <= CLOSE
+    mine = [model.target_words().id_of(token) for token in tokens]
+    at = next((n for n, pair in enumerate(zip(mine, ids, strict=False)) if pair[0] != pair[1]), -1)
+    return at >= 0 and abs(own[at] - float(table[at, mine[at]])) <= CLOSE
 
 
 def same_continuations(hf: Any, folder: Path, model: Model) -> str:
@@ -233,8 +253,8 @@ def same_tags(hf: Any, folder: Path, model: Model) -> str:
     for tagged in model.tag(texts_of(model)):
         text = " ".join(one.word for one in tagged)
         pieces = pipe(text)
-        words = words_at(text, [(one["end"] - 1, one["end"]) for one in pieces])  # a piece may begin with a space
-        first = {word: one for word, one in zip(reversed(words), reversed(pieces), strict=True) if word is not None}
+        ends = list(accumulate(len(one.word) + 1 for one in tagged))
+        first = {bisect_right(ends, one["end"]): one for one in reversed(pieces)}  # a piece may begin with a space
         for n, one in enumerate(tagged):
             if n in first:  # nothing is left of a word without visible characters
                 texts.append(one.word)

@@ -53,12 +53,14 @@ def with_forced_id(config: ModelConfig, folder: Path, config_json: Json) -> Mode
 
 
 def read_defaults(folder: Path) -> Defaults:
-    """How the model of a Hugging Face folder searches. transformers counts the start token in max_length, we do not."""
+    """How the model of a Hugging Face folder searches. transformers counts the start token in max_length, we do not; one that
+    is as long as the positions are says nothing."""
     config = read_json(folder / "config.json")
     values = settings(folder, config)
     both_halves = config.get("is_encoder_decoder", False) is True
     longest = values["max_new_tokens"]
-    if longest is None and values["max_length"] is not None and both_halves:
+    bounded = values["max_length"] is not None and values["max_length"] != config.get("max_position_embeddings")
+    if longest is None and bounded and both_halves:
         longest = max(1, values["max_length"] - 1)
     shortest = values["min_length"] if values["min_new_tokens"] is None else values["min_new_tokens"] + 1
     return Defaults(
@@ -88,7 +90,7 @@ def generation_json(c: ModelConfig, how: Defaults) -> dict[str, Any]:
         "forced_eos_token_id": c.eos_ids[0] if how.forced_end and c.eos_ids else None,
         "num_beams": chosen["beam"],
         "length_penalty": chosen["length_penalty"],
-        "early_stopping": chosen["early"],
+        "early_stopping": chosen["early"] or "never",  # false would stop where a better text may still come
         "max_length": longest,
         "min_length": chosen["min_length"],
         "no_repeat_ngram_size": chosen["no_repeat_ngram"],
