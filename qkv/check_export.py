@@ -220,7 +220,7 @@ def same_labels(hf: Any, folder: Path, model: Model) -> str:
 
 
 def same_pooled(hf: Any, folder: Path, model: Model) -> str:
-    """The lines that README.md of the folder shows."""
+    """As the card of the folder shows."""
     tokenizer, network = hf.AutoTokenizer.from_pretrained(folder), hf.AutoModel.from_pretrained(folder)
     texts = texts_of(model)
     inputs = tokenizer(texts, return_tensors="pt", padding=True)

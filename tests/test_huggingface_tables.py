@@ -166,7 +166,8 @@ def test_unsupported_value_is_named(pair, name, field, value):
 @pytest.mark.parametrize("kind", ["mamba", None, 3])
 def test_other_families_are_refused_with_the_list(kind):
     with pytest.raises(
-        FileError, match=f"model_type = {kind!r} is not supported; it is one of bert, roberta, electra, megatron-bert, esm, gpt2"
+        FileError,
+        match=f"model_type = {kind!r} is not supported; it is one of bert, roberta, electra, megatron-bert, esm, gpt2",
     ):
         read_config({"model_type": kind}, [])
 

@@ -12,8 +12,8 @@ from qkv.config import ModelConfig
 from qkv.convert import folder as ours
 from qkv.convert import huggingface
 from qkv.convert.detect import open_model
-from qkv.convert.files import new_folder, write_json, write_tensors
-from qkv.convert.hf_files import write_beside
+from qkv.convert.files import new_folder, write_json, write_tensors, write_text
+from qkv.convert.hf_files import card, write_beside
 from qkv.convert.pooled_head import headless, without_head, write_head
 from qkv.convert.rewrite import rewritten
 from qkv.errors import FileError, QkvError
@@ -61,6 +61,7 @@ def write_huggingface(folder: Path, config: ModelConfig, weights: dict[str, Tens
     write_json(folder / "config.json", values)
     write_tensors(folder / "model.safetensors", tensors)
     write_beside(folder, chosen.config, tokenizer, target, how)
+    write_text(folder / "README.md", card(config, chosen))
     if not chosen.pooled:
         return rewritten(chosen.rewrites, config, weights)
     write_head(folder, config, weights)

@@ -15,11 +15,16 @@ from tokenizers import processors
 from qkv.config import ModelConfig
 from qkv.convert.files import write_json, write_text
 from qkv.convert.generation_file import NAME, generation_json
+from qkv.convert.huggingface import Plan
 from qkv.convert.tokenizer_files import TARGET
 from qkv.generate.defaults import Defaults
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
+AUTO = {"masked": "AutoModelForMaskedLM", "masked-next": "AutoModelForPreTraining", "replaced": "AutoModelForPreTraining",
+        "classes": "AutoModelForSequenceClassification", "tags": "AutoModelForTokenClassification",
+        "span": "AutoModelForQuestionAnswering", "vocabulary": "AutoModelForCausalLM"}  # fmt: skip
+"""The class of transformers that opens a network with this head."""
 NAMES = {
     "pad_token": ("<pad>", "[PAD]"), "unk_token": ("<unk>", "[UNK]"), "bos_token": ("<s>", "[CLS]", "<|endoftext|>"),
     "eos_token": ("</s>", "[SEP]", "<|endoftext|>"), "cls_token": ("[CLS]",), "sep_token": ("[SEP]",),
@@ -41,6 +46,29 @@ def write_beside(
         write_json(folder / NAME, generation_json(c, how))
     if c.image_size is not None:
         write_json(folder / "preprocessor_config.json", image_json(c))
+
+
+def card(c: ModelConfig, chosen: Plan) -> str:
+    """README.md: the lines that open the folder in transformers."""
+    auto = AUTO.get(chosen.family.architectures[chosen.config_json["architectures"][0]], "AutoModel")
+    auto = "AutoModelForSeq2SeqLM" if c.family == "encoder-decoder" else auto
+    reader = "AutoTokenizer" if c.image_size is None else "AutoImageProcessor"
+    lines = [f"from transformers import {auto}, {reader}", "", f'reader = {reader}.from_pretrained("this folder")',
+             f'model = {auto}.from_pretrained("this folder")']  # fmt: skip
+    if c.head == "vocabulary":
+        lines += ['ids = model.generate(**reader("A text.", return_tensors="pt"))',
+                  "print(reader.decode(ids[0], skip_special_tokens=True))"]  # fmt: skip
+    if chosen.pooled:
+        given = "picture" if c.image_size is not None else '"A text."'
+        vector = {"mean": "mean(0)", "first": "[0]", "last": "[-1]"}[c.pooling]
+        lines = ["from safetensors.torch import load_file", *lines,
+                 'dense = load_file("this folder/2_Dense/model.safetensors")',
+                 f'vectors = model(**reader({given}, return_tensors="pt")).last_hidden_state[0]',
+                 f'scores = dense["linear.weight"] @ vectors.{vector} + dense["linear.bias"]',
+                 "print(model.config.id2label[int(scores.argmax())])"]  # fmt: skip
+    note = "; ".join(rewrite.does for rewrite in chosen.rewrites)
+    changed = f"\nWritten by qkv as another network with the same outputs: {note}.\n" if note else ""
+    return f"# {chosen.name}\n{changed}\n```python\n" + "\n".join(lines).replace("vectors.[", "vectors[") + "\n```\n"
 
 
 def framing(tokenizer: Tokenizer, c: ModelConfig) -> tokenizers.Tokenizer:
