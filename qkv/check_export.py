@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from qkv.convert.hf_files import NAMES
 from qkv.errors import QkvError
 
-if TYPE_CHECKING:
-    from qkv.api import Model
-
+Model = Any
+"""A qkv.api.Model, which calls this module."""
 SKIPPED = "the check with transformers was skipped, it is not installed: pip install transformers, then export again"
 TEXTS = 6
 LONGEST = 24
@@ -53,7 +53,7 @@ def check_export(folder: Path, model: Model) -> str:
     return f"checked with transformers {hf.__version__}: {kind} gives the same on {TEXTS} inputs"
 
 
-Checker = Callable[[Any, Path, "Model"], str]
+Checker = Callable[[Any, Path, Model], str]
 """(transformers, folder, model) -> what differs; empty where nothing does."""
 
 
@@ -71,11 +71,11 @@ def check_of(model: Model) -> tuple[str, Checker]:
     if c.head in ("classes", "classes-words"):
         bare = c.family == "encoder" and not c.pooler
         return ("AutoModel and the dense layer", same_pooled) if bare else ("text-classification", same_labels)
-    known: dict[str, tuple[str, Checker]] = {
-        "tags": ("token-classification", same_tags),
-        "masked": ("fill-mask", same_fillings),
-    }
-    return known.get(c.head, ("AutoModel", same_vectors))
+    if c.head == "tags":
+        return "token-classification", same_tags
+    if c.head == "masked" and any(model.tokenizer.id_of(name) is not None for name in NAMES["mask_token"]):
+        return "fill-mask", same_fillings
+    return "AutoModel", same_vectors
 
 
 @contextmanager
