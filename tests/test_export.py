@@ -146,6 +146,16 @@ def test_a_translator_comes_back(translator: tuple[Model, Path]) -> None:
     assert qkv.load(folder).translate(TEXTS) == model.translate(TEXTS)
 
 
+def test_the_search_of_a_run_goes_along(translator: tuple[Model, Path], tmp_path: Path) -> None:
+    run = translator[1].parent / "run"
+    (run / "results.json").write_text(json.dumps({"test": {"beam": 2, "length_penalty": 0.7}}))
+    model = qkv.load(run, device="cpu")
+    assert (model.defaults.beam, model.defaults.length_penalty) == (2, 0.7)
+    model.export(tmp_path / "hf")
+    told = hf.GenerationConfig.from_pretrained(tmp_path / "hf")
+    assert (told.num_beams, told.length_penalty) == (2, 0.7)
+
+
 MARIAN = {"family": "encoder-decoder", "tie": "all", "embed_scale": True}
 
 

@@ -37,9 +37,14 @@ def open_target(path: str | Path) -> Tokenizer | None:
 
 
 def open_defaults(path: str | Path) -> Defaults:
-    """How a model searches, where its folder says so."""
-    kind, path = detect(Path(path))
-    return generation_file.read_defaults(path) if kind == "huggingface" else Defaults()
+    """How a model searches: as a Hugging Face folder says, or as a run did when it was scored."""
+    kind, place = detect(Path(path))
+    if kind == "huggingface":
+        return generation_file.read_defaults(place)
+    results = Path(path) / "results.json"
+    own = read_json(results).get("test") if kind == "qkv" and results.is_file() else None
+    known = own if isinstance(own, dict) else {}
+    return Defaults(beam=known.get("beam"), length_penalty=known.get("length_penalty"))
 
 
 def open_config(path: str | Path) -> ModelConfig:
