@@ -9,7 +9,7 @@ print("".join(model.generate("Once upon a time")))
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ def load(path: str | Path, device: str = "auto") -> Model:
         return open_vectors(path)  # type: ignore[return-value]
     config, network, tokenizer = detect.open_model(path)
     model = Model(config, network, tokenizer, device, detect.open_target(path))
+    model.defaults = detect.open_defaults(path)
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
     with suppress(ConfigError):  # a recipe that cannot be read is no part of the model
         model.task, model.languages = trained_for(detect.run_of(Path(path)))
@@ -65,17 +66,18 @@ class Model(BaseModel):
 
     # --- translating
 
-    def translate(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
+    def translate(self, texts: Sequence[str], beam: int | None = None, length_penalty: float | None = None, n_best: int = 1,
                   max_length: int | None = None, prefix: str | Sequence[str] | None = None,
                   constraints: Sequence[Sequence[str]] | None = None, alignments: bool = False, scores: bool = False,
-                  batch_tokens: int = 2048, *, min_length: int = 0, groups: int = 1, diversity: float = 0.5,
-                  no_repeat_ngram: int = 0, repetition_penalty: float = 1.0, early: bool = False, fast: bool = True
-                  ) -> list[Any]:  # fmt: skip
+                  batch_tokens: int = 2048, *, min_length: int | None = None, groups: int = 1, diversity: float = 0.5,
+                  no_repeat_ngram: int | None = None, repetition_penalty: float = 1.0, early: bool | None = None,
+                  fast: bool = True) -> list[Any]:  # fmt: skip
         """Translate some texts, in their order.
 
         Returns strings; with scores, alignments or n_best > 1 Translations (text, score, log_prob, tokens,
         token_log_probs, alignment, n_best, problem). A text that cannot be translated (over `config.max_length` tokens,
-        not tokenizable) gives an empty one, and a Translation says why in `problem`.
+        not tokenizable) gives an empty one, and a Translation says why in `problem`. A setting that is None is the model's own
+        where its folder has one (generation_config.json), else beam 4, length_penalty 1 and no bounds.
 
         texts: a list of texts.
         beam: hypotheses kept per text; 1 = greedy.
@@ -98,24 +100,37 @@ class Model(BaseModel):
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("translate takes a list of texts: put the text into brackets")
-        search = Beam(beam, length_penalty, n_best, groups, diversity, early)
+        own = self.defaults.chosen(
+            beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(early, False), min_length=(min_length, 0),
+            no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None),
+        )  # fmt: skip
+        search = Beam(own["beam"], own["length_penalty"], n_best, groups, diversity, own["early"])
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()
-        how = Request(search, max_length, min_length, no_repeat_ngram, repetition_penalty, prefixes, constraints or (),
-                      alignments, None, batch_tokens)  # fmt: skip
+        how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"], repetition_penalty, prefixes,
+                      constraints or (), bool(self.defaults.forced_end), alignments, None, batch_tokens)  # fmt: skip
         found = self.translator(fast).translate(texts, how)
         return found if scores or alignments or n_best > 1 else [one.text for one in found]
 
-    def summarize(self, texts: Sequence[str], beam: int = 4, length_penalty: float = 1.0, max_length: int = 64,
-                  no_repeat_ngram: int = 3, fast: bool = True) -> list[Translation]:  # fmt: skip
+    def summarize(self, texts: Sequence[str], beam: int | None = None, length_penalty: float | None = None,
+                  max_length: int | None = None, no_repeat_ngram: int | None = None, fast: bool = True
+                  ) -> list[Translation]:  # fmt: skip
         """Write a summary of each text; of a text that is longer than the model reads, the beginning counts.
 
         texts: a list of texts. beam, length_penalty, fast: as in `translate`. max_length: longest summary in tokens.
         no_repeat_ngram: forbid repeated n-grams of this size; 0 = allow them.
+        A setting that is None is the model's own where its folder has one, else beam 4, length_penalty 1, max_length 64,
+        no_repeat_ngram 3.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("summarize takes a list of texts: put the text into brackets")
         writer = Summarizer(self.config, self.packed(fast), self.words(), self.target_words())
-        how = Request(Beam(beam, length_penalty), max_length=max_length, no_repeat_ngram=no_repeat_ngram)
+        own = self.defaults.chosen(
+            beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(None, False), max_length=(max_length, 64),
+            min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3),
+        )  # fmt: skip
+        search = Beam(own["beam"], own["length_penalty"], early=own["early"])
+        how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"],
+                      forced_end=bool(self.defaults.forced_end))  # fmt: skip
         return writer.translate(texts, how)
 
     # --- classifying, tagging and answering
@@ -226,6 +241,19 @@ class Model(BaseModel):
         """Write the model as our folder: config.json, model.safetensors, tokenizer.json."""
         folder.save(path, self.config, self.network, self.tokenizer, self.target_tokenizer)
 
-    def export(self, path: str | Path, to: str = "hf") -> float:
-        """Write a Hugging Face folder (to="hf") or ours ("qkv"), read it back and compare; return the largest difference."""
-        return export.export(path, to, self.config, self.network, self.tokenizer, self.target_tokenizer)
+    def export(self, path: str | Path, to: str = "hf", say: Callable[[str], Any] | None = None) -> float:
+        """Write a Hugging Face folder (to="hf") or ours ("qkv"), read it back and compare; return the largest difference.
+
+        Where `transformers` is installed, a Hugging Face folder is opened with it as well, and must give the same texts,
+        labels or tags. say: called with one line about that check.
+        """
+        from qkv.check_export import check_export
+
+        def check(folder: Path) -> None:
+            line = check_export(folder, self)
+            if say is not None:
+                say(line)
+
+        return export.export(
+            path, to, self.config, self.network, self.tokenizer, self.target_tokenizer, self.defaults, check
+        )

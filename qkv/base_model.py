@@ -17,6 +17,7 @@ from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
 from qkv.generate.conversation import Conversation
 from qkv.generate.cursor import slide as slide_on
+from qkv.generate.defaults import Defaults
 from qkv.generate.pieces import pieces, until
 from qkv.generate.search import steps
 from qkv.generate.translate import Translator
@@ -39,6 +40,8 @@ class BaseModel:
         self.tokenizer = tokenizer
         self.target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
         """Of the target side, where that has a vocabulary of its own."""
+        self.defaults = Defaults()
+        """How it searches unless told otherwise, where its folder says so."""
         self.unread: list[str] = []
         """Files of a tokenizer that were found but are of a kind not read here."""
         self.twin: tuple[tuple[int, ...], Any] = ((), None)
@@ -182,7 +185,7 @@ class BaseModel:
             raise QkvError("an encoder reads, it does not write: generate needs a decoder or an encoder-decoder")
         if max_new_tokens < 1:
             raise QkvError(f"max_new_tokens is at least 1, given {max_new_tokens}")
-        batch = self.batch(prompt, [self.start_id()] if c.family == "encoder-decoder" else None)
+        batch = self.batch(prompt, self.start_ids() if c.family == "encoder-decoder" else None)
         assert batch.inputs is not None
         if batch.inputs.size(0) != 1:
             raise QkvError(
@@ -208,7 +211,7 @@ class BaseModel:
 
     def room(self, ids: Sequence[int]) -> float:
         """How many tokens can follow these: all that the positions of a bounded model have room for."""
-        read = len(ids) if self.config.family == "decoder" else 1
+        read = len(ids) if self.config.family == "decoder" else len(self.start_ids())
         return self.config.max_length - read + 1 if bounded(self.config) else math.inf
 
     def start_id(self) -> int:
@@ -217,6 +220,10 @@ class BaseModel:
                 "this model does not say which token opens the target: set start_id or bos_id in its configuration"
             )
         return self.config.first_id
+
+    def start_ids(self) -> list[int]:
+        """What an encoder-decoder has before it writes: its start token, and the one that every output begins with."""
+        return [self.start_id(), *([] if self.config.forced_id is None else [self.config.forced_id])]
 
     def encode(self, text: str) -> list[int]:
         ids = self.words().encode(text)

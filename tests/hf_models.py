@@ -26,6 +26,7 @@ _ENCODER = {
     "vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
     "max_position_embeddings": 30, "pad_token_id": PAD,
 }  # fmt: skip
+_ESM = {**_ENCODER, "position_embedding_type": "rotary", "eos_token_id": 2}
 _GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 24,
@@ -80,6 +81,19 @@ ENCODERS = {
     "electra-replaced": _model("ElectraForPreTraining", **_ENCODER, embedding_size=16, hidden_act="silu"),
     "electra-tags": _model("ElectraForTokenClassification", **_ENCODER, embedding_size=24, num_labels=3),
     "electra-span": _model("ElectraForQuestionAnswering", **_ENCODER, embedding_size=16),
+    "megatron-base": _model("MegatronBertModel", **_ENCODER),
+    "megatron-masked": _model("MegatronBertForMaskedLM", **_ENCODER, hidden_act="relu"),
+    "megatron-masked-untied": _model("MegatronBertForMaskedLM", **_ENCODER, tie_word_embeddings=False),
+    "megatron-pretraining": _model("MegatronBertForPreTraining", **_ENCODER),
+    "megatron-classes": _model("MegatronBertForSequenceClassification", **_ENCODER, num_labels=3),
+    "megatron-tags": _model("MegatronBertForTokenClassification", **_ENCODER, num_labels=5, hidden_act="silu"),
+    "megatron-span": _model("MegatronBertForQuestionAnswering", **_ENCODER),
+    "esm-base": _model("EsmModel", **_ESM),
+    "esm-masked": _model("EsmForMaskedLM", **_ESM),
+    "esm-masked-untied": _model("EsmForMaskedLM", **_ESM, tie_word_embeddings=False),
+    "esm-classes": _model("EsmForSequenceClassification", **_ESM, num_labels=3),
+    "esm-tags": _model("EsmForTokenClassification", **_ESM, num_labels=5),
+    "esm-table": _model("EsmForMaskedLM", **{**_ESM, "position_embedding_type": "absolute"}, emb_layer_norm_before=True),
 }  # fmt: skip
 VISION = {
     "vit-base": _model("ViTModel", **_VIT),
@@ -94,6 +108,9 @@ DECODERS = {
                                  eos_token_id=[2, 5], rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
     "llama-3": _model("LlamaForCausalLM", **_LLAMA, num_key_value_heads=1, head_dim=8, rope_parameters=_LLAMA3),
     "llama-biased": _model("LlamaForCausalLM", **_LLAMA, attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    "starcoder2": _model("Starcoder2ForCausalLM", **_LLAMA, num_key_value_heads=2, hidden_act="relu"),
+    "starcoder2-without-bias": _model("Starcoder2ForCausalLM", **_LLAMA, num_key_value_heads=4, use_bias=False,
+                                      tie_word_embeddings=False, bos_token_id=1, eos_token_id=2),
 }  # fmt: skip
 ENCODER_DECODERS = {
     "t5": _model("T5ForConditionalGeneration", **_T5),
@@ -105,10 +122,15 @@ ENCODER_DECODERS = {
     "marian-two-vocabularies": _model("MarianMTModel", **_HALVES, decoder_vocab_size=50,
                                       share_encoder_decoder_embeddings=False),
     "marian-untied": _model("MarianMTModel", **_HALVES, tie_word_embeddings=False),
+    "blenderbot": _model("BlenderbotForConditionalGeneration", **_HALVES, scale_embedding=True, activation_function="relu"),
+    "blenderbot-untied": _model("BlenderbotForConditionalGeneration", **_HALVES, tie_word_embeddings=False),
 }  # fmt: skip
 CLASSIFIERS = {
     "gpt2-classes": _model("GPT2ForSequenceClassification", **_GPT2, num_labels=3, pad_token_id=PAD),
     "llama-classes": _model("LlamaForSequenceClassification", **_LLAMA, num_labels=4, pad_token_id=PAD),
+    "starcoder2-classes": _model(
+        "Starcoder2ForSequenceClassification", **_LLAMA, num_key_value_heads=4, num_labels=3, pad_token_id=PAD
+    ),
 }
 """Decoders whose last vector is asked for a class."""
 EVERY = {**ENCODERS, **VISION, **DECODERS, **ENCODER_DECODERS, **CLASSIFIERS}

@@ -1,4 +1,4 @@
-"""Parity with transformers on tiny random models of nine families: every hidden state, caches, greedy words, the way back."""
+"""Parity with transformers on tiny random models of thirteen families: every hidden state, caches, greedy words, the way back."""
 
 from __future__ import annotations
 
@@ -87,13 +87,17 @@ def compare_states(
 def test_encoder(pair, name, side):
     theirs, config, _, network, _ = pair(name)
     ids, mask = sentences(side, config.vocab_size, config.pad_id)
-    segments = torch.randint(0, config.n_segments, ids.shape)
+    segments = torch.randint(0, config.n_segments, ids.shape) if config.n_segments else None
     states, output = our_states(network, Batch(inputs=ids, mask=mask, segments=segments), "embed", "stack")
-    where = {} if name.startswith("roberta") else {"position_ids": places(mask)}
+    where = {} if config.position_offset else {"position_ids": places(mask)}
+    typed = lambda s: {"token_type_ids": s} if config.n_segments else {}  # noqa: E731
     with torch.no_grad():
-        expected = theirs(ids, mask.long(), token_type_ids=segments, output_hidden_states=True, **where)
-        alone = [theirs(i[m][None], token_type_ids=s[m][None]) for i, m, s in zip(ids, mask, segments, strict=True)]
-    compare_states(states, None, expected.hidden_states, mask)
+        expected = theirs(ids, mask.long(), **typed(segments), output_hidden_states=True, **where)
+        alone = [
+            theirs(i[m][None], **typed(s[m][None]))
+            for i, m, s in zip(ids, mask, ids if segments is None else segments, strict=True)
+        ]
+    compare_states(states, output.hidden if config.has_final_norm else None, expected.hidden_states, mask)
     if config.head == "none":
         close(output.logits, expected.last_hidden_state, mask)
     elif config.head in ("pooled", "classes"):  # transformers reads place 0, which on the left is padding

@@ -21,8 +21,8 @@ from qkv.convert import folder as ours
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.tasks.tagging import TAGGED, WORD, Cutter, Tagger, TaggingTask, looks_like_entities
-from qkv.tasks.windows import around, by_length, pieces_of_words, unknown_id, windows
-from qkv.text.kinds import put_around
+from qkv.tasks.windows import by_length, pieces_of_words, unknown_id, windows
+from qkv.text.kinds import around, put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import KINDS, train_tokenizer
 

@@ -64,7 +64,7 @@ RANKS = [
     {"objectives", "generate", "look"},
     {"train", "tasks", "evaluate", "convert", "engine", "vectors"},
     {"base_model"},
-    {"api", "check", "workflow"},
+    {"api", "check", "check_export", "workflow"},
     {"serve", "lab"},
     {"commands"},
     {"cli"},

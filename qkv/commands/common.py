@@ -55,15 +55,11 @@ def writing() -> Iterator[None]:
 
 
 def search_of(folder: Path, beam: int | None, length_penalty: float | None) -> dict[str, Any]:
-    """How a model searches: as told, otherwise as its run did when it was scored, otherwise with 4 hypotheses."""
-    from qkv.convert.files import read_json
+    """How a model searches: as told, otherwise as its run did when it was scored or as its folder says, otherwise with 4
+    hypotheses."""
+    from qkv.convert.detect import open_defaults
 
-    stored = read_json(folder / "results.json") if (folder / "results.json").is_file() else {}
-    own = stored.get("test") if isinstance(stored, dict) else None
-    search = {"beam": 4, "length_penalty": 1.0}
-    search |= {key: own[key] for key in search if isinstance(own, dict) and key in own}
-    told = {"beam": beam, "length_penalty": length_penalty}
-    return search | {key: value for key, value in told.items() if value is not None}
+    return open_defaults(folder).chosen(beam=(beam, 4), length_penalty=(length_penalty, 1.0))
 
 
 def config_of(what: str, settings: list[str] | None) -> ModelConfig:

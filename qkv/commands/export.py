@@ -32,7 +32,9 @@ def run(
     [dim]qkv export runs/word2vec vectors.txt --to word2vec-text[/]
     [dim]qkv export vectors.txt vectors.bin --to word2vec-binary[/]
     """
-    from qkv.api import load
+    from qkv.api import Model, load
 
-    difference = load(folder, device="cpu").export(out, to.value)
+    model = load(folder, device="cpu")
+    told = {"say": print} if isinstance(model, Model) else {}  # word vectors have no such check
+    difference = model.export(out, to.value, **told)  # type: ignore[arg-type]
     print(f"wrote {out}; read back and compared: largest difference {difference:.1e}")

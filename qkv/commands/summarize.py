@@ -22,7 +22,9 @@ def run(
     beam: Annotated[
         int | None, typer.Option(min=1, help="Hypotheses per text; default: the run's own, else 4.")
     ] = None,
-    max_length: Annotated[int, typer.Option(min=1, help="Longest summary in tokens.")] = 64,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Longest summary in tokens. Default: the model's own, else 64.")
+    ] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:

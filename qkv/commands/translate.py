@@ -52,8 +52,14 @@ def run(
     alignments: Annotated[bool, typer.Option("--alignments", help="Add ` ||| 0-0 1-2`: source word - word.")] = False,
     as_json: Json = False,
     max_length: Annotated[int | None, typer.Option(min=1, help="Longest translation in tokens.")] = None,
-    min_length: Annotated[int, typer.Option(min=0, help="Shortest translation in tokens, its end counted.")] = 0,
-    no_repeat_ngram: Annotated[int, typer.Option(min=0, help="No so many tokens twice in a row; 0 = any.")] = 0,
+    min_length: Annotated[
+        int | None,
+        typer.Option(min=0, help="Shortest translation in tokens, its end counted. Default: the model's own, else 0."),
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None,
+        typer.Option(min=0, help="Forbid repeated n-grams of this size; 0 = allow. Default: the model's own, else 0."),
+    ] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Over 1: words that were written get rarer.")] = 1.0,
     groups: Annotated[int, typer.Option(min=1, help="Diverse beam search: so many groups share the beam.")] = 1,
     diversity: Annotated[float, typer.Option(help="How much the groups avoid each other's words.")] = 0.5,

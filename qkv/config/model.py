@@ -186,6 +186,8 @@ class ModelConfig(Strict):
     """End of sentence; several where a model has several."""
     start_id: int | None = Field(default=None, ge=0)
     """First token of the decoder in an encoder-decoder; None = bos_id."""
+    forced_id: int | None = Field(default=None, ge=0)
+    """Token that every output of an encoder-decoder begins with, after start_id (BART's forced_bos_token_id)."""
 
     @model_validator(mode="before")
     @classmethod

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from qkv.config import ModelConfig
 from qkv.convert import folder as ours
-from qkv.convert import g2p, gguf_file, huggingface, llama2c
+from qkv.convert import g2p, generation_file, gguf_file, huggingface, llama2c
 from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
+from qkv.convert.pooled_head import read_head, without_head
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
+from qkv.generate.defaults import Defaults
 from qkv.models.build import Network
 from qkv.pretrained import find
 from qkv.text.tokenizer import Tokenizer
@@ -35,13 +37,26 @@ def open_target(path: str | Path) -> Tokenizer | None:
     return open_target_tokenizer(detect(Path(path))[1])
 
 
+def open_defaults(path: str | Path) -> Defaults:
+    """How a model searches: as a Hugging Face folder says, or as a run did when it was scored."""
+    kind, place = detect(Path(path))
+    if kind == "huggingface":
+        return generation_file.read_defaults(place)
+    results = Path(path) / "results.json"
+    own = read_json(results).get("test") if kind == "qkv" and results.is_file() else None
+    known = own if isinstance(own, dict) else {}
+    return Defaults(beam=known.get("beam"), length_penalty=known.get("length_penalty"))
+
+
 def open_config(path: str | Path) -> ModelConfig:
     """Only the configuration; no weights are read (but their names and sizes are)."""
     kind, path = detect(Path(path))
     if kind == "qkv":
         return ours.read_config(path)
     if kind == "huggingface":
-        return huggingface.read_config(read_json(path / "config.json"), read_headers(path))
+        values = read_json(path / "config.json")
+        config = read_head(path, huggingface.read_config(values, read_headers(path)), values)[0]
+        return generation_file.with_forced_id(config, path, values)
     if kind == "gguf":
         return gguf_file.read_config(path)
     if kind == "g2p":
@@ -55,6 +70,10 @@ def open_huggingface(folder: Path) -> tuple[ModelConfig, Network, Tokenizer | No
     config = huggingface.read_config(values, entries)
     ours.plausible(config, len(entries), str(folder))
     tensors = huggingface.from_foreign(config, values, read_tensors(folder))
+    config, head = read_head(folder, config, values)
+    config = generation_file.with_forced_id(config, folder, values)
+    if head:  # a pooler is not read by a head of its own
+        tensors = without_head(tensors) | head
     return config, ours.fill(config, tensors, str(folder)), open_tokenizer(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,23 +12,29 @@ from qkv.config import ModelConfig
 from qkv.convert import folder as ours
 from qkv.convert import huggingface
 from qkv.convert.detect import open_model
-from qkv.convert.files import new_folder, write_json, write_tensors
-from qkv.convert.tokenizer_files import save_tokenizer
+from qkv.convert.files import new_folder, write_json, write_tensors, write_text
+from qkv.convert.hf_files import card, write_beside
+from qkv.convert.pooled_head import headless, without_head, write_head
+from qkv.convert.rewrite import rewritten
 from qkv.errors import FileError, QkvError
+from qkv.generate.defaults import Defaults
 from qkv.models.build import Network
 from qkv.models.example import example
 from qkv.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-5
+Check = Callable[[Path], None]
+"""Raises a QkvError where a written folder is not what it should be."""
 
 
 def export(folder: str | Path, to: str, config: ModelConfig, network: Network, tokenizer: Tokenizer | None,
-           target: Tokenizer | None = None) -> float:  # fmt: skip
+           target: Tokenizer | None = None, how: Defaults = Defaults(), check: Check | None = None) -> float:  # fmt: skip
     """Write `folder` as "hf" or "qkv"; the largest difference of its outputs from the network's, after reading it back.
 
-    Weights are written as the network has them, which is float32 for all that was read, whatever the file had. Of a
-    Hugging Face config.json, these are not known here and not written: names of labels (LABEL_0 ... stand in), that there
-    is no padding token (0 stands in), settings of a search, of training and of bookkeeping (IGNORED in hf_family.py).
+    Weights are written as the network has them, which is float32 for all that was read, whatever the file had. `how` it
+    searches goes into generation_config.json. `check` is a last look at a written Hugging Face folder, before it gets its
+    name. Of a Hugging Face config.json, these are not known here and not written: that there is no padding token (0 stands
+    in), settings of training and of bookkeeping (IGNORED in hf_family.py).
     """
     folder = Path(folder)
     if to not in ("hf", "qkv"):
@@ -35,25 +42,38 @@ def export(folder: str | Path, to: str, config: ModelConfig, network: Network, t
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileError(f"{folder} exists and is not empty: choose another folder or remove it")
     with new_folder(folder) as new:
-        (write_huggingface if to == "hf" else ours.write)(new, config, network, tokenizer, target)
-        return verify(new, config, network)
+        stored = ours.weights(network)
+        if to == "hf":
+            stored = write_huggingface(new, config, stored, tokenizer, target, how)
+        else:
+            ours.write(new, config, network, tokenizer, target)
+        difference = verify(new, config, network, stored)
+        if to == "hf" and check is not None:
+            check(new)
+        return difference
 
 
-def write_huggingface(folder: Path, config: ModelConfig, network: Network, tokenizer: Tokenizer | None,
-                      target: Tokenizer | None = None) -> None:  # fmt: skip
-    """config.json, model.safetensors and the tokenizer's files, as `transformers` opens them."""
-    values, tensors = huggingface.to_foreign(config, ours.weights(network))
+def write_huggingface(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: Tokenizer | None,
+                      target: Tokenizer | None = None, how: Defaults = Defaults()) -> dict[str, Tensor]:  # fmt: skip
+    """All files as `transformers` opens them; the weights that they hold, in our names."""
+    chosen = huggingface.plan(config)
+    values, tensors = huggingface.write_plan(chosen, config, weights)
     write_json(folder / "config.json", values)
     write_tensors(folder / "model.safetensors", tensors)
-    if tokenizer is not None:
-        save_tokenizer(folder, tokenizer, target)
+    write_beside(folder, chosen.config, tokenizer, target, how)
+    write_text(folder / "README.md", card(config, chosen))
+    if not chosen.pooled:
+        return rewritten(chosen.rewrites, config, weights)
+    write_head(folder, config, weights)
+    head = {name: tensor for name, tensor in weights.items() if name.startswith("head.")}
+    return rewritten(chosen.rewrites, headless(config), without_head(weights)) | head
 
 
-def verify(folder: Path, config: ModelConfig, network: Network) -> float:
-    """Read a written folder back: the same bits in every weight, the same outputs."""
+def verify(folder: Path, config: ModelConfig, network: Network, stored: dict[str, Tensor]) -> float:
+    """Read a written folder back: the very bits that were `stored`, and the outputs of the network."""
     _, again, _ = open_model(folder)
-    before, after = ours.weights(network), ours.weights(again)
-    differ = sorted(name for name in before.keys() | after.keys() if not same_bits(before.get(name), after.get(name)))
+    after = ours.weights(again)
+    differ = sorted(name for name in stored.keys() | after.keys() if not same_bits(stored.get(name), after.get(name)))
     if differ:
         raise QkvError(f"the exported weights differ from the model's ({', '.join(differ[:8])}): nothing was written")
     batch = example(config, draw=torch.Generator().manual_seed(0))

@@ -224,17 +224,18 @@ def _read_checked(path: Path, names: list[str]) -> dict[str, Tensor]:
         raise FileError(f"{path} is corrupt: {_one_line(error)}; fetch the file again") from None
 
 
-def read_json(path: str | Path, max_bytes: int = MAX_JSON) -> dict[str, Any]:
-    """The object in a JSON file."""
+def read_json(path: str | Path, max_bytes: int = MAX_JSON, kind: type = dict) -> Any:
+    """The object in a JSON file; with `kind` = list, the list in it."""
     path = Path(path)
     text = read_text(path, max_bytes)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        kind = "is a web page" if text.lstrip()[:1] == "<" else "is not valid JSON"
-        raise FileError(f"{path} {kind} ({_one_line(error)}); fetch the file again or mend it") from None
-    if not isinstance(value, dict):
-        raise FileError(f"{path} holds no JSON object {{...}} but a {type(value).__name__}; is it the right file?")
+        what = "is a web page" if text.lstrip()[:1] == "<" else "is not valid JSON"
+        raise FileError(f"{path} {what} ({_one_line(error)}); fetch the file again or mend it") from None
+    if not isinstance(value, kind):
+        wanted = "object {...}" if kind is dict else kind.__name__
+        raise FileError(f"{path} holds no JSON {wanted} but a {type(value).__name__}; is it the right file?")
     return value
 
 

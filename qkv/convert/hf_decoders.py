@@ -1,4 +1,4 @@
-"""The writing families of Hugging Face: GPT-2 and LLaMA."""
+"""The writing families of Hugging Face: GPT-2, LLaMA and StarCoder2."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from qkv.convert.hf_family import (
     unless,
     usual_head,
 )  # fmt: skip
+from qkv.convert.rewrite import CLASSES_ONLY, POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES
 from qkv.convert.tables import THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Row, both, drop, layers, row
 from qkv.errors import ConfigError, FileError
 
@@ -127,12 +128,13 @@ GPT2 = Family(
     read=read_gpt2,
     write=write_gpt2,
     table=gpt2_table,
+    rewrites=(ZERO_BIASES, CLASSES_ONLY, SCALED_WORDS, POSITIONS_AS_TABLE),
     prefix="transformer.",
     heads=("lm_head.", "score."),
     marks=((("score.",), "classes"),),
 )  # fmt: skip
 
-# --- LLaMA
+# --- rotary positions, of LLaMA and StarCoder2
 
 
 def read_rotary(values: Json) -> dict[str, Any]:
@@ -184,6 +186,14 @@ def write_rotary(c: ModelConfig) -> dict[str, Any]:
     }
 
 
+# --- LLaMA
+
+
+def whole_heads(c: ModelConfig) -> None:
+    if c.d_model % c.n_heads != 0:
+        raise ConfigError(f"d_model = {c.d_model} with n_heads = {c.n_heads}, which does not divide it")
+
+
 def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return {
         **decoder_head(head),
@@ -198,8 +208,7 @@ def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
 
 
 def write_llama(c: ModelConfig) -> dict[str, Any]:
-    if c.d_model % c.n_heads != 0:
-        raise ConfigError(f"d_model = {c.d_model} with n_heads = {c.n_heads}, which does not divide it")
+    whole_heads(c)
     return {
         "hidden_act": foreign_activation(c.feedforward, gated=True),
         "num_key_value_heads": c.kv_heads,
@@ -211,26 +220,24 @@ def write_llama(c: ModelConfig) -> dict[str, Any]:
     }
 
 
-LLAMA_BLOCK = [
-    *both([
-        ("layers.{}.input_layernorm", "stack.blocks.{}.attention.before"),
-        ("layers.{}.self_attn.q_proj", "stack.blocks.{}.attention.layer.query"),
-        ("layers.{}.self_attn.k_proj", "stack.blocks.{}.attention.layer.key"),
-        ("layers.{}.self_attn.v_proj", "stack.blocks.{}.attention.layer.value"),
-        ("layers.{}.self_attn.o_proj", "stack.blocks.{}.attention.layer.output"),
-        ("layers.{}.post_attention_layernorm", "stack.blocks.{}.feedforward.before"),
-        ("layers.{}.mlp.gate_proj", "stack.blocks.{}.feedforward.layer.gate"),
-        ("layers.{}.mlp.up_proj", "stack.blocks.{}.feedforward.layer.up"),
-        ("layers.{}.mlp.down_proj", "stack.blocks.{}.feedforward.layer.down"),
-    ]),
-    drop("layers.{}.self_attn.rotary_emb.inv_freq", "computed from the base"),
-]  # fmt: skip
+def rotary_block(**feedforward: str) -> list[Row]:
+    """Attention and norms, and these layers of the feed-forward: our name = theirs."""
+    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
+    return [
+        *both([
+            ("layers.{}.input_layernorm", "stack.blocks.{}.attention.before"),
+            *((f"layers.{{}}.self_attn.{proj}", f"stack.blocks.{{}}.attention.layer.{name}") for proj, name in names.items()),
+            ("layers.{}.post_attention_layernorm", "stack.blocks.{}.feedforward.before"),
+            *((f"layers.{{}}.mlp.{proj}", f"stack.blocks.{{}}.feedforward.layer.{name}") for name, proj in feedforward.items()),
+        ]),
+        drop("layers.{}.self_attn.rotary_emb.inv_freq", "computed from the base"),
+    ]  # fmt: skip
 
 
-def llama_table(c: ModelConfig) -> list[Row]:
+def rotary_table(c: ModelConfig, block: list[Row]) -> list[Row]:
     return [
         row("embed_tokens.weight", "embed.tokens.weight", copies=("lm_head.weight",)),
-        *layers(c.n_layers, LLAMA_BLOCK),
+        *layers(c.n_layers, block),
         *both([("norm", "stack.norm")]),
         row("lm_head.weight", "head.weight"),
         row("score.weight", "head.output.weight"),
@@ -270,7 +277,75 @@ LLAMA = Family(
     ignored=frozenset({"pretraining_tp", "is_llama_config", "max_sequence_length", "transformers.js_config"}),
     read=read_llama,
     write=write_llama,
-    table=llama_table,
+    table=lambda c: rotary_table(c, rotary_block(gate="gate_proj", up="up_proj", down="down_proj")),
+    rewrites=(CLASSES_ONLY, SCALED_WORDS),
+    prefix="model.",
+    heads=("lm_head.", "score."),
+    marks=((("score.",), "classes"),),
+)  # fmt: skip
+
+# --- StarCoder2: rotary positions as LLaMA, norms and feed-forward layer as GPT-2
+
+
+def read_starcoder2(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    return {
+        **decoder_head(head),
+        "feedforward": activation(values["hidden_act"], "hidden_act"),
+        "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
+        "attention_bias": "all" if values["use_bias"] else "none",
+        "ffn_bias": values["use_bias"],
+        "tie": "output" if values["tie_word_embeddings"] else "none",
+        "pad_id": pad_id(values),
+        **read_rotary(values),
+    }
+
+
+def write_starcoder2(c: ModelConfig) -> dict[str, Any]:
+    whole_heads(c)
+    return {
+        "hidden_act": foreign_activation(c.feedforward),
+        "num_key_value_heads": c.kv_heads,
+        "embedding_dropout": c.dropout,
+        "use_bias": c.ffn_bias,
+        "tie_word_embeddings": c.tie == "output",
+        "pad_token_id": c.pad_id,
+        **write_rotary(c),
+    }
+
+
+STARCODER2 = Family(
+    "starcoder2",
+    architectures={
+        "Starcoder2ForCausalLM": "vocabulary", "Starcoder2Model": "vocabulary",
+        "Starcoder2ForSequenceClassification": "classes",
+    },
+    fixed={"family": "decoder", "norm": "layer", "norm_order": "pre", "position": "rotary"},
+    keys={
+        "vocab_size": Key(49152, "vocab_size"),
+        "hidden_size": Key(3072, "d_model"),
+        "intermediate_size": Key(12288, "d_ff"),
+        "num_hidden_layers": Key(30, "n_layers"),
+        "num_attention_heads": Key(24, "n_heads"),
+        "num_key_value_heads": Key(2),
+        "hidden_act": Key("gelu_pytorch_tanh"),
+        "max_position_embeddings": Key(4096, "max_length"),
+        "norm_epsilon": Key(1e-5, "norm_eps"),
+        "attention_dropout": Key(0.0, "attention_dropout"),
+        "residual_dropout": Key(0.0, "dropout"),
+        "use_bias": Key(True),
+        "tie_word_embeddings": Key(True),
+        "rope_parameters": Key(None, None, (dict, NOTHING)),
+        "rope_scaling": Key(None, None, (dict, NOTHING)),
+        "rope_theta": Key(None, None, (float, NOTHING)),
+        **token_ids(pad=None, bos=50256, eos=50256),
+    },
+    # a null is no window; mlp_type and norm_type stand in old files
+    must={**DECODER_MUST, "sliding_window": None, "mlp_type": "default", "norm_type": "layer_norm"},
+    ignored=frozenset({"embedding_dropout"}),  # we have one dropout, which is residual_dropout
+    read=read_starcoder2,
+    write=write_starcoder2,
+    table=lambda c: rotary_table(c, rotary_block(up="c_fc", down="c_proj")),
+    rewrites=(ZERO_BIASES, CLASSES_ONLY, SCALED_WORDS),
     prefix="model.",
     heads=("lm_head.", "score."),
     marks=((("score.",), "classes"),),

@@ -1,4 +1,4 @@
-"""The families of Hugging Face with both halves: T5, BART and Marian."""
+"""The families of Hugging Face with both halves: T5, BART, Marian and Blenderbot."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from qkv.convert.hf_family import (
     unless,
     usual_head,
 )
+from qkv.convert.rewrite import CHANNELS_IN_HALVES, POSITIONS_AS_TABLE, UNSCALED_SCORES, ZERO_BIASES
 from qkv.convert.tables import ONE_ROW, Row, Weights, both, drop, layers, row
 from qkv.errors import ConfigError, FileError
 from qkv.parts.positions import sinusoids
@@ -159,9 +160,10 @@ T5 = Family(
     read=read_t5,
     write=write_t5,
     table=t5_table,
+    rewrites=(UNSCALED_SCORES,),
 )  # fmt: skip
 
-# --- what BART and Marian share
+# --- what BART, Marian and Blenderbot share
 
 HALVES = {
     "family": "encoder-decoder", "head": "vocabulary", "norm": "layer", "norm_order": "post", "norm_eps": 1e-5,
@@ -169,19 +171,20 @@ HALVES = {
 }  # fmt: skip
 
 
-def halves_keys(vocab_size: int, start: int) -> dict[str, Key]:
+def halves_keys(vocab_size: int, start: int, length: int = 1024, layers: tuple[int, int] = (12, 12), heads: int = 16,
+                inner: int = 4096, width: int = 1024) -> dict[str, Key]:  # fmt: skip
     """Keys with a family's defaults."""
     return {
         "vocab_size": Key(vocab_size, "vocab_size"),
-        "max_position_embeddings": Key(1024, "max_length"),
-        "encoder_layers": Key(12, "n_layers"),
-        "decoder_layers": Key(12),
-        "encoder_attention_heads": Key(16, "n_heads"),
-        "decoder_attention_heads": Key(16),
-        "encoder_ffn_dim": Key(4096, "d_ff"),
-        "decoder_ffn_dim": Key(4096),
+        "max_position_embeddings": Key(length, "max_length"),
+        "encoder_layers": Key(layers[0], "n_layers"),
+        "decoder_layers": Key(layers[1]),
+        "encoder_attention_heads": Key(heads, "n_heads"),
+        "decoder_attention_heads": Key(heads),
+        "encoder_ffn_dim": Key(inner, "d_ff"),
+        "decoder_ffn_dim": Key(inner),
         "activation_function": Key("gelu"),
-        "d_model": Key(1024, "d_model"),
+        "d_model": Key(width, "d_model"),
         "dropout": Key(0.1, "dropout"),
         "attention_dropout": Key(0.0, "attention_dropout"),
         "activation_dropout": Key(0.0, "ffn_dropout"),
@@ -230,18 +233,18 @@ def write_halves(c: ModelConfig) -> dict[str, Any]:
     }
 
 
-def halves_block(half: str) -> list[Row]:
-    """The rows of one block; cross-attention rows concern the decoder alone."""
+def halves_block(half: str, norm: str) -> list[Row]:
+    """The rows of one block; cross-attention rows concern the decoder alone. `norm`: which slot has the norms."""
     foreign, ours = f"{half}.layers.{{}}", f"{half}.blocks.{{}}"
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
     return both([
         *((f"{foreign}.self_attn.{proj}", f"{ours}.attention.layer.{name}") for proj, name in names.items()),
-        (f"{foreign}.self_attn_layer_norm", f"{ours}.attention.after"),
+        (f"{foreign}.self_attn_layer_norm", f"{ours}.attention.{norm}"),
         *((f"{foreign}.encoder_attn.{proj}", f"{ours}.cross.layer.{name}") for proj, name in names.items()),
-        (f"{foreign}.encoder_attn_layer_norm", f"{ours}.cross.after"),
+        (f"{foreign}.encoder_attn_layer_norm", f"{ours}.cross.{norm}"),
         (f"{foreign}.fc1", f"{ours}.feedforward.layer.up"),
         (f"{foreign}.fc2", f"{ours}.feedforward.layer.down"),
-        (f"{foreign}.final_layer_norm", f"{ours}.feedforward.after"),
+        (f"{foreign}.final_layer_norm", f"{ours}.feedforward.{norm}"),
     ])  # fmt: skip
 
 
@@ -254,11 +257,11 @@ def halves_words(c: ModelConfig) -> list[Row]:
     return [row(source, "source.tokens.weight"), row(target, "target.tokens.weight", copies=(output,)), own_output]
 
 
-def halves_table(c: ModelConfig) -> list[Row]:
+def halves_table(c: ModelConfig, norm: str = "after") -> list[Row]:
     return [
         *halves_words(c),
-        *layers(c.n_layers, halves_block("encoder")),
-        *layers(c.decoder_layers, halves_block("decoder")),
+        *layers(c.n_layers, halves_block("encoder", norm)),
+        *layers(c.decoder_layers, halves_block("decoder", norm)),
         row("final_logits_bias", "head.bias", ONE_ROW),
     ]
 
@@ -269,15 +272,22 @@ OLD_HALVES = {"num_hidden_layers": "encoder_layers", "num_attention_heads": "enc
 # --- BART
 
 
-def bart_table(c: ModelConfig) -> list[Row]:
+def learned_halves(c: ModelConfig) -> list[Row]:
+    """Tables of positions, and the shared words that are stored even where each half has its own."""
     unused = drop(
         "shared.weight", "each half has its own words", fill=lambda ours: ours["source.tokens.weight"].clone()
     )
     return [
         row("encoder.embed_positions.weight", "source.position.table"),
         row("decoder.embed_positions.weight", "target.position.table"),
-        *both([("encoder.layernorm_embedding", "source.norm"), ("decoder.layernorm_embedding", "target.norm")]),
         *([unused] if c.tie in ("none", "output") else []),
+    ]
+
+
+def bart_table(c: ModelConfig) -> list[Row]:
+    return [
+        *both([("encoder.layernorm_embedding", "source.norm"), ("decoder.layernorm_embedding", "target.norm")]),
+        *learned_halves(c),
         *halves_table(c),
     ]
 
@@ -341,6 +351,38 @@ MARIAN = Family(
     read=read_halves,
     write=write_marian,
     table=marian_table,
+    rewrites=(CHANNELS_IN_HALVES, ZERO_BIASES),
+    prefix="model.",
+    heads=("lm_head.", "final_logits_bias"),
+)  # fmt: skip
+
+# --- Blenderbot: the 2017 network with norms before the sublayers and learned positions
+
+
+def blenderbot_table(c: ModelConfig) -> list[Row]:
+    final = [("encoder.layer_norm", "encoder.norm"), ("decoder.layer_norm", "decoder.norm")]
+    return [*both(final), *learned_halves(c), *halves_table(c, norm="before")]
+
+
+BLENDERBOT = Family(
+    "blenderbot",
+    architectures={"BlenderbotForConditionalGeneration": "vocabulary", "BlenderbotModel": "vocabulary"},
+    fixed={**HALVES, "norm_order": "pre", "position": "learned"},
+    keys={
+        **halves_keys(8008, start=1, length=128, layers=(2, 24), heads=32, inner=10240, width=2560),
+        **token_ids(pad=0, bos=1, eos=2),
+    },
+    must={
+        "is_encoder_decoder": True, "add_bias_logits": False, "add_final_layer_norm": True, "normalize_before": True,
+        "normalize_embedding": False, "static_position_embeddings": False, "layernorm_variant": "prelayernorm",
+        "extra_layer_norm": False,
+    },
+    ignored=frozenset({"extra_pos_embeddings", "do_blenderbot_90_layernorm"}),  # of files before transformers 4
+    aliases=OLD_HALVES,
+    read=read_halves,
+    write=lambda c: {**write_halves(c), "encoder_no_repeat_ngram_size": 0},
+    table=blenderbot_table,
+    rewrites=(POSITIONS_AS_TABLE, ZERO_BIASES),
     prefix="model.",
     heads=("lm_head.", "final_logits_bias"),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 from qkv.config import ModelConfig
 from qkv.convert.hf_family import OPTIONAL_INT, Family, Json, Key, activation, foreign_activation, pad_id, token_ids
+from qkv.convert.rewrite import POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES, ZERO_SEGMENTS
 from qkv.convert.tables import ONE_CELL, ONE_ROW, Row, both, drop, layers, row
 from qkv.errors import FileError
 
@@ -19,12 +20,12 @@ ENCODER = {
 ENCODER_MUST = {"position_embedding_type": "absolute", "is_encoder_decoder": False, "decoder_start_token_id": None}
 
 
-def encoder_keys(vocab_size: int, width: int, heads: int, inner: int) -> dict[str, Key]:
+def encoder_keys(vocab_size: int, width: int, heads: int, inner: int, n_layers: int = 12) -> dict[str, Key]:
     """Keys with a family's default sizes."""
     return {
         "vocab_size": Key(vocab_size, "vocab_size"),
         "hidden_size": Key(width, "d_model"),
-        "num_hidden_layers": Key(12, "n_layers"),
+        "num_hidden_layers": Key(n_layers, "n_layers"),
         "num_attention_heads": Key(heads, "n_heads"),
         "intermediate_size": Key(inner, "d_ff"),
         "hidden_act": Key("gelu"),
@@ -73,7 +74,7 @@ ENCODER_BLOCK = both([
 ])  # fmt: skip
 
 
-def encoder_table(c: ModelConfig, output_words: str) -> list[Row]:
+def encoder_table(c: ModelConfig, output_words: str, block: list[Row] = ENCODER_BLOCK) -> list[Row]:
     """Embeddings and blocks; `output_words` is the output matrix, which tied files may store once more."""
     return [
         row("embeddings.word_embeddings.weight", "embed.tokens.weight", copies=(output_words,)),
@@ -82,7 +83,7 @@ def encoder_table(c: ModelConfig, output_words: str) -> list[Row]:
         *both([("embeddings.LayerNorm", "embed.norm")]),
         drop("embeddings.position_ids", "0, 1, 2, ..."),
         drop("embeddings.token_type_ids", "all 0"),
-        *layers(c.n_layers, ENCODER_BLOCK),
+        *layers(c.n_layers, block),
     ]
 
 
@@ -129,7 +130,7 @@ def bert_words(c: ModelConfig, own: str) -> list[Row]:
     ]  # fmt: skip
 
 
-def bert_table(c: ModelConfig) -> list[Row]:
+def bert_heads(c: ModelConfig) -> list[Row]:
     no_next = "head 'masked' does not ask for the next sentence"
     heads = {
         "masked": [
@@ -147,8 +148,18 @@ def bert_table(c: ModelConfig) -> list[Row]:
         "span": [*ANSWERS, *not_pooled(c)],
         "pooled": both([("pooler.dense", "head.dense")]),
     }
-    return encoder_table(c, "cls.predictions.decoder.weight") + heads.get(c.head, [])
+    return heads.get(c.head, [])
 
+
+def bert_table(c: ModelConfig) -> list[Row]:
+    return encoder_table(c, "cls.predictions.decoder.weight") + bert_heads(c)
+
+
+BERT_HEADS = ("cls.", "classifier.", "qa_outputs.")
+BERT_MARKS = (
+    (("cls.predictions.", "cls.seq_relationship.", "pooler."), "masked-next"), (("cls.predictions.",), "masked"),
+    (("classifier.", "pooler."), "classes"), (("classifier.",), "tags"), (("qa_outputs.",), "span"),
+)  # fmt: skip
 
 BERT = Family(
     "bert",
@@ -167,11 +178,10 @@ BERT = Family(
     read=read_encoder,
     write=write_encoder,
     table=bert_table,
+    rewrites=(POSITIONS_AS_TABLE, ZERO_BIASES, ZERO_SEGMENTS, SCALED_WORDS),
     prefix="bert.",
-    heads=("cls.", "classifier.", "qa_outputs."),
-    marks=((("cls.predictions.", "cls.seq_relationship.", "pooler."), "masked-next"), (("cls.predictions.",), "masked"),
-           (("classifier.", "pooler."), "classes"), (("classifier.",), "tags"),
-           (("qa_outputs.",), "span")),
+    heads=BERT_HEADS,
+    marks=BERT_MARKS,
     spellings=OLD_NORMS,
 )  # fmt: skip
 
@@ -369,6 +379,7 @@ VIT = Family(
     read=read_vit,
     write=write_vit,
     table=vit_table,
+    rewrites=(ZERO_BIASES,),
     prefix="vit.",
     heads=("classifier.",),
     marks=((("classifier.",), "classes"),),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.config import ModelConfig, checked
+from qkv.convert.rewrite import Rewrite
 from qkv.convert.tables import Row
 from qkv.errors import ConfigError, FileError
 
@@ -107,6 +108,8 @@ class Family:
     """The way back: the values of those keys."""
     table: Callable[[ModelConfig], list[Row]]
     """The weights, without `prefix`."""
+    rewrites: tuple[Rewrite, ...] = ()
+    """Changes that make more of our networks fit, without changing an output."""
     must: Mapping[str, Any] = field(default_factory=dict)
     """Keys that must have this value when present."""
     ignored: frozenset[str] = frozenset()
@@ -203,9 +206,7 @@ class Family:
         keys = {name: getattr(c, key.field) for name, key in self.keys.items() if key.field is not None}
         config = {"model_type": self.model_type, "architectures": [self.architecture(c)], **keys, **self.write(c)}
         if c.head in ("classes", "tags"):
-            names = c.labels or usual_labels(c.n_classes)
-            config["id2label"] = {str(i): name for i, name in enumerate(names)}
-            config["label2id"] = {name: i for i, name in enumerate(names)}
+            config |= labels_json(c)
         return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()}
 
 
@@ -240,6 +241,15 @@ def labels(config: Json) -> tuple[str, ...]:
         raise FileError("config.json: id2label names each class by its number, 0, 1, 2 ...")
     distinct = tuple(f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names))
     return () if distinct == usual_labels(len(names)) else distinct
+
+
+def labels_json(c: ModelConfig) -> dict[str, Any]:
+    """The names of the classes as config.json has them."""
+    names = c.labels or usual_labels(c.n_classes)
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
 
 
 def usual_labels(count: int) -> tuple[str, ...]:

@@ -1,31 +1,39 @@
-"""Hugging Face folders both ways: config.json and weights of nine families <-> ModelConfig and weights in our names.
+"""Hugging Face folders both ways: config.json and weights of thirteen families <-> ModelConfig and weights in our names.
 
     config = read_config(config_json, tensors)                 what the folder describes
     weights = from_foreign(config, config_json, tensors)       its weights in our names
     config_json, tensors = to_foreign(config, weights)         the way back
 
-Each family declares its config.json keys and one table of weights (hf_encoders, hf_decoders, hf_encoder_decoders).
-Which family can hold a network is not declared but tried: a config.json is written, read again, and compared.
+Each family declares its config.json keys and one table of weights (hf_encoders, hf_prenorm_encoders, hf_decoders,
+hf_encoder_decoders). Which family can hold a network is not declared but tried: a config.json is written, read again, and
+compared; first of the network as it stands, then of one with the same outputs in the family's parts (rewrite.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from qkv.config import ModelConfig
-from qkv.convert.hf_decoders import GPT2, LLAMA
-from qkv.convert.hf_encoder_decoders import BART, MARIAN, T5
+from qkv.convert.hf_decoders import GPT2, LLAMA, STARCODER2
+from qkv.convert.hf_encoder_decoders import BART, BLENDERBOT, MARIAN, T5
 from qkv.convert.hf_encoders import BERT, ELECTRA, ROBERTA, VIT
-from qkv.convert.hf_family import Family, Json
+from qkv.convert.hf_family import Family, Json, labels_json
+from qkv.convert.hf_prenorm_encoders import ESM, MEGATRON_BERT
+from qkv.convert.pooled_head import headless, poolable, without_head
+from qkv.convert.rewrite import Rewrite, apply, rewritten
 from qkv.convert.tables import active, complain, read_weights, write_weights
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.models.build import skeleton
 from qkv.models.weights import weights
 
-FAMILIES = {f.model_type: f for f in (BERT, ROBERTA, ELECTRA, GPT2, LLAMA, T5, BART, MARIAN, VIT)}
+FAMILIES = {
+    f.model_type: f
+    for f in (BERT, ROBERTA, ELECTRA, MEGATRON_BERT, ESM, GPT2, LLAMA, STARCODER2, T5, BART, MARIAN, BLENDERBOT, VIT)
+}
 
 
 def family_of(config_json: Json) -> Family:
@@ -56,30 +64,89 @@ def from_foreign(config: ModelConfig, config_json: Json, tensors: Mapping[str, T
     return read_weights(family.table(config), weights(skeleton(config)), plain, called)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How a network is written: as which family, after which rewrites."""
+
+    family: Family
+    config: ModelConfig
+    """Of the network that is written: the same outputs as ours, in parts that the family has."""
+    rewrites: tuple[Rewrite, ...]
+    """What turns our weights into those of `config`."""
+    config_json: dict[str, Any]
+    pooled: bool = False
+    """Classes of a pooled vector, which the family does not have: the network without a head, and the head beside it
+    (pooled_head.py)."""
+
+    @property
+    def name(self) -> str:
+        """What is written, for messages."""
+        kind = self.config_json["architectures"][0]
+        return f"{kind} and a linear layer on the {self.config.pooling} of its vectors" if self.pooled else kind
+
+
+def plan(config: ModelConfig, model_type: str | None = None) -> Plan:
+    """How to write a network: as the first family that can hold it, or as `model_type` if given.
+
+    Families that hold it as it stands come before those that hold a rewritten one, and those with its head before those
+    that are written without one. A ConfigError says what each family lacks where none can.
+    """
+    if model_type is not None and model_type not in FAMILIES:
+        raise ConfigError(f"model_type = {model_type!r} is not supported; it is one of {', '.join(FAMILIES)}")
+    wanted = list(FAMILIES.values()) if model_type is None else [FAMILIES[model_type]]
+    found, reasons = held(config, wanted)
+    if found is None and poolable(config):
+        found, others = held(headless(config), wanted)
+        if found is not None:
+            return replace(found, config_json={**found.config_json, **labels_json(config)}, pooled=True)
+        reasons = {name: min(reasons[name], others[name], key=len) for name in reasons}
+    if found is None:
+        raise ConfigError(why_none(config, reasons))
+    return found
+
+
+def held(config: ModelConfig, families: Iterable[Family]) -> tuple[Plan | None, dict[str, list[str]]]:
+    """The first family that holds a network, as it stands or else rewritten; and what each of the others lacks."""
+    reasons: dict[str, list[str]] = {}
+    for rewriting in (False, True):
+        for family in families:
+            of_kind = family.fixed["family"] == config.family
+            other, used = apply(family.rewrites, config) if rewriting and of_kind else (config, ())
+            config_json, lost = attempt(family, other, weights(skeleton(other)))
+            if not lost:
+                return Plan(family, other, used, config_json), {}
+            reasons[family.model_type] = min(reasons.get(family.model_type, lost), lost, key=len)
+    return None, reasons
+
+
+def exportable(config: ModelConfig) -> tuple[str | None, str]:
+    """What a network is exported to Hugging Face as (None = it cannot be), and what prevents it. No weights are made."""
+    try:
+        return plan(config).name, ""
+    except ConfigError as error:
+        return None, str(error)
+
+
 def to_foreign(
     config: ModelConfig, tensors: Mapping[str, Tensor], model_type: str | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """config.json and weights of the first family that can hold the network, or of `model_type` if given."""
     ours = weights(skeleton(config))
     complain(sorted(ours.keys() - tensors.keys()), sorted(tensors.keys() - ours.keys()))
-    family, config_json = choose(config, ours, model_type)
+    return write_plan(plan(config, model_type), config, tensors)
+
+
+def write_plan(
+    chosen: Plan, config: ModelConfig, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and weights of a network as planned; a pooled head is left out, it has a file of its own."""
+    family, config_json = chosen.family, dict(chosen.config_json)
+    if chosen.pooled:
+        config, tensors = headless(config), without_head(tensors)
     bare = family.architectures[config_json["architectures"][0]] == "base"
-    written = write_weights(family.table(config), tensors)
+    written = write_weights(family.table(chosen.config), rewritten(chosen.rewrites, config, tensors))
     config_json["torch_dtype"] = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     return config_json, {family.full(name, bare): tensor for name, tensor in written.items()}
-
-
-def choose(config: ModelConfig, ours: Mapping[str, Tensor], model_type: str | None) -> tuple[Family, dict[str, Any]]:
-    """The family to write, with its config.json; a ConfigError with every family's reason where there is none."""
-    if model_type is not None and model_type not in FAMILIES:
-        raise ConfigError(f"model_type = {model_type!r} is not supported; it is one of {', '.join(FAMILIES)}")
-    wanted = FAMILIES.values() if model_type is None else [FAMILIES[model_type]]
-    reasons: dict[str, list[str]] = {}
-    for family in wanted:
-        config_json, reasons[family.model_type] = attempt(family, config, ours)
-        if not reasons[family.model_type]:
-            return family, config_json
-    raise ConfigError(why_none(config, reasons))
 
 
 def attempt(family: Family, config: ModelConfig, ours: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[str]]:
@@ -98,15 +165,15 @@ def attempt(family: Family, config: ModelConfig, ours: Mapping[str, Tensor]) -> 
 
 
 def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
-    """What no family of this kind has, or else each one's reason."""
+    """What no family of this kind has, or else what the nearest one lacks."""
     kin = {name: fields for name, fields in reasons.items() if fields != [f"family = {config.family!r}"]} or reasons
     common = [field for field in next(iter(kin.values())) if all(field in fields for fields in kin.values())]
     if common and len(kin) > 1:
         return (
             f"{', '.join(common)}: no Hugging Face model that can be written has it; the families are {', '.join(kin)}"
         )
-    each = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in kin.items())
-    return f"no Hugging Face family can hold this model; what each does not have: {each}"
+    name, fields = min(kin.items(), key=lambda item: len(item[1]))
+    return f"no Hugging Face family can hold this model; the nearest one lacks {', '.join(fields)} ({name})"
 
 
 def effective(c: ModelConfig) -> dict[str, Any]:
@@ -114,8 +181,20 @@ def effective(c: ModelConfig) -> dict[str, Any]:
     fields = c.model_dump()
     words = c.head in ("vocabulary", "masked", "masked-next", "classes-words")
     classes = c.head in ("classes", "classes-words", "tags")
-    always = {"dropout", "attention_dropout", "ffn_dropout", "init_std", "final_norm", "bos_id", "start_id"}
+    always = {
+        "dropout",
+        "attention_dropout",
+        "ffn_dropout",
+        "init_std",
+        "final_norm",
+        "bos_id",
+        "start_id",
+        "forced_id",
+    }
+    wordless = c.family == "encoder" and c.image_size is not None
     idle = {
+        "vocab_size": wordless,
+        "target_vocab_size": wordless,
         "max_length": c.position != "learned" and "linformer" not in c.mixer,
         "position_use": c.position not in ("learned", "sinusoidal"),
         "position_base": c.position != "sinusoidal" and not c.position.startswith("rotary"),
@@ -137,8 +216,8 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "tie": not words,
         "output_bias": not words,
         "output_scale": not words,
-        "pad_id": c.vocab_size == 0,
-        "eos_id": c.vocab_size == 0,
+        "pad_id": wordless,
+        "eos_id": wordless,
     }
     derived = {
         "n_kv_heads": c.kv_heads,
@@ -147,7 +226,7 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "n_decoder_layers": c.decoder_layers,
         "target_vocab_size": c.target_size,
         "has_final_norm": c.has_final_norm,
-        "first_id": c.first_id if c.family == "encoder-decoder" else c.bos_id,
+        "first_id": None if wordless else c.first_id if c.family == "encoder-decoder" else c.bos_id,
         "eos_id": c.eos_ids,
     }
     return {name: value for name, value in (fields | derived).items() if name not in always and not idle.get(name)}

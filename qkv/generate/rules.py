@@ -32,6 +32,10 @@ class Rules:
     """The log-probability of a token that occurred before is multiplied by it (after Keskar et al. 2019)."""
     prefixes: Written = ()
     """How the text of each sentence must begin; it passes before all other rules."""
+    opening: tuple[int, ...] = ()
+    """Tokens that every text begins with, before its prefix; they cost nothing."""
+    limits: Sequence[int] = ()
+    """So many tokens long, the text of each sentence ends with the first end token, which costs nothing; none = it is cut."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.repetition_penalty < math.inf:
@@ -46,7 +50,8 @@ class Rules:
     @property
     def depends(self) -> bool:
         """Whether it matters what was written so far."""
-        return bool(self.min_length > 1 or self.no_repeat_ngram or self.reweigh or any(self.prefixes))
+        forcing = self.opening or self.limits or any(self.prefixes)
+        return bool(self.min_length > 1 or self.no_repeat_ngram or self.reweigh or forcing)
 
     @property
     def reweigh(self) -> bool:
@@ -59,8 +64,10 @@ class Rules:
             scores[:, self.never] = -math.inf
             return
         ends = scores[:, self.ends].clone()  # (R, ends)
-        rows, tokens = self.forced(written, sentences)
-        forced = scores[rows, tokens]  # (rows in a prefix,)
+        rows, tokens, free = self.forced(written, sentences)
+        forced = scores[rows, tokens].masked_fill(
+            torch.tensor(free, dtype=torch.bool, device=scores.device), 0
+        )  # (rows,)
         if self.reweigh:
             pairs = [(row, token) for row, ids in enumerate(written) for token in set(ids)]
             scale(scores, pairs, self.repetition_penalty)
@@ -76,13 +83,17 @@ class Rules:
         scores[rows] = -math.inf
         scores[rows, tokens] = forced
 
-    def forced(self, written: Written, sentences: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Rows that are still within their prefix, and the token that each must write."""
-        if not self.prefixes:
-            return [], []
-        starts = [(row, self.prefixes[sentences[row]], len(ids)) for row, ids in enumerate(written)]
-        within = [(row, prefix[length]) for row, prefix, length in starts if length < len(prefix)]
-        return [row for row, _ in within], [token for _, token in within]
+    def forced(self, written: Written, sentences: Sequence[int]) -> tuple[list[int], list[int], list[bool]]:
+        """Rows that have no choice, the token that each must write, and whether it costs nothing."""
+        found: list[tuple[int, int, bool]] = []
+        if self.opening or self.limits or self.prefixes:
+            for row, (ids, sentence) in enumerate(zip(written, sentences, strict=True)):
+                begun = [*self.opening, *(self.prefixes[sentence] if self.prefixes else ())]
+                if len(ids) < len(begun):
+                    found.append((row, begun[len(ids)], len(ids) < len(self.opening)))
+                elif self.limits and len(ids) + 1 == self.limits[sentence]:
+                    found.append((row, self.ends[0], True))
+        return [row for row, _, _ in found], [token for _, token, _ in found], [free for _, _, free in found]
 
 
 def closing(ids: Sequence[int], n: int) -> set[int]:

@@ -61,6 +61,8 @@ class Request:
     """How each translation must begin."""
     constraints: Sequence[Sequence[str]] = ()
     """Words or phrases that must occur in each translation."""
+    forced_end: bool = False
+    """A translation that reaches its longest length ends there with the end token; otherwise it is cut."""
     alignments: bool = False
     alignment_layer: int | None = None
     """Which layer of the decoder shows them; None = the upper half together."""
@@ -139,7 +141,10 @@ class Translator:
             )
         prefix = self.target.plain([how.prefixes[index].strip()])[0] if how.prefixes and how.prefixes[index] else []
         phrases = [ids for phrase in (how.constraints[index] if how.constraints else ()) if (ids := self.inner(phrase))]
-        needed, room = len(prefix) + sum(map(len, phrases)) + 1, self.longest(source, how)
+        needed, room = (
+            (self.config.forced_id is not None) + len(prefix) + sum(map(len, phrases)) + 1,
+            self.longest(source, how),
+        )
         if needed > room:
             raise QkvError(
                 f"prefix and constraints take {needed} tokens, a translation has at most {room}: raise max_length"
@@ -176,19 +181,20 @@ class Translator:
         """Texts of similar length together."""
         batch = self.begin(jobs).to(next(self.network.parameters()).device)
         limits, phrases = [self.longest(job.source, how) for job in jobs], [job.phrases for job in jobs]
-        rules = self.rules(how, [job.prefix for job in jobs])
+        rules = self.rules(how, [job.prefix for job in jobs], limits if how.forced_end else ())
         found = search(self.network, batch, limits, self.config.eos_ids, how.beam, rules, phrases)
         aligned: list[list[Alignment]] = [[None] * len(own) for own in found]
         if how.alignments:
             aligned = self.aligned(jobs, found, batch, how)
         return [gathered(list(map(self.written, *pair))) for pair in zip(found, aligned, strict=True)]
 
-    def rules(self, how: Request, prefixes: Sequence[list[int]]) -> Rules:
-        """Padding and the token that opens a target are never written."""
+    def rules(self, how: Request, prefixes: Sequence[list[int]], limits: Sequence[int] = ()) -> Rules:
+        """What a translation may consist of; `limits`: where each must end."""
         c = self.config
-        never = tuple(token for token in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if token < c.target_size)
         own = prefixes if any(prefixes) else ()
-        return Rules(c.eos_ids, never, how.min_length, how.no_repeat_ngram, how.repetition_penalty, own)
+        opening = () if c.forced_id is None else (c.forced_id,)
+        return Rules(c.eos_ids, never_written(c), how.min_length, how.no_repeat_ngram, how.repetition_penalty, own,
+                     opening, limits)  # fmt: skip
 
     def opened(self, job: Job) -> tuple[list[int], list[int] | None]:
         """What a search starts from: the token that opens a target, and the source that is read beside it."""
@@ -222,6 +228,11 @@ class Translator:
             target = words_at(self.target.decode(ids), written_spans(ids, self.target))
             result[row].append(links(looks[: len(ids), : len(jobs[row].words)], jobs[row].words, target))
         return result
+
+
+def never_written(c: ModelConfig) -> tuple[int, ...]:
+    """Padding and the token that opens a target."""
+    return tuple(sorted(t for t in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if t < c.target_size))
 
 
 def gathered(own: list[Translation]) -> Translation:

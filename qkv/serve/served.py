@@ -7,7 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ class Served:
     def rules(self) -> Rules:
         """What a text that is drawn must obey; a translator writes neither padding nor the token that opens a target."""
         ruled = self.config.family == "encoder-decoder" or self.task == "summary"
-        return self.translator.rules(Request(), []) if ruled else FREE
+        return replace(self.translator.rules(Request(), []), opening=()) if ruled else FREE  # `opened` has written it
 
     def opened(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
         """What a lane reads of a prompt and the beginning of its answer, and how many tokens can follow."""
@@ -208,7 +208,7 @@ class Served:
             raise Refusal(400, f"the prompt has {len(known):,} tokens, this model reads at most {most:,}",
                           code="context_length_exceeded", param="prompt")  # fmt: skip
         if c.family == "encoder-decoder":
-            inputs = [self.model.start_id(), *prefix]
+            inputs = [*self.model.start_ids(), *prefix]
             return inputs, known, max(0, c.max_length - len(inputs) + 1)
         return known, None, int(min(self.limits.tokens, max(0, most - len(known) + 1)))
 

@@ -32,7 +32,8 @@ from qkv.models.output import Output
 from qkv.objectives import span
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import around, by_length, encoded, windows
+from qkv.tasks.windows import by_length, encoded, windows
+from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
 STRIDE = 128

@@ -23,7 +23,7 @@ from qkv.generate.beam import search
 from qkv.generate.hypotheses import Beam, Hypothesis
 from qkv.generate.rules import Rules
 from qkv.generate.search import Writer
-from qkv.generate.translate import Translation, gathered
+from qkv.generate.translate import Translation, gathered, never_written
 from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Words
@@ -63,9 +63,8 @@ class Captioner:
         c = self.config
         inputs = torch.full((len(images), 1), c.first_id or 0)
         batch = Batch(inputs, images=images).to(next(self.network.parameters()).device)
-        never = tuple({c.pad_id, c.first_id or 0} - set(c.eos_ids))
         longest = min(max_length or c.max_length, c.max_length)
-        found = search(self.network, batch, longest, c.eos_ids, beam, Rules(c.eos_ids, never))
+        found = search(self.network, batch, longest, c.eos_ids, beam, Rules(c.eos_ids, never_written(c)))
         return [gathered([self.written(h) for h in own]) for own in found]
 
     def written(self, h: Hypothesis) -> Translation:

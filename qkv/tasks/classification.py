@@ -31,7 +31,8 @@ from qkv.models.output import Output
 from qkv.objectives import classes_words, objective
 from qkv.tasks.base import Say, Task, Words, digest
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import around, by_length
+from qkv.tasks.windows import by_length
+from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
 HEADS = ("classes", "classes-words")

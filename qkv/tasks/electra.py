@@ -21,7 +21,8 @@ from qkv.models.output import Output
 from qkv.objectives import masked, replaced
 from qkv.tasks.base import Words
 from qkv.tasks.pretraining import Pretraining, hits, marks_of
-from qkv.tasks.windows import around, framed
+from qkv.tasks.windows import framed
+from qkv.text.kinds import around
 
 WEIGHT = 50.0
 """How much the discriminator's mean loss counts beside the generator's."""

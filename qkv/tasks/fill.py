@@ -14,7 +14,8 @@ from qkv.config import ModelConfig
 from qkv.data.translation import padded
 from qkv.errors import QkvError
 from qkv.tasks.pretraining import MASKS, mask_token
-from qkv.tasks.windows import around, by_length
+from qkv.tasks.windows import by_length
+from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from qkv.errors import QkvError
 from qkv.generate.alignment import written_spans
 from qkv.generate.rules import Rules
 from qkv.generate.search import greedy
-from qkv.generate.translate import Request, Translator
+from qkv.generate.translate import Request, Translator, never_written
 from qkv.look.aligned import AlignmentErrors, errors, sentence
 from qkv.look.probe import Contexts, contexts
 from qkv.look.space import Neighbours, nearest, static_vectors, word_vectors
@@ -226,7 +226,7 @@ class Looker:
         c = self.config
         if c.image_size is None and c.eos_ids:
             return Translator(c, self.network, self.source, self.target).rules(Request(), [])  # type: ignore[arg-type]
-        return Rules(c.eos_ids, tuple({c.pad_id, c.first_id or 0} - set(c.eos_ids)))
+        return Rules(c.eos_ids, never_written(c))
 
     # --- names
 

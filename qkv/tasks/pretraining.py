@@ -35,8 +35,8 @@ from qkv.objectives import cross_entropy, masked_next, wanted
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.losses import window_losses
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import around, by_length, framed
-from qkv.text.kinds import put_around
+from qkv.tasks.windows import by_length, framed
+from qkv.text.kinds import around, put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS
 

@@ -52,8 +52,12 @@ class Summarizer(Translator):
         """Tokens of the text that are read."""
 
     def read(self, text: str) -> tuple[list[int], list[int | None]]:
-        (ids,) = self.source.plain([text])
-        ids = ids[: self.most - 1] + [self.config.eos_ids[0]]
+        """As a translator reads, cut to fit; a decoder reads the text and an end token."""
+        if self.config.family == "decoder":
+            ids = [*self.source.plain([text])[0], self.config.eos_ids[0]]
+        else:
+            ids, _ = super().read(text)
+        ids = ids[: self.most - 1] + ids[-1:]
         return ids, [None] * len(ids)
 
     def longest(self, source: Sequence[int], how: Request) -> int:

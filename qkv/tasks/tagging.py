@@ -33,7 +33,8 @@ from qkv.models.output import Output
 from qkv.objectives import tagging
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import around, by_length, pieces_of_words, windows
+from qkv.tasks.windows import by_length, pieces_of_words, windows
+from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
 WORD = re.compile(r"\w+(?:[.,'’]\w+)*|[^\w\s]")

@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from qkv.config import ModelConfig
 from qkv.errors import FileError
 from qkv.text.tokenizer import Tokenizer, in_words
 
@@ -115,6 +116,23 @@ def put_around(backend: tokenizers.Tokenizer, bos: str | None, eos: str | None =
     if ids:
         single, second = [*before, "$A", *after], [f"{part}:1" for part in [*before, "$B", *after]]
         backend.post_processor = processors.TemplateProcessing(single, [*single, *second], list(ids.items()))
+
+
+def around(tokenizer: Tokenizer, c: ModelConfig, texts: int = 1) -> list[list[int]]:
+    """The special tokens before, between and after one text or two: [CLS] text [SEP], or [CLS] one [SEP] two [SEP].
+
+    They are those that the tokenizer puts there by itself; where it puts none, the model's begin and end tokens.
+    """
+    found = tokenizer.backend.encode("a", "a" if texts == 2 else None)
+    gaps: list[list[int]] = [[] for _ in range(texts + 1)]
+    behind = 0  # how many of the texts have begun
+    for token, text in zip(found.ids, found.sequence_ids, strict=True):
+        if text is None:
+            gaps[behind].append(token)
+        else:
+            behind = text + 1
+    begin = [] if c.bos_id is None else [c.bos_id]
+    return gaps if any(gaps) else [begin, *[list(c.eos_ids[:1])] * texts]
 
 
 def _add(backend: tokenizers.Tokenizer, special: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from qkv.convert.huggingface import exportable
 from qkv.tasks.base import Task
 from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
@@ -84,6 +85,8 @@ class Report:
             f"about {(world() * fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {world() * fixed / 1e6:,.0f} "
             f"for weights, gradients and optimiser, {moving / 1e6:,.0f} for activations{shared}"
         )
+        name, why = exportable(c)
+        self.say(f"exports to Hugging Face as {name}" if name else f"cannot be exported to Hugging Face: {why}")
         if t.progress.step:
             self.say(f"going on after update {t.progress.step:,}")
         if self.console.is_terminal:

@@ -1,0 +1,171 @@
+"""The reading families of Hugging Face with norms before the sublayers: Megatron-BERT (a table of positions) and ESM (rotary
+positions, or a table)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.config import ModelConfig
+from qkv.convert.hf_encoders import (
+    BERT_HEADS,
+    BERT_MARKS,
+    ENCODER_MUST,
+    OLD_NORMS,
+    bert_heads,
+    encoder_keys,
+    encoder_table,
+    not_pooled,
+    read_encoder,
+    write_encoder,
+)
+from qkv.convert.hf_family import NOTHING, Family, Json, Key, pad_id, token_ids
+from qkv.convert.rewrite import POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES, ZERO_SEGMENTS
+from qkv.convert.tables import Row, Weights, both, drop, layers, row
+from qkv.errors import FileError
+
+PRENORM = {"family": "encoder", "norm": "layer", "norm_order": "pre", "attention_bias": "all"}
+
+
+def prenorm_block(attention: str, feedforward: str) -> list[Row]:
+    """BERT's block with its norms before the sublayers, under these names."""
+    return both([
+        (f"encoder.layer.{{}}.{attention}", "stack.blocks.{}.attention.before"),
+        ("encoder.layer.{}.attention.self.query", "stack.blocks.{}.attention.layer.query"),
+        ("encoder.layer.{}.attention.self.key", "stack.blocks.{}.attention.layer.key"),
+        ("encoder.layer.{}.attention.self.value", "stack.blocks.{}.attention.layer.value"),
+        ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
+        (f"encoder.layer.{{}}.{feedforward}", "stack.blocks.{}.feedforward.before"),
+        ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
+        ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
+    ])  # fmt: skip
+
+
+# --- Megatron-BERT
+
+
+def megatron_table(c: ModelConfig) -> list[Row]:
+    return [
+        *encoder_table(c, "cls.predictions.decoder.weight", prenorm_block("attention.ln", "ln")),
+        *both([("encoder.ln", "stack.norm")]),
+        *bert_heads(c),
+    ]
+
+
+MEGATRON_BERT = Family(
+    "megatron-bert",
+    architectures={
+        "MegatronBertModel": "base", "MegatronBertForMaskedLM": "masked", "MegatronBertForPreTraining": "masked-next",
+        "MegatronBertForSequenceClassification": "classes", "MegatronBertForTokenClassification": "tags",
+        "MegatronBertForQuestionAnswering": "span",
+    },
+    fixed={**PRENORM, "position": "learned"},
+    keys={**encoder_keys(29056, 1024, 16, 4096, n_layers=24), **token_ids(pad=0, bos=None, eos=None)},
+    must=ENCODER_MUST,
+    read=read_encoder,
+    write=write_encoder,
+    table=megatron_table,
+    rewrites=(POSITIONS_AS_TABLE, ZERO_BIASES, ZERO_SEGMENTS, SCALED_WORDS),
+    prefix="bert.",
+    heads=BERT_HEADS,
+    marks=BERT_MARKS,
+)  # fmt: skip
+
+# --- ESM: always GELU, no segments
+
+ESM_POSITIONS = {"rotary": "rotary", "absolute": "learned"}
+
+
+def read_esm(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    """Positions are rotary, or a table that counts from the pad id as RoBERTa's does."""
+    kind = values["position_embedding_type"]
+    if kind not in ESM_POSITIONS:
+        known = ", ".join(ESM_POSITIONS)
+        raise FileError(f"config.json: position_embedding_type = {kind!r} is not supported; it is one of {known}")
+    offset = pad_id(values) + 1 if kind == "absolute" else 0
+    return {
+        **read_encoder({**values, "hidden_act": "gelu"}, names, head, offset),
+        "position": ESM_POSITIONS[kind],
+        "position_base": float(values["rope_theta"]),
+        "embed_norm": bool(values["emb_layer_norm_before"]),
+    }
+
+
+def write_esm(c: ModelConfig) -> dict[str, Any]:
+    common = {name: value for name, value in write_encoder(c).items() if name != "hidden_act"}
+    kind = "absolute" if c.position == "learned" else "rotary"
+    return {**common, "position_embedding_type": kind, "rope_theta": c.position_base,
+            "emb_layer_norm_before": c.embed_norm, "token_dropout": False}  # fmt: skip
+
+
+def esm_heads(c: ModelConfig) -> list[Row]:
+    heads = {
+        "masked": [
+            *both([("lm_head.dense", "head.dense"), ("lm_head.layer_norm", "head.norm")]),
+            row("lm_head.decoder.weight", "head.words.weight"),
+            row("lm_head.bias", "head.words.bias"),
+        ],
+        "classes": both([("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.output")]),
+        "tags": both([("classifier", "head.output")]),
+        "pooled": both([("pooler.dense", "head.dense")]),
+    }
+    return [*heads.get(c.head, []), *([] if c.head == "pooled" else not_pooled(c))]
+
+
+def esm_table(c: ModelConfig) -> list[Row]:
+    def contacts(*size: int) -> Callable[[Weights], Tensor]:
+        return lambda ours: torch.zeros(size, dtype=ours["embed.tokens.weight"].dtype)
+
+    def rates(ours: Weights) -> Tensor:
+        return c.position_base ** -(torch.arange(0, c.head_width, 2).float() / c.head_width)  # (D / 2,)
+
+    reason = "predicts contacts of amino acids from attention maps"
+    block = prenorm_block("attention.LayerNorm", "LayerNorm")
+    waves = "encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
+    return [
+        row("embeddings.word_embeddings.weight", "embed.tokens.weight", copies=("lm_head.decoder.weight",)),
+        row("embeddings.position_embeddings.weight", "embed.position.table"),
+        *both([("embeddings.layer_norm", "embed.norm"), ("encoder.emb_layer_norm_after", "stack.norm")]),
+        drop("embeddings.position_ids", "0, 1, 2, ..."),
+        drop("rotary_embeddings.inv_freq", "computed from the base", fill=rates if c.position == "rotary" else None),
+        drop("contact_head.regression.weight", reason, fill=contacts(1, c.n_layers * c.n_heads)),
+        drop("contact_head.regression.bias", reason, fill=contacts(1)),
+        drop(waves.replace("{}", "*"), "computed from the base; so transformers 5 saves it"),
+        *layers(c.n_layers, [*block, drop(waves, "computed from the base")]),
+        *esm_heads(c),
+    ]
+
+
+ESM_KEYS = {name: key for name, key in encoder_keys(0, 768, 12, 3072).items()
+            if name not in ("hidden_act", "type_vocab_size", "max_position_embeddings")}  # fmt: skip
+
+ESM = Family(
+    "esm",
+    architectures={
+        "EsmModel": "base", "EsmForMaskedLM": "masked", "EsmForSequenceClassification": "classes",
+        "EsmForTokenClassification": "tags",
+    },
+    fixed={**PRENORM, "feedforward": "gelu", "n_segments": 0},
+    keys={
+        **ESM_KEYS,
+        **token_ids(pad=None, bos=None, eos=2),
+        "max_position_embeddings": Key(1026),
+        "position_embedding_type": Key("absolute"),
+        "rope_theta": Key(10_000.0),
+        "emb_layer_norm_before": Key(None, None, (bool, NOTHING)),
+    },
+    must={"token_dropout": False, "is_folding_model": False, "esmfold_config": None, "is_encoder_decoder": False,
+          "decoder_start_token_id": None},
+    ignored=frozenset({"mask_token_id", "vocab_list"}),  # of token_dropout; of the tokenizer
+    read=read_esm,
+    write=write_esm,
+    table=esm_table,
+    rewrites=(ZERO_BIASES, SCALED_WORDS),
+    prefix="esm.",
+    heads=("lm_head.", "classifier."),
+    marks=((("lm_head.",), "masked"), (("classifier.dense.",), "classes"), (("classifier.",), "tags")),
+    spellings=OLD_NORMS,
+)  # fmt: skip
