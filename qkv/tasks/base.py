@@ -184,6 +184,11 @@ class Task:
         answers go to files in `folder`. None where the recipe has no test set."""
         return None
 
+    def baseline(self) -> dict[str, Any] | None:
+        """A simple method trained on the same split, to compare with: {"name", "details", "valid": {metric: value},
+        "test": {metric: value}}. None where the task has none, or too much data for it."""
+        return None
+
     def test_records(self, say: Say) -> tuple[list[Record], Counter[str]]:
         """All of the test set, and what of it cannot be read, which is said."""
         assert self.data.test is not None

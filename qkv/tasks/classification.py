@@ -24,6 +24,7 @@ from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.baseline import baseline
 from qkv.evaluate.metrics import glue, scored, submission
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
@@ -329,6 +330,13 @@ class ClassificationTask(Task):
         scores = [score.to_json() for score in self.scores(said, right)] if any(right) else []
         how = f"texts of at most {self.most} tokens" if any(right) else "answers only: the test set has no labels"
         return {"examples": len(rows), "left_out": dict(self.untested), "cut": cut, "how": how, "scores": scores}
+
+    def baseline(self) -> dict[str, Any] | None:
+        """TF-IDF + logistic regression on the same texts, where these have classes and are not too many."""
+        if self.config.n_classes == 1:
+            return None
+        records = (record for c in self.data.train for _, record in corpus(c, self.data, "train", self.name).read())
+        return baseline(records, self.valid, self.tested, self.metrics, self.config.labels)
 
     def table(self, logits: Tensor, said: list[str], right: list[str]) -> str:
         sure = logits.softmax(-1).amax(-1).tolist()
