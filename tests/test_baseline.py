@@ -69,7 +69,10 @@ def test_pairs_of_words_tell_what_single_words_cannot() -> None:
 
 def test_both_texts_of_a_pair_are_read() -> None:
     singles = separable(200, 4)
-    first, second = ([("x y", text, label) for text, label in singles], [(text, "x y", label) for text, label in singles])
+    first, second = (
+        [("x y", text, label) for text, label in singles],
+        [(text, "x y", label) for text, label in singles],
+    )
     for pairs in (first, second):
         found = of(pairs[:150], pairs[150:], pairs[150:])
         assert found is not None and found["test"]["accuracy"] == 100.0
@@ -131,6 +134,8 @@ def test_a_run_reports_its_baseline(tested: bool, run: Run, tmp_path: Path) -> N
     code, said, err = run("train", tmp_path / "recipe.toml", "--out", out, "--set", f"data.root={tmp_path}")
     assert code == 0, err
     found = json.loads((out / "results.json").read_text())["baseline"]
-    assert found["valid"]["accuracy"] == 100.0 and found["test"] == ({"accuracy": 100.0, "macro_f1": 100.0} if tested else {})
+    assert found["valid"]["accuracy"] == 100.0 and found["test"] == (
+        {"accuracy": 100.0, "macro_f1": 100.0} if tested else {}
+    )
     for text in (said, (out / "README.md").read_text()):
         assert "aseline, TF-IDF + logistic regression" in text and "he baseline is better on this data, 100.00" in text

@@ -315,7 +315,12 @@ def test_there_is_always_a_mixer() -> None:
 def test_positions_that_outweigh_the_words_are_warned_of() -> None:
     (line,) = config_warnings(ModelConfig(**DECODER))
     assert "sinusoidal" in line and "model.embed_scale = true" in line and 'model.position = "rotary"' in line
-    mended: list[dict[str, Any]] = [{"embed_scale": True}, {"position": "rotary"}, {"position": "none"}, {"position": "learned"}]
+    mended: list[dict[str, Any]] = [
+        {"embed_scale": True},
+        {"position": "rotary"},
+        {"position": "none"},
+        {"position": "learned"},
+    ]
     for fields in mended:
         assert config_warnings(ModelConfig(**{**DECODER, **fields})) == []
     assert config_warnings(ModelConfig(**IMAGE)) == []

@@ -96,6 +96,8 @@ def heads_and_words(c: ModelConfig) -> Rules:
          f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
         (c.n_segments > 0 and c.family != "encoder",
          f"n_segments = {c.n_segments} belongs to family 'encoder', not {c.family!r}"),
+        (c.bigram_buckets > 0 and (c.family != "encoder" or c.image_size is not None),
+         f"bigram_buckets = {c.bigram_buckets} belongs to family 'encoder' with text: a decoder's steps see one token"),
         (any(i < 0 for i in c.eos_ids), f"eos_id = {c.eos_id} is not a token: ids begin at 0"),
     ]  # fmt: skip
 
