@@ -141,8 +141,10 @@ class Task:
 
     @property
     def smoothing(self) -> float:
-        """train.label_smoothing, where the task chooses words."""
-        return self.recipe.train.label_smoothing if self.name in ONLY["train.label_smoothing"] else 0.0
+        """train.label_smoothing, where the task chooses words; where it chooses a class, only if the recipe sets it."""
+        c = self.recipe.train
+        given = self.name != "classification" or "label_smoothing" in c.model_fields_set
+        return c.label_smoothing if given and self.name in ONLY["train.label_smoothing"] else 0.0
 
     def network(self) -> nn.Module:
         """What is trained, with fresh weights."""
@@ -253,7 +255,8 @@ def task_of(recipe: Recipe) -> type[Task]:
 
 
 ONLY = {
-    "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions"),
+    "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions",
+                              "classification"),
     "data.carry": ("language",),
     "tune.auxiliary": ("classification", "regression"),
     "corrupt": ("masked", "replaced", "span-corruption", "denoising"),

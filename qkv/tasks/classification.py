@@ -28,7 +28,7 @@ from qkv.evaluate.baseline import baseline
 from qkv.evaluate.metrics import glue, scored, submission
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
-from qkv.objectives import classes_words, objective
+from qkv.objectives import classes_words, classification, objective
 from qkv.tasks.base import Say, Task, Words
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import around, by_length
@@ -292,7 +292,9 @@ class ClassificationTask(Task):
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         if self.config.head == "classes-words":
-            return classes_words(output, batch, self.recipe.tune.auxiliary)
+            return classes_words(output, batch, self.recipe.tune.auxiliary, self.smoothing)
+        if self.smoothing:
+            return classification(output, batch, self.smoothing)
         return objective(self.config)(output, batch)
 
     # --- asking
@@ -333,8 +335,6 @@ class ClassificationTask(Task):
 
     def baseline(self) -> dict[str, Any] | None:
         """TF-IDF + logistic regression on the same texts, where these have classes and are not too many."""
-        if self.config.n_classes == 1:
-            return None
         records = (record for c in self.data.train for _, record in corpus(c, self.data, "train", self.name).read())
         return baseline(records, self.valid, self.tested, self.metrics, self.config.labels)
 
