@@ -38,9 +38,9 @@ def translation(output: Output, batch: Batch, smoothing: float = 0.1) -> Loss:
     return cross_entropy(output, wanted(batch), smoothing)
 
 
-def classification(output: Output, batch: Batch) -> Loss:
+def classification(output: Output, batch: Batch, smoothing: float = 0.0) -> Loss:
     """One class per sequence: logits (B, n), targets (B,)."""
-    return scores_loss(output.logits, wanted(batch))
+    return scores_loss(output.logits, wanted(batch), smoothing)
 
 
 def tagging(output: Output, batch: Batch) -> Loss:
@@ -83,9 +83,9 @@ def masked_next(output: Output, batch: Batch, weight: float = 10.0, smoothing: f
     return Loss(words.sum + weight * following.sum, words.count)
 
 
-def classes_words(output: Output, batch: Batch, auxiliary: float = 0.5) -> Loss:
+def classes_words(output: Output, batch: Batch, auxiliary: float = 0.5, smoothing: float = 0.0) -> Loss:
     """Classification + auxiliary * the next word's loss, a mean over each sequence (GPT, Radford et al. 2018, eq. 5)."""
-    found = classification(output, batch) if output.logits.size(-1) > 1 else regression(output, batch)
+    found = classification(output, batch, smoothing) if output.logits.size(-1) > 1 else regression(output, batch)
     if auxiliary == 0:
         return found
     head: Any = output.head
@@ -123,9 +123,11 @@ def wanted(batch: Batch) -> Tensor:
     return batch.targets
 
 
-def scores_loss(logits: Tensor, targets: Tensor) -> Loss:
-    """Cross-entropy of a few classes, logits (..., n) and targets (...)."""
-    total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+def scores_loss(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Loss:
+    """Cross-entropy of a few classes, logits (..., n) and targets (...); `smoothing` of it is spread over all classes."""
+    total = F.cross_entropy(
+        logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing
+    )
     return Loss(total, int((targets != IGNORED).sum()))
 
 

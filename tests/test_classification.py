@@ -18,7 +18,7 @@ from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe, TrainConfi
 from qkv.convert import folder as ours
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
-from qkv.tasks.base import Words
+from qkv.tasks.base import Words, unused
 from qkv.tasks.classification import (
     PREDICTIONS,
     ClassificationTask,
@@ -295,6 +295,23 @@ def test_an_unlabelled_test_set_is_answered_for_glue(tmp_path: Path) -> None:
     assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2"]
     assert all(line.split("\t")[1] in ("0", "1") for line in lines[1:])
     assert task.metric == "accuracy" and set(task.evaluate(network)) == {"accuracy", "loss"}
+
+
+@pytest.mark.parametrize("given, wanted", [({}, 0.0), ({"label_smoothing": 0.2}, 0.2), ({"label_smoothing": 0.0}, 0.0)])
+@pytest.mark.parametrize("head", ["classes", "classes-words"])
+def test_labels_are_smoothed_only_if_the_recipe_says_so(given: Any, wanted: float, head: str, tmp_path: Path) -> None:
+    """The default of 0.1 is for words."""
+    decoder = {"family": "decoder", "head": head, "pooling": "last", "n_segments": 0} if head != "classes" else {}
+    found = task([("x", "bad"), ("y", "good"), ("z", "so-so")], [("x", "bad")], tmp_path, **decoder)
+    found.recipe = found.recipe.model_copy(update={"train": TrainConfig(**given)})
+    unused(found.recipe)
+    network = found.network().eval()
+    batch = found.collate(found.read_rows([("x", "good"), ("y z", "bad")]))
+    output = network(batch)
+    loss, right = found.objective(output, batch), torch.tensor([1, 0])
+    expected = torch.nn.functional.cross_entropy(output.logits, right, reduction="sum", label_smoothing=wanted)
+    assert found.smoothing == wanted and loss.count == 2
+    torch.testing.assert_close(loss.sum, expected)
 
 
 # --- bad input

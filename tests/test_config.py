@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig, checked, load_recipe, override
+from qkv.config import ModelConfig, checked, load_recipe, override, read_toml
+from qkv.config.rules import config_warnings
 from qkv.errors import ConfigError
 from qkv.models.build import build
+from qkv.parts.masks import Mask
 from qkv.presets import PRESETS, preset
+from qkv.recipes import find, names
 
 DECODER = {"family": "decoder", "vocab_size": 20, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 8}
 BOTH = {**DECODER, "family": "encoder-decoder"}
@@ -303,3 +307,56 @@ def test_a_wrong_item_of_a_list_is_named_once() -> None:
 
 def test_there_is_always_a_mixer() -> None:
     assert "mixer" in complaint({**DECODER, "mixer": []})
+
+
+# --- what can be built but hardly learns
+
+
+def test_positions_that_outweigh_the_words_are_warned_of() -> None:
+    (line,) = config_warnings(ModelConfig(**DECODER))
+    assert "sinusoidal" in line and "model.embed_scale = true" in line and 'model.position = "rotary"' in line
+    mended: list[dict[str, Any]] = [
+        {"embed_scale": True},
+        {"position": "rotary"},
+        {"position": "none"},
+        {"position": "learned"},
+    ]
+    for fields in mended:
+        assert config_warnings(ModelConfig(**{**DECODER, **fields})) == []
+    assert config_warnings(ModelConfig(**IMAGE)) == []
+
+
+def test_the_warning_is_true() -> None:
+    """Of a fresh network's input, the positions are most; scaled, the words are."""
+    shares = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        c = ModelConfig(**{**ENCODER, "d_model": 64, "dropout": 0.0, "vocab_size": 500}, embed_scale=scaled)
+        embed: Any = build(c).embed
+        ids = torch.arange(40)[None]
+        whole = embed(ids, Mask(40))
+        shares.append(((embed.tokens(ids) * embed.scale).var() / whole.var()).item())
+    assert shares[0] < 0.1 and shares[1] > 0.5
+
+
+@pytest.mark.parametrize("name", sorted({*PRESETS}))
+def test_no_preset_is_warned_of(name: str) -> None:
+    assert config_warnings(preset(name)) == []
+
+
+@pytest.mark.parametrize("name", [name for name in names() if not name.startswith("word2vec")])
+def test_no_shipped_recipe_is_warned_of(name: str) -> None:
+    """Those that start from a model have its weights."""
+    values = read_toml(find(name))
+    if not values.get("tune", {}).get("start"):
+        assert config_warnings(load_recipe(find(name)).model) == []
+
+
+def test_params_and_train_print_the_warning(run: Run, tmp_path: Path) -> None:
+    plain = ["--set", "model.embed_scale=false"]
+    code, out, err = run("params", "sentences", *plain)
+    assert code == 0 and "warning: sinusoidal" in err and "warning" not in out
+    small = ["--set", "train.steps=1", "--set", "data.train=[{ grammar = 50 }]", "--set", "data.test={ grammar = 20 }"]
+    for name, extra, warned in (("plain", plain, True), ("scaled", [], False)):
+        code, out, err = run("train", "sentences", *small, *extra, "--out", tmp_path / name)
+        assert code == 0 and ("warning: sinusoidal" in err) == warned, err

@@ -85,6 +85,13 @@ HEADS: dict[str, dict[str, object]] = {
     "span": {"family": "encoder", "head": "span"},
     "score": {"family": "encoder", "head": "classes", "n_classes": 1},
     "mean": {"family": "encoder", "head": "classes", "pooling": "mean", "pooler": False},
+    "pairs of words": {
+        "family": "encoder",
+        "head": "classes",
+        "pooling": "mean",
+        "bigram_buckets": 50,
+        "word_dropout": 0.3,
+    },
     "last": {"family": "encoder", "head": "classes", "pooling": "last"},
     "pooled mean": {"family": "encoder", "head": "pooled", "pooling": "mean"},
     "decoder, last": {"family": "decoder", "head": "classes", "pooling": "last", "pooler": False},

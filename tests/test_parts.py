@@ -16,7 +16,7 @@ from qkv.errors import QkvError
 from qkv.models.build import build, skeleton
 from qkv.models.example import example
 from qkv.parts.attention import Attention
-from qkv.parts.embed import PatchEmbed, TokenEmbed
+from qkv.parts.embed import Bigrams, PatchEmbed, TokenEmbed
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.heads import Pick, Pooler, Vocabulary
 from qkv.parts.masks import Mask, causal
@@ -330,6 +330,37 @@ def test_token_embedding_adds_scales_concatenates() -> None:
     torch.testing.assert_close(added(ids, Mask(3), segments), expected)
     beside = TokenEmbed(words, 12, position=Sinusoidal(4), concat=True)
     torch.testing.assert_close(beside(ids, Mask(3)), torch.cat([words(ids), sinusoids(torch.arange(3), 4)[None]], -1))
+
+
+def test_pairs_of_words_have_vectors_of_their_own() -> None:
+    """A pair's vector depends on both words and their order, not on padding or on another document in the row."""
+    embed = TokenEmbed(nn.Embedding(9, 8), 8, bigrams=Bigrams(10_000, 8), scale=True).eval()
+    ids = torch.tensor([[3, 1, 4, 1]])
+    torch.testing.assert_close(embed(ids, Mask(4)), embed.tokens(ids) * math.sqrt(8))  # they say nothing at first
+    with torch.no_grad():
+        embed.bigrams.weight.normal_()
+    pairs = (embed(ids, Mask(4)) / math.sqrt(8) - embed.tokens(ids))[0]  # (4, 8): of 3, 31, 14, 41
+    assert len({tuple(row.tolist()) for row in pairs.round(decimals=3)}) == 4
+    swapped = embed(torch.tensor([[1, 3]]), Mask(2)) / math.sqrt(8) - embed.tokens(torch.tensor([[1, 3]]))
+    assert not torch.allclose(swapped[0, 1], pairs[1])  # 13 is not 31
+    padded, keys = torch.tensor([[0, 3, 0, 1, 4, 0, 1]]), torch.tensor([[0, 1, 0, 1, 1, 0, 1]]).bool()
+    torch.testing.assert_close(embed(padded, Mask(7, keys))[keys], embed(ids, Mask(4))[0])
+    packed = embed(torch.cat([ids, ids], 1), Mask(8, documents=torch.tensor([[0] * 4 + [1] * 4])))
+    torch.testing.assert_close(packed[0, 4:], packed[0, :4])
+
+
+def test_a_dropped_word_takes_its_pairs_along() -> None:
+    torch.manual_seed(0)
+    embed = TokenEmbed(nn.Embedding(9, 8), 8, bigrams=Bigrams(1000, 8), word_dropout=0.5)
+    with torch.no_grad():
+        embed.bigrams.weight.normal_()
+    ids = torch.randint(0, 9, (50, 40))
+    words, whole, x = embed.tokens(ids), embed.eval()(ids, Mask(40)), embed.train()(ids, Mask(40))
+    same = lambda other: (x - other).abs().amax(-1) < 1e-6  # noqa: E731
+    gone, alone, both = same(torch.zeros_like(x)), same(words), same(whole)
+    assert bool((gone | alone | both).all()) and 0.45 < gone.float().mean() < 0.55
+    assert torch.equal(alone[:, 1:], ~gone[:, 1:] & gone[:, :-1])  # the word before it is gone, and so is their pair
+    assert torch.equal(both[:, 0], ~gone[:, 0])  # the first word has none before it
 
 
 def test_patches_are_a_matrix_product_per_patch_with_the_class_vector_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -23,9 +24,13 @@ def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = 
     from rich.console import Console
     from rich.table import Table
 
+    from qkv.config.rules import config_warnings
     from qkv.models.params import count
 
-    counted = count(config_of(what, settings))
+    config = config_of(what, settings)
+    for line in config_warnings(config):
+        print(line, file=sys.stderr)
+    counted = count(config)
     if as_json:
         print(json.dumps(counted.as_json(), indent=2))
         return

@@ -144,6 +144,9 @@ class ModelConfig(Strict):
     # --- input and output
     n_segments: int = Field(default=0, ge=0, le=1000)
     """Rows of the segment embedding (BERT 2); 0 = none."""
+    bigram_buckets: int = Field(default=0, ge=0, le=10_000_000)
+    """Encoders of text: rows of a table of vectors for pairs of neighbouring tokens, which are added to the word vectors; pairs
+    share rows by a hash (fastText). They help a classifier with little data; 0 = none."""
     image_size: int | None = Field(default=None, gt=0, le=100_000)
     """Side of a square image (ViT); None = text."""
     patch_size: int | None = Field(default=None, gt=0, le=100_000)
@@ -170,6 +173,8 @@ class ModelConfig(Strict):
     # --- regularisation and initial weights
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and on each sublayer's output."""
+    word_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the words whose vector is set to 0 in training (Iyyer et al. 2015)."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """On attention weights; above 0 the fast kernel cannot be used on a CPU."""
     ffn_dropout: float = Field(default=0.0, ge=0, lt=1)

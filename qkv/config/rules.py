@@ -25,6 +25,18 @@ def impossible(c: ModelConfig) -> list[str]:
     return [message for broken, message in rules if broken]
 
 
+def config_warnings(c: ModelConfig) -> list[str]:
+    """What can be built but hardly learns from fresh weights, each with what to set instead."""
+    text, added = c.image_size is None, c.position == "sinusoidal" and c.position_use != "concat"
+    if not (text and added and not c.embed_scale):
+        return []
+    std = c.init_std or (c.d_embed or c.d_model) ** -0.5
+    return [
+        f"warning: sinusoidal positions (about 0.7 per component) outweigh word vectors that are not scaled (about {std:.2g}): "
+        'a fresh network hardly sees the words. Set model.embed_scale = true or model.position = "rotary"'
+    ]
+
+
 def sizes(c: ModelConfig) -> Rules:
     """Sizes that must divide each other, and what attention blocks need."""
     return [
@@ -84,6 +96,8 @@ def heads_and_words(c: ModelConfig) -> Rules:
          f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
         (c.n_segments > 0 and c.family != "encoder",
          f"n_segments = {c.n_segments} belongs to family 'encoder', not {c.family!r}"),
+        (c.bigram_buckets > 0 and (c.family != "encoder" or c.image_size is not None),
+         f"bigram_buckets = {c.bigram_buckets} belongs to family 'encoder' with text: a decoder's steps see one token"),
         (any(i < 0 for i in c.eos_ids), f"eos_id = {c.eos_id} is not a token: ids begin at 0"),
     ]  # fmt: skip
 

@@ -188,7 +188,7 @@ class TrainConfig(Strict):
     clip: float = Field(default=1.0, ge=0)
     """Largest norm of the gradient; 0 = any."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    """Probability given to all words alike."""
+    """Probability given to all words alike; of classes (classification), to all classes alike, and 0 unless it is set."""
     accumulate: int = Field(default=1, gt=0)
     """Batches per update."""
     ema: float = Field(default=0.0, ge=0, lt=1)

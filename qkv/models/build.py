@@ -18,7 +18,7 @@ from qkv.models.encoder import Encoder
 from qkv.models.encoder_decoder import EncoderDecoder
 from qkv.parts.attention import Attention
 from qkv.parts.block import Block, ParallelBlock, Residual
-from qkv.parts.embed import PatchEmbed, TokenEmbed
+from qkv.parts.embed import Bigrams, PatchEmbed, TokenEmbed
 from qkv.parts.feedforward import GATED, FeedForward
 from qkv.parts.heads import (
     Classes,
@@ -241,6 +241,8 @@ def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
         norm=norm(c, full) if c.embed_norm else None,
         project=nn.Linear(full, c.d_model) if full != c.d_model else None,
         dropout=c.dropout,
+        bigrams=Bigrams(c.bigram_buckets, width) if c.bigram_buckets else None,
+        word_dropout=c.word_dropout,
     )
 
 

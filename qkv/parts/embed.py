@@ -5,23 +5,54 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.parts.dropout import Dropout
 from qkv.parts.masks import Mask
 
 
-class TokenEmbed(nn.Module):
-    """dropout(project(norm(word [* sqrt(C)] + segment + position))); absent parts are skipped.
+class Bigrams(nn.Module):
+    """A vector for each pair of neighbouring tokens; pairs share the rows of one table by a hash (fastText, Joulin et al. 2017).
 
-    `position` is a Sinusoidal or Learned scheme, added or, with `concat`, put beside the word vector.
+    All are 0 at first: a pair that was never seen says nothing.
+    """
+
+    def __init__(self, buckets: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(buckets, width))
+
+    def forward(self, ids: Tensor, before: Tensor) -> Tensor:
+        """ids (B, T) and the ids before them (B, T), -1 where there is none -> (B, T, width)."""
+        rows = ((before + 1) * 1_000_003 + ids * 8_191) % len(self.weight)  # (B, T)
+        return F.embedding(rows, self.weight)
+
+
+def previous(values: Tensor, mask: Mask, none: int) -> Tensor:
+    """The value of the real token before each one in its document, `none` for the first: (B, T) -> (B, T)."""
+    if mask.keys is None:
+        before = values.roll(1, 1)
+    else:  # padding may stand anywhere: the place of the last real token up to each, then one further
+        places = torch.arange(values.size(1), device=values.device).where(mask.keys, 0).cummax(1).values
+        before = values.gather(1, places).roll(1, 1)
+    first = torch.arange(values.size(1), device=values.device) == 0
+    return before.masked_fill((mask.positions == 0) | first, none)
+
+
+class TokenEmbed(nn.Module):
+    """dropout(project(norm((word + bigram) [* sqrt(C)] + segment + position))); absent parts are skipped.
+
+    `position` is a Sinusoidal or Learned scheme, added or, with `concat`, put beside the word vector. With `word_dropout`
+    whole words are left out in training, and the pairs that they are in.
     """
 
     def __init__(self, tokens: nn.Embedding, d_model: int, position: nn.Module | None = None, concat: bool = False,
                  n_segments: int = 0, scale: bool = False, norm: nn.Module | None = None, project: nn.Module | None = None,
-                 dropout: float = 0.0):  # fmt: skip
+                 dropout: float = 0.0, bigrams: Bigrams | None = None, word_dropout: float = 0.0):  # fmt: skip
         super().__init__()
         self.tokens = tokens
+        self.bigrams = bigrams
+        self.word_dropout = word_dropout
         self.segments = nn.Embedding(n_segments, tokens.embedding_dim) if n_segments else None
         self.position = position
         self.concat = concat
@@ -32,13 +63,26 @@ class TokenEmbed(nn.Module):
 
     def forward(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """ids (B, T), segments (B, T) or None = all 0 -> (B, T, C)."""
-        x = self.tokens(ids) * self.scale if self.scale != 1.0 else self.tokens(ids)  # (B, T, d_embed)
+        x = self.words(ids, mask)  # (B, T, d_embed)
+        x = x * self.scale if self.scale != 1.0 else x
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
         if self.position is not None:
             where = self.position.vectors(mask).to(x.dtype)  # type: ignore[operator]  # (B or 1, T, d_position)
             x = torch.cat([x, where.expand(x.size(0), -1, -1)], -1) if self.concat else x + where
         return self.dropout(self.project(self.norm(x)))
+
+    def words(self, ids: Tensor, mask: Mask) -> Tensor:
+        """Word vectors, and those of pairs of words: (B, T) -> (B, T, d_embed)."""
+        x = self.tokens(ids)
+        kept = None
+        if self.training and self.word_dropout:
+            kept = (torch.rand(ids.shape, device=ids.device) >= self.word_dropout).int()  # (B, T)
+            x = x * kept[..., None]
+        if self.bigrams is None:
+            return x
+        pairs = self.bigrams(ids, previous(ids, mask, -1))
+        return x + (pairs if kept is None else pairs * (kept * previous(kept, mask, 1))[..., None])
 
 
 class PatchEmbed(nn.Module):

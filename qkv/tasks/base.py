@@ -143,8 +143,10 @@ class Task:
 
     @property
     def smoothing(self) -> float:
-        """train.label_smoothing, where the task chooses words."""
-        return self.recipe.train.label_smoothing if self.name in ONLY["train.label_smoothing"] else 0.0
+        """train.label_smoothing, where the task chooses words; where it chooses a class, only if the recipe sets it."""
+        c = self.recipe.train
+        given = self.name != "classification" or "label_smoothing" in c.model_fields_set
+        return c.label_smoothing if given and self.name in ONLY["train.label_smoothing"] else 0.0
 
     def network(self) -> nn.Module:
         """What is trained, with fresh weights."""
@@ -184,6 +186,11 @@ class Task:
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         """The test set, looked at once: {"examples": n, "how": in words, "scores": [{"name", "value", "signature"}]};
         answers go to files in `folder`. None where the recipe has no test set."""
+        return None
+
+    def baseline(self) -> dict[str, Any] | None:
+        """A simple method trained on the same split, to compare with: {"name", "details", "valid": {metric: value},
+        "test": {metric: value}}. None where the task has none, or too much data for it."""
         return None
 
     def test_records(self, say: Say) -> tuple[list[Record], Counter[str]]:
@@ -259,7 +266,8 @@ def task_of(recipe: Recipe) -> type[Task]:
 
 
 ONLY = {
-    "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions"),
+    "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions",
+                              "classification"),
     "data.carry": ("language",),
     "tune.auxiliary": ("classification", "regression"),
     "corrupt": ("masked", "replaced", "span-corruption", "denoising"),

@@ -24,11 +24,12 @@ from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
+from qkv.evaluate.baseline import baseline
 from qkv.evaluate.class_report import class_report
 from qkv.evaluate.metrics import glue, scored, submission
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
-from qkv.objectives import classes_words, objective
+from qkv.objectives import classes_words, classification, objective
 from qkv.tasks.base import Say, Task, Words, digest
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import by_length
@@ -297,7 +298,9 @@ class ClassificationTask(Task):
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         if self.config.head == "classes-words":
-            return classes_words(output, batch, self.recipe.tune.auxiliary)
+            return classes_words(output, batch, self.recipe.tune.auxiliary, self.smoothing)
+        if self.smoothing:
+            return classification(output, batch, self.smoothing)
         return objective(self.config)(output, batch)
 
     # --- asking
@@ -338,6 +341,11 @@ class ClassificationTask(Task):
                 "how": how, "scores": scores,
                 **({"report": class_report(said, right, self.config.labels).to_json()}
                    if any(right) and self.config.labels else {})}  # fmt: skip
+
+    def baseline(self) -> dict[str, Any] | None:
+        """TF-IDF + logistic regression on the same texts, where these have classes and are not too many."""
+        records = (record for c in self.data.train for _, record in corpus(c, self.data, "train", self.name).read())
+        return baseline(records, self.valid, self.tested, self.metrics, self.config.labels)
 
     def table(self, logits: Tensor, said: list[str], right: list[str]) -> str:
         sure = logits.softmax(-1).amax(-1).tolist()

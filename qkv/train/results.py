@@ -45,6 +45,7 @@ def finish(r: Run, report: Report) -> dict[str, Any]:
         "extra_valid": {name: {"examples": len(one.valid), "how": one.how, "metric": one.metric, "scores": one.evaluate(best)}
                         for name, one in task.extra.items()},
         "test": kept(task.test(best, r.folder, report.say)),
+        "baseline": task.baseline(),
     }  # fmt: skip
     write_json(place, results)  # the last: who is stopped before does it again
     return results

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from qkv.config import ModelConfig, Recipe, load_recipe
+from qkv.config.rules import config_warnings
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
@@ -145,6 +146,8 @@ def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
     if last is not None:
         checkpoint.load(last, training)
     if is_first():
+        for line in [] if recipe.tune.start else config_warnings(config):
+            report.say(line)
         for reason, count in task.left_out.items():
             report.say(f"left out of the valid set: {count:,} {reason}")
         for name, one in task.extra.items():  # what is wrong with them is said now
