@@ -190,7 +190,7 @@ def train_network(path: Path, changes: list[str], kept: str, folder: Path, quiet
     recipe: Recipe = load_recipe(path, changes, open_config)
     if recipe.data is None:
         raise ConfigError("this recipe has no [data] table: it says what a model is, not what it learns from")
-    done = run(recipe, kept, folder, Report(quiet=quiet))
+    done = run(recipe, kept, folder, Report(quiet=quiet), None)
     return TrainedRun(folder, done.results, done.why)
 
 

@@ -328,7 +328,7 @@ def test_stopped_and_resumed_has_the_same_masks(kind: str, tmp_path: Path) -> No
     name, changes = KINDS[kind]
     whole = trained(recipe(name, **changes), tmp_path / "whole")
     part = recipe(name, **{**changes, "train.steps": 2})
-    half = training.open_run(part, "same", tmp_path / "half", Report(Console(file=StringIO())))
+    half = training.open_run(part, tmp_path / "half", Report(Console(file=StringIO())))
     training.learn(half, Report(Console(file=StringIO())))
     torch.manual_seed(77)
     rest = trained_again(recipe(name, **changes), tmp_path / "half")
@@ -337,7 +337,7 @@ def test_stopped_and_resumed_has_the_same_masks(kind: str, tmp_path: Path) -> No
 
 
 def trained_again(r: Recipe, folder: Path) -> training.Run:
-    found = training.open_run(r, "same", folder, Report(Console(file=StringIO())))
+    found = training.open_run(r, folder, Report(Console(file=StringIO())))
     assert found.training.progress.step == 2
     training.learn(found, Report(Console(file=StringIO())))
     return found

@@ -295,7 +295,7 @@ def test_the_carried_state_decides_what_is_learned_next(tmp_path):
     recipe = shakes(4, save_every=2)
     whole = train(recipe, tmp_path / "whole").training.carried[0].layers[0]["hidden"]
     train(recipe.changed(train=recipe.train.changed(steps=2)), tmp_path / "parts")
-    forgetful = training.open_run(recipe, "recipe", tmp_path / "parts", Report(quiet=True))
+    forgetful = training.open_run(recipe, tmp_path / "parts", Report(quiet=True))
     assert forgetful.training.progress.step == 2 and forgetful.training.carried
     forgetful.training.carried = [State()]
     training.learn(forgetful, Report(quiet=True))

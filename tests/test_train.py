@@ -146,7 +146,7 @@ def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path) -> None:
-    r = training.open_run(recipe(), "recipe", tmp_path / "run", Report(quiet=True))
+    r = training.open_run(recipe(), tmp_path / "run", Report(quiet=True))
     with torch.no_grad():
         next(r.training.network.parameters()).fill_(math.nan)
     others = [p.clone() for p in list(r.training.network.parameters())[1:]]

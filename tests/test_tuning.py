@@ -361,7 +361,7 @@ def test_a_run_with_updates_keeps_an_ordinary_model(tmp_path: Path, run: Callabl
     with averaged(done.training) as network:  # of the last update, which was looked at and was no worse
         assert done.training.progress.best_step == 4
         assert torch.allclose(model.network(one).logits, network(one).logits, atol=1e-5)
-    fresh = training.open_run(recipe, RECIPE, tmp_path / "other", Report(quiet=True)).training.network
+    fresh = training.open_run(recipe, tmp_path / "other", Report(quiet=True)).training.network
     learned = {
         name for name, x in weights(model.network).items() if not torch.equal(x, lora.merged(weights(fresh))[name])
     }
@@ -401,7 +401,7 @@ def test_the_recipe_weighs_the_next_word_beside_the_class(tmp_path: Path) -> Non
     losses = {}
     for weight in (0.0, 0.5, 2.0):
         recipe = load_recipe(tmp_path / "r.toml", [f"tune.auxiliary={weight}"])
-        opened = training.open_run(recipe, CLASSES, tmp_path / f"run-{weight}", Report(quiet=True))
+        opened = training.open_run(recipe, tmp_path / f"run-{weight}", Report(quiet=True))
         rows = opened.task.collate(next(iter(opened.task.batches)))
         output = opened.training.network.eval()(rows)
         losses[weight] = opened.task.objective(output, rows).sum.item()

@@ -71,7 +71,7 @@ def sized(c: ModelConfig) -> ModelConfig:
 
 
 @contextmanager
-def local_workers(count: int, recipe: Recipe, text: str, folder: Path) -> Iterator[None]:
+def local_workers(count: int, recipe: Recipe, folder: Path) -> Iterator[None]:
     """Within it this process is rank 0 of `count` workers, which run the same recipe with one thread each."""
     if count == 1:
         with process_group():
@@ -79,8 +79,12 @@ def local_workers(count: int, recipe: Recipe, text: str, folder: Path) -> Iterat
         return
     offline_sockets()
     store = dist.TCPStore(HOST, 0, count, is_master=True, wait_for_workers=False)
-    job = {"recipe": recipe.model_dump_json(exclude_unset=True), "text": text, "folder": str(folder), "port": store.port,
-           "world": count}  # fmt: skip
+    job = {
+        "recipe": recipe.model_dump_json(exclude_unset=True),
+        "folder": str(folder),
+        "port": store.port,
+        "world": count,
+    }
     with ExitStack() as stack:
         children = [stack.enter_context(child({**job, "rank": rank})) for rank in range(1, count)]
         wait_for(children, store)
@@ -168,7 +172,7 @@ def work(line: bytes) -> None:
     store.set(f"worker {job['rank']}", "ready")
     with process_group(store, job["rank"], job["world"]):
         recipe = Recipe.model_validate_json(job["recipe"])
-        train_in_group(recipe, job["text"], Path(job["folder"]), Report(quiet=True))
+        train_in_group(recipe, Path(job["folder"]), Report(quiet=True))
 
 
 def end_with_parent() -> None:

@@ -80,16 +80,18 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
     unused(recipe)
     task_of(recipe).possible(recipe)
     with locked(folder) if is_first() else nullcontext(), report.heartbeat():
-        with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, text, folder):
-            r = train_in_group(recipe, text, folder, report)
+        if is_first():
+            claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
+        with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, folder):
+            r = train_in_group(recipe, folder, report)
         if is_first():
             conclude(r, report)
         return r
 
 
-def train_in_group(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
+def train_in_group(recipe: Recipe, folder: Path, report: Report) -> Run:
     """One worker's part of a run: open it and train until it ends or is stopped."""
-    r = open_run(recipe, text, folder, report)
+    r = open_run(recipe, folder, report)
     try:
         r.why = ended(r.training.progress, recipe.train) or learn(r, report)
     finally:
@@ -127,12 +129,10 @@ def learn(r: Run, report: Report) -> str:
         return train(r.training, r.task, r.recipe.train, hooks)
 
 
-def open_run(recipe: Recipe, text: str, folder: Path, report: Report) -> Run:
-    """Make the folder or read it again."""
+def open_run(recipe: Recipe, folder: Path, report: Report) -> Run:
+    """Begin the run in `folder`, or read it again where it stopped."""
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
-        if is_first():
-            claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
         words = known_words(recipe, folder, report)
     kind = task_of(recipe)
     config = kind.fitted(recipe, words)
