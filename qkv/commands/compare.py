@@ -135,8 +135,7 @@ def show_groups(rows: list[Group], as_json: bool) -> None:
         return
     cells = []
     for row in rows:
-        first, *others = row.system.split(",")
-        name = f"{first} and {len(others)} more"
+        name = f"{row.system.partition(',')[0]}, ..."
         spread = (
             f"{row.mean:.2f} ± {row.deviation:.2f}" if abs(row.mean) >= 10 else f"{row.mean:.4f} ± {row.deviation:.4f}"
         )
