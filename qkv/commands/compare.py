@@ -120,7 +120,9 @@ def show(rows: list[Compared], as_json: bool) -> None:
     cells = []
     for row in rows:
         spread = "" if row.mean is None or row.interval is None else f"{row.mean:.1f} ± {row.interval:.1f}"
-        cells.append([row.system, row.metric, digits(row.value), *([spread] if drawn else []), *verdict(row)])
+        cells.append(
+            [row.system, row.metric, digits(row.value), *([spread] if drawn else []), *verdict(row, row.value)]
+        )
     table(["system", "metric", "score", *drawn, "difference", "p", ""], cells)
     for name, signature in {row.metric: row.signature for row in rows}.items():
         print(f"  {name}|{signature}")
@@ -128,25 +130,26 @@ def show(rows: list[Compared], as_json: bool) -> None:
 
 def show_groups(rows: list[Group], as_json: bool) -> None:
     """One line per system and metric, over its runs."""
-    from qkv.train.report import digits
-
     if as_json:
         print(json.dumps([row.to_json() for row in rows], indent=2, ensure_ascii=False))
         return
-    cells = [[row.system, row.metric, str(len(row.values)), f"{digits(row.mean)} ± {digits(row.deviation)}", *verdict(row)]
-             for row in rows]  # fmt: skip
+    cells = []
+    for row in rows:
+        name = f"{row.system.partition(',')[0]}, ..."
+        spread = (
+            f"{row.mean:.2f} ± {row.deviation:.2f}" if abs(row.mean) >= 10 else f"{row.mean:.4f} ± {row.deviation:.4f}"
+        )
+        cells.append([name, row.metric, str(len(row.values)), spread, *verdict(row, row.mean)])
     table(["system", "metric", "runs", "mean ± sd", "difference", "p", ""], cells)
     print(f"  {rows[0].test}; sd = standard deviation over runs")
 
 
-def verdict(row: Compared | Group) -> list[str]:
-    """The difference from the baseline, its p, and what that means."""
-    from qkv.train.report import digits
-
-    sign = "+" if row.difference >= 0 else ""
+def verdict(row: Compared | Group, score: float) -> list[str]:
+    """The difference from the baseline, with as many digits as the score has, its p, and what that means."""
     if row.p is None:
-        return [f"{sign}{digits(row.difference)}", "", "baseline"]
-    return [f"{sign}{digits(row.difference)}", f"{row.p:.4f}", "significant" if row.significant else "may be luck"]
+        return ["", "", "baseline"]
+    difference = f"{row.difference:+.2f}" if abs(score) >= 10 else f"{row.difference:+.4f}"
+    return [difference, f"{row.p:.4f}", "significant" if row.significant else "may be luck"]
 
 
 def table(titles: list[str], rows: list[list[str]]) -> None:
