@@ -21,7 +21,7 @@ help:  ## this list
 serve: .venv/.stamp  ## a page with the translator that ships with qkv: translate, and look inside
 	$(BIN)/qkv serve
 
-demo: .venv/.stamp  ## a translator from raw text, trained, scored and shown: at most 5 minutes
+demo: .venv/.stamp  ## a translator from raw text, trained until it is good, scored and shown
 	$(BIN)/qkv demo
 
 # the page is tested in a browser: it is installed where that is allowed, otherwise those tests are skipped, and say so
