@@ -244,7 +244,7 @@ class ClassificationTask(Task):
         self.most = self.data.max_length
         self.reader = Reader(config, self.tokenizer, self.most)
         self.batches = self.batched(training(self.data, self.name), lambda row: len(row.ids))
-        name = "test" if self.data.valid == self.data.test else "valid"  # one set for all: a model is scored again
+        name = "test" if self.data.valid is self.data.test else "valid"  # one set for both: a model is scored again
         self.valid, self.left_out = self.held(self.data.valid, name)
         self.rows = self.read_rows(self.valid)
         # what is wrong with the test set is said now, not after hours of training
