@@ -37,7 +37,21 @@ def randomised(c: ModelConfig, seed: int = 0) -> torch.nn.Module:
     return network
 
 
-HUGGING_FACE_HAS = ("t5", "bart", "marian", "bert", "minilm", "roberta", "electra", "vit", "gpt2", "gpt3", "llama")
+HUGGING_FACE_HAS = (
+    "t5",
+    "bart",
+    "marian",
+    "bert",
+    "minilm",
+    "roberta",
+    "electra",
+    "vit",
+    "gpt2",
+    "gpt3",
+    "llama",
+    "transformer-",
+    "tiny",
+)
 HEADS_DO_NOT_DIVIDE = ("gpt3-xl", "gpt3-13b")
 
 
