@@ -35,7 +35,7 @@ SIZE = 5000
 VARIANTS = {
     "classify-small": (),
     "without bigrams": ("model.bigram_buckets=0",),
-    "the same, sinusoidal, words not scaled": ('model.position="sinusoidal"', "model.embed_scale=false"),
+    "sinusoidal positions, word vectors not scaled": ('model.position="sinusoidal"', "model.embed_scale=false"),
 }
 
 

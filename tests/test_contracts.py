@@ -104,7 +104,6 @@ HEADS: dict[str, dict[str, object]] = {
         "head": "classes",
         "pooling": "mean",
         "bigram_buckets": 50,
-        "word_dropout": 0.3,
     },
     "last": {"family": "encoder", "head": "classes", "pooling": "last"},
     "pooled mean": {"family": "encoder", "head": "pooled", "pooling": "mean"},

@@ -349,20 +349,6 @@ def test_pairs_of_words_have_vectors_of_their_own() -> None:
     torch.testing.assert_close(packed[0, 4:], packed[0, :4])
 
 
-def test_a_dropped_word_takes_its_pairs_along() -> None:
-    torch.manual_seed(0)
-    embed = TokenEmbed(nn.Embedding(9, 8), 8, bigrams=Bigrams(1000, 8), word_dropout=0.5)
-    with torch.no_grad():
-        embed.bigrams.weight.normal_()
-    ids = torch.randint(0, 9, (50, 40))
-    words, whole, x = embed.tokens(ids), embed.eval()(ids, Mask(40)), embed.train()(ids, Mask(40))
-    same = lambda other: (x - other).abs().amax(-1) < 1e-6  # noqa: E731
-    gone, alone, both = same(torch.zeros_like(x)), same(words), same(whole)
-    assert bool((gone | alone | both).all()) and 0.45 < gone.float().mean() < 0.55
-    assert torch.equal(alone[:, 1:], ~gone[:, 1:] & gone[:, :-1])  # the word before it is gone, and so is their pair
-    assert torch.equal(both[:, 0], ~gone[:, 0])  # the first word has none before it
-
-
 def test_patches_are_a_matrix_product_per_patch_with_the_class_vector_first() -> None:
     embed = PatchEmbed(4, 3, 8, position=None)
     nn.init.normal_(embed.cls)

@@ -173,8 +173,6 @@ class ModelConfig(Strict):
     # --- regularisation and initial weights
     dropout: float = Field(default=0.1, ge=0, lt=1)
     """On embeddings and on each sublayer's output."""
-    word_dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the words whose vector is set to 0 in training (Iyyer et al. 2015)."""
     attention_dropout: float = Field(default=0.0, ge=0, lt=1)
     """On attention weights; above 0 the fast kernel cannot be used on a CPU."""
     ffn_dropout: float = Field(default=0.0, ge=0, lt=1)

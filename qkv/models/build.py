@@ -242,7 +242,6 @@ def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
         project=nn.Linear(full, c.d_model) if full != c.d_model else None,
         dropout=c.dropout,
         bigrams=Bigrams(c.bigram_buckets, width) if c.bigram_buckets else None,
-        word_dropout=c.word_dropout,
     )
 
 

@@ -28,31 +28,29 @@ class Bigrams(nn.Module):
         return F.embedding(rows, self.weight)
 
 
-def previous(values: Tensor, mask: Mask, none: int) -> Tensor:
-    """The value of the real token before each one in its document, `none` for the first: (B, T) -> (B, T)."""
+def previous(ids: Tensor, mask: Mask) -> Tensor:
+    """The id of the real token before each one in its document, -1 for the first: (B, T) -> (B, T)."""
     if mask.keys is None:
-        before = values.roll(1, 1)
+        before = ids.roll(1, 1)
     else:  # padding may stand anywhere: the place of the last real token up to each, then one further
-        places = torch.arange(values.size(1), device=values.device).where(mask.keys, 0).cummax(1).values
-        before = values.gather(1, places).roll(1, 1)
-    first = torch.arange(values.size(1), device=values.device) == 0
-    return before.masked_fill((mask.positions == 0) | first, none)
+        places = torch.arange(ids.size(1), device=ids.device).where(mask.keys, 0).cummax(1).values
+        before = ids.gather(1, places).roll(1, 1)
+    first = torch.arange(ids.size(1), device=ids.device) == 0
+    return before.masked_fill((mask.positions == 0) | first, -1)
 
 
 class TokenEmbed(nn.Module):
     """dropout(project(norm((word + bigram) [* sqrt(C)] + segment + position))); absent parts are skipped.
 
-    `position` is a Sinusoidal or Learned scheme, added or, with `concat`, put beside the word vector. With `word_dropout`
-    whole words are left out in training, and the pairs that they are in.
+    `position` is a Sinusoidal or Learned scheme, added or, with `concat`, put beside the word vector.
     """
 
     def __init__(self, tokens: nn.Embedding, d_model: int, position: nn.Module | None = None, concat: bool = False,
                  n_segments: int = 0, scale: bool = False, norm: nn.Module | None = None, project: nn.Module | None = None,
-                 dropout: float = 0.0, bigrams: Bigrams | None = None, word_dropout: float = 0.0):  # fmt: skip
+                 dropout: float = 0.0, bigrams: Bigrams | None = None):  # fmt: skip
         super().__init__()
         self.tokens = tokens
         self.bigrams = bigrams
-        self.word_dropout = word_dropout
         self.segments = nn.Embedding(n_segments, tokens.embedding_dim) if n_segments else None
         self.position = position
         self.concat = concat
@@ -63,7 +61,9 @@ class TokenEmbed(nn.Module):
 
     def forward(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """ids (B, T), segments (B, T) or None = all 0 -> (B, T, C)."""
-        x = self.words(ids, mask)  # (B, T, d_embed)
+        x = self.tokens(ids)  # (B, T, d_embed)
+        if self.bigrams is not None:
+            x = x + self.bigrams(ids, previous(ids, mask))
         x = x * self.scale if self.scale != 1.0 else x
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(ids) if segments is None else segments)
@@ -71,18 +71,6 @@ class TokenEmbed(nn.Module):
             where = self.position.vectors(mask).to(x.dtype)  # type: ignore[operator]  # (B or 1, T, d_position)
             x = torch.cat([x, where.expand(x.size(0), -1, -1)], -1) if self.concat else x + where
         return self.dropout(self.project(self.norm(x)))
-
-    def words(self, ids: Tensor, mask: Mask) -> Tensor:
-        """Word vectors, and those of pairs of words: (B, T) -> (B, T, d_embed)."""
-        x = self.tokens(ids)
-        kept = None
-        if self.training and self.word_dropout:
-            kept = (torch.rand(ids.shape, device=ids.device) >= self.word_dropout).int()  # (B, T)
-            x = x * kept[..., None]
-        if self.bigrams is None:
-            return x
-        pairs = self.bigrams(ids, previous(ids, mask, -1))
-        return x + (pairs if kept is None else pairs * (kept * previous(kept, mask, 1))[..., None])
 
 
 class PatchEmbed(nn.Module):
