@@ -49,7 +49,8 @@ HUGGING_FACE_HAS = (
     "gpt2",
     "gpt3",
     "llama",
-    "transformer-",
+    "transformer-base",
+    "transformer-big",
     "tiny",
 )
 HEADS_DO_NOT_DIVIDE = ("gpt3-xl", "gpt3-13b")
