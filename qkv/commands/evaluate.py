@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json, search_of
+from qkv.commands.common import Device, DeviceOption, Json
 from qkv.errors import ConfigError
 
 WHAT = typer.Argument(
@@ -274,7 +274,6 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
     """What the model makes of some texts; a run searches as it did when it was scored, unless told otherwise. Without texts,
     the translations in a file."""
     from qkv.api import load
-    from qkv.convert.detect import run_of
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
     from qkv.tasks.translation import one_line
@@ -283,8 +282,8 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
         raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
     if texts is None:
         return read_sentences(what)
-    model, search = load(what, device=device.value), search_of(run_of(what), beam, length_penalty)
-    found = [one_line(text) for text in model.translate(texts, **search)]
+    model = load(what, device=device.value)  # which searches as its run did, unless told otherwise
+    found = [one_line(text) for text in model.translate(texts, beam=beam, length_penalty=length_penalty)]
     if output is not None:
         write_text(output, "".join(text + "\n" for text in found))
     return found
