@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,9 +16,9 @@ CHANGED, PAUSE = 1.25, 30.0
 
 @dataclass
 class Pace:
-    """Updates as they are done: (time, update, tokens so far); the first one only starts the clock."""
+    """Updates as they are done: (time, update, tokens so far, processor time); the first one only starts the clock."""
 
-    recent: deque[tuple[float, int, int]] = field(default_factory=deque)
+    recent: deque[tuple[float, int, int, float]] = field(default_factory=deque)
     first: tuple[float, int] = (0.0, 0)
     tokens: int = 0
     """Targets since the first update of this process."""
@@ -31,7 +30,7 @@ class Pace:
             self.first = now, step
         else:
             self.tokens += tokens
-        self.recent.append((now, step, self.tokens))
+        self.recent.append((now, step, self.tokens, time.process_time()))
         while len(self.recent) > ENOUGH_UPDATES and now - self.recent[1][0] > WINDOW:
             self.recent.popleft()
 
@@ -54,6 +53,11 @@ class Pace:
     def seconds_per_update(self) -> float:
         """Now; 0 = not known yet."""
         return self.span() / max(self.recent[-1][1] - self.recent[0][1], 1) if self.tokens else 0.0
+
+    @property
+    def processors(self) -> float:
+        """Cores that this process gets now, on average."""
+        return (self.recent[-1][3] - self.recent[0][3]) / self.span() if self.tokens else 0.0
 
     def span(self) -> float:
         return max(self.recent[-1][0] - self.recent[0][0], 1e-9)
@@ -83,11 +87,3 @@ class Forecast:
         left, expected = max(self.end - self.made, 1.0), max(last.end - self.made, 1.0)
         off = max(left / expected, expected / left)
         return self.made - last.made >= PAUSE and off >= CHANGED and abs(left - expected) >= PAUSE
-
-
-def other_load(own: int) -> float:
-    """Cores that other programs keep busy, about: the load average of the last minute without our own processes."""
-    try:
-        return max(0.0, os.getloadavg()[0] - own)
-    except OSError:  # unknown on this system
-        return 0.0

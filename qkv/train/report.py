@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -19,11 +19,13 @@ from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done, updates_left
-from qkv.train.pace import ENOUGH_UPDATES, Forecast, Pace, other_load
+from qkv.train.pace import ENOUGH_UPDATES, Forecast, Pace
 from qkv.train.workers import world
 
 SILENCE = 60.0
 """Seconds after which a line is printed to a file or pipe, whatever happens."""
+DISTURBED = 0.75
+"""Cores that a thread gets, below which other programs slow training down."""
 
 
 class Report:
@@ -53,12 +55,16 @@ class Report:
                 if time.monotonic() - self.printed >= SILENCE:
                     self.say(self.status())
 
-        if not self.console.is_terminal and not self.console.quiet:
-            threading.Thread(target=beat, daemon=True).start()
+        if self.console.is_terminal or self.console.quiet:
+            yield
+            return
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
         try:
             yield
         finally:
             done.set()
+            thread.join()  # an interpreter that ends beside it may abort
 
     def status(self) -> str:
         """How far it is, in a line."""
@@ -145,8 +151,11 @@ class Report:
             f"{again}about {spoken(self.left())} for {fitting:,} more updates at {self.pace.rate:,.0f} {self.unit}/s"
         )
         some = "" if fitting == wanted else f"; that is what fits, of {self.training.progress.step + wanted:,}"
-        others = round(other_load(world()))
-        busy = f"; other programs keep about {others} of {os.cpu_count()} cores busy" if others else ""
+        threads = torch.get_num_threads()
+        disturbed = (
+            next(self.training.network.parameters()).device.type == "cpu" and self.pace.processors < DISTURBED * threads
+        )
+        busy = "; slower than usual: other programs use the processor too" if disturbed else ""
         self.say(whole + some + busy)
 
     # --- afterwards
