@@ -214,6 +214,19 @@ def test_a_worker_that_dies_is_reported_in_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_narrow_networks_stay_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bfloat16 units pay off for wide products only."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    c = recipe().model
+    for d_model, expected in ((64, False), (512, True)):
+        network = build(c.changed(d_model=d_model, d_ff=4 * d_model))
+        assert loop.width(network) == d_model
+        assert loop.half_pays(torch.device("cpu"), "auto", loop.width(network)) is expected
+    assert loop.half_pays(torch.device("cpu"), "bfloat16", 64) and not loop.half_pays(
+        torch.device("cpu"), "float32", 512
+    )
+
+
 def test_how_many_workers_follows_from_sizes_and_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "cores", lambda: 4)
     demo, base, hello = (load_recipe(find(name)) for name in ("demo", "transformer-base", "hello"))

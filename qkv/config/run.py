@@ -202,7 +202,7 @@ class TrainConfig(Strict):
     patience: int = Field(default=0, ge=0)
     """Evaluations without a better score before training stops; 0 = never."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Numbers in products; auto = bfloat16 where the hardware has units for it, else float32."""
+    """Numbers in products; auto = bfloat16 on a GPU that has units for it, and on such a CPU for wide networks, else float32."""
     compile: bool = False
     """Let torch.compile fuse the network's steps: a minute or more at first; on a CPU it was never faster."""
     workers: int | None = Field(default=None, gt=0, le=1024)
