@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from qkv.errors import QkvError
+from qkv.generate.free_cores import on_free_cores
 from qkv.serve.limits import Limits
 from qkv.serve.metrics import Metrics
 from qkv.serve.refusal import busy
@@ -104,7 +105,7 @@ class Caller(threading.Thread):
     def answer(self, calls: list[Call]) -> None:
         """Together; if that fails each for itself, so that what is wrong with one is told to it alone."""
         try:
-            with wanted(calls, self.halves):
+            with wanted(calls, self.halves), on_free_cores():
                 found = list(calls[0].work([item for call in calls for item in call.items]))
         except GivenUp:
             return None

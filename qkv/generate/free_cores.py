@@ -1,0 +1,68 @@
+"""How many threads pay off now: on a machine that is also doing something else, threads that wait for each other at every
+operation are slower than a single one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+STAT = Path("/proc/stat")
+INTERVAL = 0.2
+"""Seconds between two looks at the load; the system counts in hundredths of a second."""
+
+
+class Load:
+    """Cores that other processes keep busy, measured between two moments of this process."""
+
+    def __init__(self) -> None:
+        self.last = (time.monotonic(), *processor_seconds())
+        self.others = 0.0
+
+    def read(self) -> float:
+        """The load of the others since the last reading, or that reading where it is too new."""
+        now = time.monotonic()
+        elapsed = now - self.last[0]
+        if elapsed >= INTERVAL:
+            busy, own = processor_seconds()
+            self.others = max(0.0, (busy - self.last[1] - (own - self.last[2])) / elapsed)
+            self.last = now, busy, own
+        return self.others
+
+
+def processor_seconds() -> tuple[float, float]:
+    """Seconds of all cores that were busy since the system started, and those of this process; (0, 0) where unknown."""
+    try:
+        user, nice, system, _, _, *interrupts = map(int, STAT.read_text().split("\n", 1)[0].split()[1:9])
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    return (user + nice + system + sum(interrupts[:2])) / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+LOAD = Load()
+"""Since this module was imported: the first question has an answer."""
+
+
+def free_threads() -> int:
+    """Threads that have a core for themselves now, of those that torch may use; at least 1."""
+    most = torch.get_num_threads()
+    return most if most == 1 else max(1, min(most, round(most - LOAD.read())))
+
+
+@contextmanager
+def on_free_cores(small: bool = False) -> Iterator[None]:
+    """Within it torch uses as many threads as have a core for themselves; one where the work is `small`, which gains nothing from
+    a second. Results do not change: what threads share out is which outputs they compute, never the order of a sum."""
+    most, free = torch.get_num_threads(), 1 if small else free_threads()
+    if free == most:
+        yield
+        return
+    torch.set_num_threads(free)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(most)
