@@ -123,6 +123,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     last = folder / f"checkpoint-{stored(folder):07d}"
     numbers = json.loads((last / "training.json").read_text())
     numbers["progress"].pop("seconds")
+    numbers["progress"]["evaluated"].pop()  # when it was, in minutes
     paths = {"log": folder / "log.jsonl", "best model": folder / "best/model.safetensors"}
     paths |= {"last checkpoint": last / "training.safetensors", "vocabulary": folder / "tokenizer.json"}
     found = {name: path.read_bytes() for name, path in paths.items()}

@@ -134,7 +134,9 @@ def test_the_demo_trains_scores_and_shows(run: Run, tmp_path: Path, monkeypatch:
     command = ["demo", *(word for setting in small for word in ("--set", setting))]
     code, out, err = run(*command)
     assert code == 0, err
-    assert "This model is not trained yet" in out and "Continue with: qkv demo --set train.steps=6" in out
+    assert (
+        "This model is not trained yet" in out and "train.steps=6" in out.partition("Continue with: qkv demo --set")[2]
+    )
     assert "I ate an apple." not in out and "Next steps" not in out  # no sample is shown as a success
     monkeypatch.setattr("qkv.commands.demo.GOOD", 0.0)
     code, out, err = run(*command)
@@ -165,13 +167,14 @@ def test_the_demo_trains_until_the_held_out_score_is_good(
 
     monkeypatch.setattr("qkv.commands.demo.trained", trained)
     monkeypatch.setattr("qkv.commands.demo.show", lambda *_: None)
-    assert "training up to 2,250 updates" in run("demo", "--out", tmp_path)[1]
+    assert "continuing to 2,250 updates" in run("demo", "--out", tmp_path)[1]
     assert given == [[], ["train.steps=2250"]]
     assert "not trained yet" in run("demo", "--out", tmp_path, "--set", "train.steps=100")[1]
     why[0] = "the time budget of 10 min is over"
+    out = run("demo", "--out", tmp_path)[1]
     assert (
-        "9 of 1,500 updates fitted into 10m. Continue with: qkv demo --time-budget 30m"
-        in run("demo", "--out", tmp_path)[1]
+        "after 9 of 1,500 updates because the time budget" in out
+        and "Continue with: qkv demo --time-budget 30m --out" in out
     )
     assert len(given) == 4
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from qkv.train import checkpoint
 from qkv.train import run as training
 from qkv.train.extend import MAY_CHANGE, differences, flatten
 from qkv.train.report import Report
+from qkv.train.results import finish
 from qkv.train.schedule import learning_rate
 
 Run = Callable[..., tuple[int, str, str]]
@@ -319,6 +321,19 @@ def test_the_share_of_a_pass_grows_to_one(pool: int) -> None:
 def test_a_mixture_has_no_passes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.epochs = 3: a mixture of 2 corpora .* has no passes"):
         train(tmp_path / "run", "train.epochs=3", "data.train=[{ grammar = 60 }, { grammar = 30 }]")
+
+
+def test_a_field_that_counts_only_where_it_is_set_is_a_difference(tmp_path: Path) -> None:
+    """Unset means no smoothing to a classifier, whatever the default says."""
+    (tmp_path / "a.toml").write_text(find("sentences").read_text().replace("label_smoothing = 0.0\n", ""))
+    unset, told = (load_recipe(tmp_path / "a.toml", changes) for changes in ([], ["train.label_smoothing=0.1"]))
+    assert differences(unset, told) == {"train.label_smoothing": (None, 0.1)} and not differences(told, told)
+
+
+def test_a_run_that_is_shortened_before_its_first_evaluation_says_so(tmp_path: Path) -> None:
+    ended = SimpleNamespace(folder=tmp_path, why="all steps are done")
+    with pytest.raises(ConfigError, match=r"has never been evaluated: raise train\.steps"):
+        finish(ended, Report(quiet=True))  # type: ignore[arg-type]
 
 
 # --- by command

@@ -324,10 +324,10 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool, updates: int, **fields
 def test_time_to_go_by_steps_and_by_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     report, text = told(monkeypatch, False, 40, steps=100)
     assert report.left() == pytest.approx(60 * 2) and report.pace.rate == pytest.approx(500)
-    assert "for 89 more updates at 500 target tokens/s" in text and "fits" not in text
+    assert "for 89 more updates at 500 target tokens/s" in text and "time budget" not in text
     report, text = told(monkeypatch, False, 40, steps=100, time_budget=2.0)
     assert report.left() == pytest.approx(120 - 80)  # sooner than the steps are done
-    assert "for 49 more updates" in text and "what fits, of 100" in text
+    assert "for 49 more updates" in text and "before all 100 updates are done" in text
     assert told(monkeypatch, False, 40, steps=50, time_budget=60.0)[0].left() == pytest.approx(20)  # the steps are
 
 

@@ -28,7 +28,7 @@ class Device(StrEnum):
 
 FOLDER = typer.Argument(
     metavar="FOLDER",
-    help="A model: our folder, a Hugging Face folder, a .gguf or .bin file, or example, the one that ships with qkv.",
+    help="A model: a qkv folder, a Hugging Face folder, a .gguf or .bin file, or example (ships with qkv).",
     show_default=False,
     callback=pretrained.find,
 )

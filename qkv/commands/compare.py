@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
 SYSTEMS = typer.Argument(
     metavar="A B ...",
-    help="Runs or models of one task, or files of translations; A is the baseline. Several runs of one system: with commas "
-    "between.",
+    help="Runs or models of one task, or files of translations; A is the baseline. Separate several runs (seeds) of one "
+    "system with commas.",
     show_default=False,
 )
 SAMPLES = typer.Option("--samples", min=10, help="Resampled or randomised test sets.")
 METRICS = typer.Option(
-    "--metrics", help="Of texts: some of bleu, chrf, ter. Default: bleu,chrf; of captions bleu.", show_default=False
+    "--metrics",
+    help="Translations and captions: comma-separated list of bleu, chrf, ter. Default: bleu,chrf; captions bleu.",
+    show_default=False,
 )
 PAIRED = typer.Option(
-    "--paired", help="Several runs: the first of A belongs to the first of B, and so on (paired t-test)."
+    "--paired", help="With several runs per system: paired t-test, which pairs the runs of A and B in the order given."
 )
 
 
@@ -43,10 +45,10 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Compare models of one task on the same test set: is the difference more than luck?
+    """Compare models of one task on the same test set, with significance tests.
 
-    p is the chance of a difference as large as this one between systems that
-    are equally good. Accuracy: McNemar's test. F1, ROUGE, correlations, losses:
+    p is the probability of a difference at least as large as this one if the
+    systems were equally good. Accuracy: McNemar's test. F1, ROUGE, correlations, losses:
     approximate randomisation. BLEU, chrF2, TER: paired bootstrap (Koehn 2004).
     Several runs (seeds) of each: mean, standard deviation, Welch's t-test.
 
@@ -149,7 +151,7 @@ def verdict(row: Compared | Group, score: float) -> list[str]:
     if row.p is None:
         return ["", "", "baseline"]
     difference = f"{row.difference:+.2f}" if abs(score) >= 10 else f"{row.difference:+.4f}"
-    return [difference, f"{row.p:.4f}", "significant" if row.significant else "may be luck"]
+    return [difference, f"{row.p:.4f}", "significant" if row.significant else "not significant"]
 
 
 def table(titles: list[str], rows: list[list[str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from shutil import which
@@ -56,8 +57,8 @@ def run(
 
     It trains until its translations of held-out sentences are good (95 BLEU), or
     until the time budget is over, which happens only on a very busy machine. The
-    same command continues a run that was stopped, shows the results of one that
-    has ended, or, given more time, trains on.
+    same command continues a run that was stopped, shows the results of a finished
+    one, or continues training if given more time.
 
     [dim]qkv demo[/]
     [dim]qkv demo --time-budget 30m[/]
@@ -66,7 +67,8 @@ def run(
 
     console = Console(highlight=False)
     console.print(WHAT.format(budget=time_budget, out=out, good=GOOD))
-    finished = until_good(console, list(settings or []), out, time_budget, threads, workers)
+    changes = list(settings or [])
+    finished = until_good(console, changes, out, time_budget, threads, workers)
     good = finished.training.progress.best >= GOOD
     if good:
         show(console, out)
@@ -74,7 +76,9 @@ def run(
     for line in score_lines(finished.results):
         console.print(line, markup=False, soft_wrap=True)
     if not good:
-        console.print(f"\n[bold]This model is not trained yet:[/] {unfinished(finished, time_budget)}", soft_wrap=True)
+        console.print(
+            f"\n[bold]This model is not trained yet:[/] {unfinished(finished, time_budget, changes)}", soft_wrap=True
+        )
     console.print("\n[bold]Files[/]")
     for name, what in FILES.items():
         if (out / name).exists():
@@ -100,21 +104,28 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
         score, steps = finished.training.progress.best, int(MORE * finished.recipe.train.steps)
         if fixed or score >= GOOD or finished.why != "all steps are done":
             return finished
-        console.print(f"{digits(score)} BLEU on held-out sentences is below {GOOD:g}: training up to {steps:,} updates")
+        console.print(
+            f"{digits(score)} BLEU on held-out sentences is below the target of {GOOD:g}: continuing to {steps:,} updates"
+        )
         more = [f"train.steps={steps}"]
 
 
-def unfinished(finished: Run, time_budget: str) -> str:
+def unfinished(finished: Run, time_budget: str, changes: list[str]) -> str:
     """Why the score is low, and how to continue."""
+    from qkv.config import minutes
     from qkv.train.report import digits
 
     p, c = finished.training.progress, finished.recipe.train
-    why = f"{digits(p.best)} BLEU on held-out sentences, {GOOD:g} are good. "
-    if p.step < c.steps:
-        why += f"{p.step:,} of {c.steps:,} updates fitted into {time_budget}. Continue with: qkv demo --time-budget 30m"
-    else:
-        why += f"Continue with: qkv demo --set train.steps={int(MORE * c.steps)}"
-    return why + ("" if finished.folder == Path("runs/demo") else f" --out {finished.folder}")
+    kept = [change for change in changes if not change.startswith("train.steps=")]
+    more = f"--time-budget {3 * minutes(time_budget):g}m"
+    if p.step >= c.steps:
+        kept, more = [*kept, f"train.steps={int(MORE * c.steps)}"], ""
+    out = "" if finished.folder == Path("runs/demo") else f"--out {shlex.quote(str(finished.folder))}"
+    words = ["qkv demo", more, out, *(f"--set {shlex.quote(change)}" for change in kept)]
+    return (
+        f"{digits(p.best)} BLEU on held-out sentences; the target is {GOOD:g}. Training ended after {p.step:,} of {c.steps:,} updates "
+        f"because {finished.why}. Continue with: {' '.join(filter(None, words))}"
+    )
 
 
 def next_steps(console: Console, out: Path) -> None:

@@ -29,10 +29,8 @@ REFERENCES = typer.Option(
     "--references", "-r", show_default=False,
     help="Correct translations, one per line; repeat it for several. Default: those of the run that is given.",
 )  # fmt: skip
-SOURCE = typer.Option(
-    help="With a translator and --references: what it translates, one text per line.", show_default=False
-)
-METRICS = typer.Option("--metrics", help="Of translations: some of bleu, chrf, ter.")
+SOURCE = typer.Option(help="Translation models: source texts, one per line; requires --references.", show_default=False)
+METRICS = typer.Option("--metrics", help="Translations only: comma-separated list of bleu, chrf, ter.")
 TOKENIZE = typer.Option("--tokenize", help="How BLEU cuts words: 13a, intl, char, zh, none.")
 LOWER = typer.Option("--lower", help="Ignore case in BLEU and chrF.")
 SENTENCES = typer.Option(
@@ -46,7 +44,7 @@ BEAM = typer.Option(
 )
 PENALTY = typer.Option(
     "--length-penalty",
-    help="With a translator: 0 favours short ones. Default: the run's own, else 1.",
+    help="Translation models: divide scores by length to this power. Default: the run's own, else 1.",
     show_default=False,
 )
 SIMILARITY = typer.Option(
@@ -56,7 +54,9 @@ ANALOGIES = typer.Option(
     "--analogies", help="Word vectors: a file of analogies, four words a line.", show_default=False
 )
 OUTPUT = typer.Option("--output", help="Also write the translations to this file.", show_default=False)
-BOOTSTRAP = typer.Option("--bootstrap", min=0, help="Of translations: resampled test sets for the intervals; 0 = none.")
+BOOTSTRAP = typer.Option(
+    "--bootstrap", min=0, help="Translations only: bootstrap samples for the confidence intervals; 0 = none."
+)
 
 References = Annotated[list[Path] | None, REFERENCES]
 Metrics = Annotated[str, METRICS]
@@ -138,7 +138,7 @@ def belong_together(data: list[Path] | None, source: Path | None, references: li
                     confusion: Path | None) -> None:  # fmt: skip
     """Options that contradict or need each other."""
     if data and (source or references):
-        raise ConfigError("--data has both what is read and what is correct: leave out --source and --references")
+        raise ConfigError("--data contains both inputs and references: leave out --source and --references")
     if columns and not data:
         raise ConfigError("--columns are those of a table: give it with --data FILE")
     if confusion and confusion.suffix != ".svg":
@@ -190,7 +190,7 @@ def test_set(what: Path, source: Path | None, references: list[Path] | None, dat
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
     targets = [read_sentences(path) for path in references]
     if what.is_dir() and source is None:
-        raise ConfigError(f"{what} is a model: say what it translates with --source FILE")
+        raise ConfigError(f"{what} is a model: give its source texts with --source FILE")
     if source is not None and not what.is_dir():
         raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
     return None if source is None else read_sentences(source), targets

@@ -12,7 +12,7 @@ from qkv.commands.common import Device, DeviceOption, search_of
 
 FOLDERS = typer.Argument(
     metavar="[NAME=]FOLDER…",
-    help="Models: of a run, ours, Hugging Face's, GGUF. Default: the example model that ships with qkv.",
+    help="Models to serve: qkv runs or model folders, Hugging Face folders, .gguf files. Default: the example model that ships with qkv.",
     show_default=False,
 )
 KEYS = typer.Option("--api-key", help="Who asks must have one of these keys. Also: the variable QKV_API_KEYS.")

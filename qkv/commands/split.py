@@ -35,30 +35,34 @@ FILES = typer.Argument(
     metavar="FILE", show_default=False,
     help="A table (.tsv .csv .jsonl), a CoNLL file (.conllu .conll), a text; or parallel text files. May be compressed.",
 )  # fmt: skip
-SIZE = "records: a share (0.1 or 10%) or a count (500); 0 = no such set."
+SIZE = "set: a fraction (0.1 or 10%) or a number of records (500); 0 = none."
 OUT = typer.Option("--out", metavar="FOLDER", help="Where to write; default: beside the file.", show_default=False)
 FORMAT = typer.Option(
-    "--format", help="What the file holds; auto: its ending tells. blank: documents between blank lines."
+    "--format", help="File format; auto: from the file extension. blank: documents separated by blank lines."
 )
 GROUP = typer.Option(
     metavar="COLUMN", help="Keep rows with the same value together: an author, a document.", show_default=False
 )
-STRATIFY = typer.Option(metavar="COLUMN", help="The same share of each label in every set.", show_default=False)
+STRATIFY = typer.Option(
+    metavar="COLUMN", help="Keep the label distribution of this column the same in every set.", show_default=False
+)
 TEXT = typer.Option(
     metavar="COLUMNS",
-    help="Columns that rows are compared by, such as text,title. Default: its texts.",
+    help="Columns used to find duplicates, such as text,title. Default: the text columns.",
     show_default=False,
 )
-HEADER = typer.Option("--header/--no-header", help="The first row has the columns' names. Default: it is recognised.")
+HEADER = typer.Option("--header/--no-header", help="Whether the first row is a header. Default: detect it.")
 
 
 def run(
     files: Annotated[list[Path], FILES],
-    valid: Annotated[str, typer.Option(metavar="SIZE", help=f"Valid {SIZE}")] = "0.1",
-    test: Annotated[str, typer.Option(metavar="SIZE", help=f"Test {SIZE}")] = "0.1",
+    valid: Annotated[str, typer.Option(metavar="SIZE", help=f"Size of the validation {SIZE}")] = "0.1",
+    test: Annotated[str, typer.Option(metavar="SIZE", help=f"Size of the test {SIZE}")] = "0.1",
     out: Annotated[Path | None, OUT] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Another seed, another choice.")] = 1,
-    shuffle: Annotated[bool, typer.Option(help="Choose at random; without: the end of the file is held out.")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 1,
+    shuffle: Annotated[
+        bool, typer.Option(help="Shuffle before splitting; --no-shuffle holds out the end of the file.")
+    ] = True,
     group: Annotated[str | None, GROUP] = None,
     stratify: Annotated[str | None, STRATIFY] = None,
     text: Annotated[str | None, TEXT] = None,
@@ -69,11 +73,10 @@ def run(
 ) -> None:
     """Split a data set into train, valid and test files.
 
-    Records with the same text stay together, so that no set holds a text of
-    another: equal texts whatever their case and spaces; in parallel files an
-    equal source or an equal target. Every record is copied as it is, once, in
-    the order of the file; a header row is repeated. Columns are named, or
-    numbered from 0.
+    Records with the same text (ignoring case and whitespace) go to the same set,
+    so no text occurs in two sets; in parallel files an equal source or an equal
+    target is enough. Records are copied unchanged, in file order; a header row is
+    written to every file. Give columns by name, or by number from 0.
 
     [dim]qkv split reviews.csv --stratify label --out data[/]
     [dim]qkv split corpus.en corpus.de --valid 1000 --test 1000[/]

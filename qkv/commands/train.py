@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of a shipped one.", show_default=False)
 OUT = typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)
 BUDGET = typer.Option("--time-budget", help="Train for 90s, 10m or 1h at the most; the schedule fits itself to it.")
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="One process with so many threads.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Train in one process with this many threads.")]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", min=1, max=1024, help="Processes that share each batch; default: as many as pay off."),
+    typer.Option(
+        "--workers", min=1, max=1024, help="Data-parallel worker processes; default: one per core where that is faster."
+    ),
 ]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 FIRST = typer.Argument(
     metavar="FOLDER",
-    help="A model: our folder, a Hugging Face folder, a .gguf or .bin file. Default: example, the one that ships with qkv.",
+    help="A model: a qkv folder, a Hugging Face folder, a .gguf or .bin file. Default: example (ships with qkv).",
     show_default=False,
 )
 SECOND = typer.Argument(

@@ -35,12 +35,15 @@ class Load:
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Seconds of all cores that were busy since the system started, and those of this process; (0, 0) where unknown."""
+    """Seconds in which the cores that this process may use were busy, and those of this process; (0, 0) where unknown."""
     try:
-        user, nice, system, _, _, *interrupts = map(int, STAT.read_text().split("\n", 1)[0].split()[1:9])
-    except (OSError, ValueError):
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        rows = [line.split() for line in STAT.read_text().splitlines() if line.startswith("cpu")]
+        # user, nice, system, idle, waiting for a disk, interrupts of two kinds
+        ticks = sum(int(row[column]) for row in rows if row[0] in ours for column in (1, 2, 3, 6, 7))
+    except (OSError, ValueError, IndexError, AttributeError):  # another system
         return 0.0, 0.0
-    return (user + nice + system + sum(interrupts[:2])) / os.sysconf("SC_CLK_TCK"), time.process_time()
+    return ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
 LOAD = Load()

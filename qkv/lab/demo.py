@@ -13,8 +13,6 @@ from qkv.api import Model
 from qkv.batch import Batch
 from qkv.evaluate.scores import read_sentences
 from qkv.generate.alignment import Link, attention, words_at, written_spans
-from qkv.generate.hypotheses import Beam
-from qkv.generate.translate import Request
 from qkv.look.figures import heatmap
 from qkv.tasks.translation import REFERENCE, SOURCE
 
@@ -64,7 +62,7 @@ def looks(model: Model, text: str) -> tuple[list[str], list[str], Tensor]:
     """Source words and the end, the translation's words, and (target words, source words): the attention between their
     tokens, added up over those of a source word, the mean over those of a target word. Every row sums to 1."""
     translator = model.translator(fast=False)
-    found = translator.translate([text], Request(Beam()))[0]
+    found = model.translate([text], scores=True, fast=False)[0]
     ids = [translator.target.id_of(token) or 0 for token in found.tokens]
     ids += [] if ids and ids[-1] in model.config.eos_ids else [model.config.eos_ids[0]]  # one that was cut off
     source_ids, source_words = translator.read(text)

@@ -57,7 +57,7 @@ class Summarizer(Translator):
             ids = [*self.source.plain([text])[0], self.config.eos_ids[0]]
         else:
             ids, _ = super().read(text)
-        ids = ids[: self.most - 1] + ids[-1:]
+        ids = ids[:-1][: self.most - 1] + ids[-1:]
         return ids, [None] * len(ids)
 
     def longest(self, source: Sequence[int], how: Request) -> int:

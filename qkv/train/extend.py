@@ -30,6 +30,8 @@ MAY_CHANGE = {
     "vectors.epochs", "vectors.learning_rate", "vectors.last_rate", "vectors.workers", "vectors.similarity", "vectors.analogies",
 }  # fmt: skip
 """Fields in which the recipe may differ from that of the run in the folder."""
+BY_PRESENCE = ("train.label_smoothing", "decode.max_length")
+"""Fields that tasks read only where the recipe sets them: absent is not the same as the default."""
 STALE = ("results.json", "README.md")
 """What an ended run says of itself: made anew at its next end. Without results.json a run has not ended."""
 
@@ -101,9 +103,12 @@ def flatten(record: Strict, prefix: str = "") -> dict[str, Any]:
     """Return the fields of a record and of the records in it: {"train.steps": 1000}; a corpus counts as one value."""
     found: dict[str, Any] = {}
     for name in type(record).model_fields:
-        value = getattr(record, name)
-        nested = isinstance(value, Strict) and not isinstance(value, CorpusConfig)
-        found |= flatten(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+        absent = f"{prefix}{name}" in BY_PRESENCE and name not in record.model_fields_set
+        value = None if absent else getattr(record, name)
+        if isinstance(value, Strict) and not isinstance(value, CorpusConfig):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
     return found
 
 

@@ -1,7 +1,7 @@
 """Start workers on this machine: one process per core with one thread each, for networks that are small.
 
 Threads inside each operation wait for each other thousands of times in an update, and on a machine that is also doing something
-else each of those waits lasts until the scheduler has given every thread its turn. Workers split a batch and meet once per
+else each of those waits lasts until the scheduler has given every thread its turn. Workers split each batch and synchronize once per
 update. The process that the user has started is rank 0: it writes, scores and answers signals; the others are children
 that end with it.
 """
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,15 +30,17 @@ from qkv.device import pick_device
 from qkv.errors import QkvError
 from qkv.models.build import skeleton
 from qkv.train import checkpoint
-from qkv.train.workers import by_torchrun, process_group
+from qkv.train.workers import WorkerLost, by_torchrun, process_group
 
 MOST_WEIGHTS = 100_000_000
 """Larger networks are held once: every worker has its own weights, gradients and optimiser state."""
 LEAST_WORK = 2e12
 """Multiplications of a whole run, below which it is over before other workers have started."""
 LEAST_TOKENS = 256
-"""Tokens of a batch for each worker, below which its operations are too small to be worth a meeting."""
+"""Tokens of a batch for each worker, below which its operations are too small to be worth the synchronization."""
 HOST = "127.0.0.1"
+PATIENCE = 30.0
+"""Seconds for a worker to end by itself when the run is over."""
 
 
 def worker_count(recipe: Recipe, folder: Path) -> int:
@@ -92,12 +95,12 @@ def local_workers(count: int, recipe: Recipe, folder: Path) -> Iterator[None]:
         try:
             with process_group(store, 0, count):
                 yield
-        except QkvError as error:
-            raise QkvError(f"{error}{reason(children)}" if "another worker" in str(error) else str(error)) from None
+        except WorkerLost as error:
+            raise WorkerLost(f"{error}{reason(children)}") from None
 
 
 def offline_sockets() -> None:
-    """Let workers talk over the loopback interface, which is there without a network too."""
+    """Use the loopback interface, which is available without a network."""
     name = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     if name:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
@@ -123,7 +126,7 @@ def child(job: dict[str, object]) -> Iterator[Child]:
     with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(
             [sys.executable, "-m", "qkv.train.launch"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         assert process.stdin is not None
         try:
@@ -132,7 +135,11 @@ def child(job: dict[str, object]) -> Iterator[Child]:
             yield process, messages
         finally:
             process.stdin.close()
-            process.wait()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def wait_for(children: list[Child], store: dist.Store) -> None:
@@ -140,7 +147,9 @@ def wait_for(children: list[Child], store: dist.Store) -> None:
     names = [f"worker {number}" for number in range(1, len(children) + 1)]
     while not store.check(names):
         if any(process.poll() is not None for process, _ in children):
-            raise QkvError(f"a worker could not start{reason(children)}; --set train.workers=1 trains without workers")
+            raise QkvError(
+                f"a worker could not start{reason(children)}; train in a single process with --workers 1 and a new --out"
+            )
         time.sleep(0.01)
 
 
@@ -186,11 +195,11 @@ def main() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
         work(line)
-    except QkvError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(2)
-    os._exit(0)  # the thread that watches the pipe would keep the interpreter
+    except BaseException as error:
+        text = f"error: {error}" if isinstance(error, QkvError) else traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        os._exit(2 if isinstance(error, QkvError) else 1)
+    os._exit(0)  # not through the interpreter's end: the thread that watches the pipe holds a lock of it
 
 
 if __name__ == "__main__":

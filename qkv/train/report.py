@@ -150,12 +150,11 @@ class Report:
         whole = (
             f"{again}about {spoken(self.left())} for {fitting:,} more updates at {self.pace.rate:,.0f} {self.unit}/s"
         )
-        some = "" if fitting == wanted else f"; that is what fits, of {self.training.progress.step + wanted:,}"
-        threads = torch.get_num_threads()
-        disturbed = (
-            next(self.training.network.parameters()).device.type == "cpu" and self.pace.processors < DISTURBED * threads
-        )
-        busy = "; slower than usual: other programs use the processor too" if disturbed else ""
+        last = self.training.progress.step + wanted
+        some = "" if fitting == wanted else f"; the time budget ends the run before all {last:,} updates are done"
+        on_cpu = next(self.training.network.parameters()).device.type == "cpu"
+        disturbed = on_cpu and self.pace.processors < DISTURBED * torch.get_num_threads()
+        busy = "; slowed down: other processes are using the CPU" if disturbed else ""
         self.say(whole + some + busy)
 
     # --- afterwards

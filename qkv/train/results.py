@@ -17,6 +17,7 @@ import qkv
 from qkv.convert import folder as ours
 from qkv.convert.files import read_json, read_tensors, write_json
 from qkv.data.batching import Position
+from qkv.errors import ConfigError
 from qkv.evaluate.class_report import compact
 from qkv.models.build import Network
 from qkv.train.report import Report
@@ -29,6 +30,10 @@ FILE = "results.json"
 
 def finish(r: Run, report: Report) -> dict[str, Any]:
     """The results of a run that has ended: those in its folder, if they are of these weights, or else made now."""
+    if not (r.folder / "best").is_dir():
+        raise ConfigError(
+            f"{r.folder} ends here ({r.why}) and has never been evaluated: raise train.steps or the time budget"
+        )
     place, key = r.folder / FILE, fingerprint(r)
     if place.exists() and (found := read_json(place)).get("fingerprint") == key:
         return found
@@ -60,7 +65,8 @@ def fingerprint(r: Run) -> str:
     """Of the best weights, and of all that decides what they are asked."""
     with open(r.folder / "best" / "model.safetensors", "rb") as file:
         weights = hashlib.file_digest(file, "sha256").hexdigest()
-    return hashlib.sha256(f"{weights} {r.recipe.model_dump_json()}".encode()).hexdigest()
+    told = sorted(r.recipe.decode.model_fields_set)  # a limit that is set is not the same as the default
+    return hashlib.sha256(f"{weights} {told} {r.recipe.model_dump_json()}".encode()).hexdigest()
 
 
 def best_network(r: Run) -> Network:

@@ -44,7 +44,7 @@ from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.start import check_start, start_from
 from qkv.train.words import FILES, has_words, open_words, save_words
-from qkv.train.workers import is_first, rank_zero_first, world
+from qkv.train.workers import by_torchrun, is_first, rank_zero_first, world
 
 
 @dataclass
@@ -77,6 +77,8 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
     """
     if recipe.data is None or not recipe.data.train:
         raise ConfigError("there is nothing to learn from: name a corpus in data.train")
+    if by_torchrun() and workers not in (None, 1):
+        raise ConfigError(f"--workers {workers} starts workers, and torchrun has started some: leave it out")
     unused(recipe)
     task_of(recipe).possible(recipe)
     with locked(folder) if is_first() else nullcontext(), report.heartbeat():

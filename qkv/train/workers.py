@@ -24,6 +24,11 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 
+
+class WorkerLost(QkvError):
+    """Another worker does not answer any more."""
+
+
 PATIENCE = timedelta(days=1)
 """How long a worker waits for the others; one that has died is noticed at once, its connection closes."""
 
@@ -43,7 +48,7 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
         yield
     except BaseException as error:
         release(error)
-        raise QkvError("another worker has ended; its own message says why") if lost(error) else error from None
+        raise WorkerLost("another worker has ended; its own message says why") if lost(error) else error from None
     finally:
         gc.collect()
         dist.destroy_process_group()
