@@ -153,7 +153,7 @@ def cases(folder: Path, updates: int) -> dict[str, tuple[str, list[str], object]
     }
 
 
-def measure(only: list[str], loads: list[int], repeats: int, updates: int) -> list[str]:
+def measure(only: list[str], skip: list[str], loads: list[int], repeats: int, updates: int) -> list[str]:
     lines = [
         "| work | unit | way | " + " | ".join(f"{n} busy" for n in loads) + " |",
         "|---|---|---|" + "---:|" * len(loads),
@@ -162,6 +162,7 @@ def measure(only: list[str], loads: list[int], repeats: int, updates: int) -> li
         for name, (unit, ways, work) in cases(Path(place), updates).items():
             if only and not any(name.startswith(one) for one in only):
                 continue
+            ways = [way for way in ways if way not in skip]
             found: dict[tuple[str, int], list[float]] = {}
             for _ in range(repeats):
                 for count in loads:
@@ -182,11 +183,12 @@ def measure(only: list[str], loads: list[int], repeats: int, updates: int) -> li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names begin so: train, file, single, serve")
+    parser.add_argument("--skip", nargs="*", default=[], help="ways to leave out: threads, 'one thread'")
     parser.add_argument("--loads", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--updates", type=int, default=150, help="updates of each training")
     arguments = parser.parse_args()
-    print("\n".join(measure(arguments.only, arguments.loads, arguments.repeats, arguments.updates)))
+    print("\n".join(measure(arguments.only, arguments.skip, arguments.loads, arguments.repeats, arguments.updates)))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ SYSTEMS = typer.Argument(
 SAMPLES = typer.Option("--samples", min=10, help="Resampled or randomised test sets.")
 METRICS = typer.Option(
     "--metrics",
-    help="Translations and captions: comma-separated list of bleu, chrf, ter. Default: bleu,chrf; captions bleu.",
+    help="Of texts: comma-separated list of bleu, chrf, ter. Default: bleu,chrf; captions bleu.",
     show_default=False,
 )
 PAIRED = typer.Option(
