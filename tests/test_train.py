@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -125,6 +126,12 @@ def test_of_equal_scores_the_later_weights_are_kept_but_patience_ends(
     finished = run(tmp_path / "run", recipe(steps=12, evaluate_every=2, patience=3))
     assert "no better score in 3 evaluations" in finished.why
     assert finished.training.progress.best_step == finished.training.progress.step == 8
+
+
+def test_it_trains_in_a_thread_too(tmp_path: Path) -> None:
+    """Where no signal handler can be installed."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(run, tmp_path / "run", recipe(steps=2)).result().training.progress.step == 2
 
 
 def test_it_learns(tmp_path: Path) -> None:

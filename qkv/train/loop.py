@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -255,6 +256,9 @@ def ended(p: Progress, c: TrainConfig) -> str:
 def stopping() -> Iterator[list[str]]:
     """Within it, Ctrl-C and SIGTERM are noted instead of obeyed: the update is finished and stored first."""
     noted: list[str] = []
+    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+        yield noted
+        return
 
     def note(number: int, frame: object) -> None:
         if noted:  # the second time, at once
