@@ -21,6 +21,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,8 +113,8 @@ def use(model: str, single: bool, way: str, folder: Path, texts: list[str]) -> f
     return float(done.stdout)
 
 
-def serve(way: str, texts: list[str]) -> float:
-    """Requests per second of one client that sends one sentence after the other."""
+def serve(way: str, clients: int, texts: list[str]) -> float:
+    """Requests per second of some clients that send one sentence after the other."""
     env = {**os.environ, **(ONE_THREAD if way == "one thread" else {})}
     server = subprocess.Popen(
         [sys.executable, "-m", "qkv", "serve", "example", "--port", "0"], env=env, stderr=subprocess.PIPE, text=True
@@ -121,13 +122,16 @@ def serve(way: str, texts: list[str]) -> float:
     try:
         assert server.stderr is not None
         address = next(m[0] for line in server.stderr if (m := re.search(r"http://[\d.]+:\d+", line)))
-        asked = [json.dumps({"q": text, "source": "en", "target": "de"}).encode() for text in texts[:60]]
+        asked = [
+            json.dumps({"q": text, "source": "en", "target": "de"}).encode()
+            for text in texts[: 60 if clients == 1 else 240]
+        ]
         headers = {"Content-Type": "application/json"}
-        for body in asked[:10]:
-            urllib.request.urlopen(urllib.request.Request(f"{address}/translate", body, headers)).read()
-        start = time.perf_counter()
-        for body in asked:
-            urllib.request.urlopen(urllib.request.Request(f"{address}/translate", body, headers)).read()
+        send = lambda body: urllib.request.urlopen(urllib.request.Request(f"{address}/translate", body, headers)).read()  # noqa: E731
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(send, asked[:10]))
+            start = time.perf_counter()
+            list(pool.map(send, asked))
         return len(asked) / (time.perf_counter() - start)
     finally:
         server.terminate()
@@ -149,7 +153,8 @@ def cases(folder: Path, updates: int) -> dict[str, tuple[str, list[str], object]
         "single sentences, example model": ("sentences/s", two, lambda way: use("example", True, way, folder, texts)),
         "file, Transformer-base": ("sentences/s", two, lambda way: use("base", False, way, folder, texts)),
         "single sentences, Transformer-base": ("sentences/s", two, lambda way: use("base", True, way, folder, texts)),
-        "serve, example model": ("requests/s", two, lambda way: serve(way, texts)),
+        "serve, example model, 1 client": ("requests/s", two, lambda way: serve(way, 1, texts)),
+        "serve, example model, 8 clients": ("requests/s", two, lambda way: serve(way, 8, texts)),
     }
 
 

@@ -40,6 +40,20 @@ def test_threads_are_those_that_have_a_core(
     assert streams.one_by_one(lambda _: torch.get_num_threads(), [1], small=True) == [1]
 
 
+def test_free_cores_are_counted_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of four are busy with other processes during the measurement."""
+    clock, seconds = [100.0], [(10.0, 5.0)]
+
+    def sleep(duration: float) -> None:
+        clock[0], seconds[0] = clock[0] + duration, (10.0 + 2 * duration, 5.0)
+
+    monkeypatch.setattr("qkv.generate.free_cores.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("qkv.generate.free_cores.time.sleep", sleep)
+    monkeypatch.setattr(free_cores, "processor_seconds", lambda: seconds[0])
+    monkeypatch.setattr(free_cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert free_cores.free_cores() == 2
+
+
 def test_an_error_gives_the_threads_back(monkeypatch: pytest.MonkeyPatch, four_threads: None) -> None:
     busy(monkeypatch, 3.0)
     with pytest.raises(ZeroDivisionError):

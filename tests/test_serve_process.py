@@ -251,6 +251,9 @@ def test_small_models_get_a_worker_for_each_core(tmp_path: Path, monkeypatch: py
     (tmp_path / "best" / "model.safetensors").write_bytes(b"x" * 1000)
     small = 1 if any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd")) else 3
     assert usual([str(tmp_path)], "auto") == usual([f"me={tmp_path}"], "cpu") == small
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(workers, "free_cores", lambda: 5)  # of more: the others are busy with something else
+    assert usual([str(tmp_path)], "cpu") == (5 if small == 3 else 1)
     monkeypatch.setattr(workers, "SMALL", 999)
     assert usual([str(tmp_path)], "cpu") == usual([], "cpu") == usual([str(tmp_path)], "cuda") == 1
     own = Settings([], limits=Limits(waiting=50, connections=4, texts=2, sentences=3)).shared(2).limits

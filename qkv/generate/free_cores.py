@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 STAT = Path("/proc/stat")
 INTERVAL = 0.2
 """Seconds between two looks at the load; the system counts in hundredths of a second."""
@@ -46,12 +44,21 @@ def processor_seconds() -> tuple[float, float]:
     return ticks / os.sysconf("SC_CLK_TCK"), time.process_time()
 
 
+def free_cores() -> int:
+    """Cores of this process that no other keeps busy, measured now; at least 1."""
+    load = Load()
+    time.sleep(INTERVAL)
+    return max(1, round(len(os.sched_getaffinity(0)) - load.read()))
+
+
 LOAD = Load()
 """Since this module was imported: the first question has an answer."""
 
 
 def free_threads() -> int:
     """Threads that have a core for themselves now, of those that torch may use; at least 1."""
+    import torch
+
     most = torch.get_num_threads()
     return most if most == 1 else max(1, min(most, round(most - LOAD.read())))
 
@@ -60,6 +67,8 @@ def free_threads() -> int:
 def on_free_cores(small: bool = False) -> Iterator[None]:
     """Within it torch uses as many threads as have a core for themselves; one where the work is `small`, which gains nothing from
     a second. Results do not change: what threads share out is which outputs they compute, never the order of a sum."""
+    import torch
+
     most, free = torch.get_num_threads(), 1 if small else free_threads()
     if free == most:
         yield

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from qkv.errors import QkvError
+from qkv.generate.free_cores import free_cores
 from qkv.pretrained import find
 from qkv.serve.keys import Keys
 from qkv.serve.limits import Limits
@@ -58,13 +59,13 @@ class Settings:
 
 
 def usual(folders: Sequence[str], device: str) -> int:
-    """How many workers there are where nobody says: one per core while models are small; one where they are not, or where a
-    graphics card does the work."""
+    """How many workers there are where nobody says: one per core that is free now while models are small; one where they are
+    not, or where a graphics card does the work. A worker that shares its core with another program slows its clients down."""
     card = device not in ("auto", "cpu") or any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd"))
     if card or not sys.platform.startswith("linux") or not folders or sum(map(size, folders)) > SMALL:
         return 1
     told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return max(1, int(told)) if told.isdecimal() else len(os.sched_getaffinity(0))
+    return max(1, int(told)) if told.isdecimal() else free_cores()
 
 
 def size(given: str) -> int:
