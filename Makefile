@@ -2,26 +2,32 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch>=2.13,<2.14
+# compat: a clone called qkv must not hide the package from scripts that stand beside it
+INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat
 
-.PHONY: help serve demo example-model browser test lint format bench accept clean
+.PHONY: help serve demo example-model browser test mutations lint format bench accept clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
-# torch first and alone, so that no other package brings another one
-.venv/.stamp: pyproject.toml
+# what the demo and the server need, and nothing for tests; torch first and alone, so that no other package brings another one
+.venv/.use: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "qkv needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	# compat: a clone called qkv must not hide the package from scripts that stand beside it
-	$(BIN)/python -m pip install --quiet -e ".[dev]" --config-settings editable_mode=compat
+	$(INSTALL) -e ".[serve]"
 	@touch $@
 
-serve: .venv/.stamp  ## a page with the translator that ships with qkv: translate, and look inside
+# the rest, added to it: what tests, style checks and benchmarks need
+.venv/.dev: .venv/.use
+	$(INSTALL) -e ".[dev]"
+	@touch $@
+
+serve: .venv/.use  ## a page with the translator that ships with qkv: translate, and look inside
 	$(BIN)/qkv serve
 
-demo: .venv/.stamp  ## a translator from raw text, trained until it is good, scored and shown
+demo: .venv/.use  ## a translator from raw text, trained until it is good, scored and shown
 	$(BIN)/qkv demo
 
 # the page is tested in a browser: it is installed where that is allowed, otherwise those tests are skipped, and say so
@@ -30,25 +36,28 @@ browser:
 		{ timeout 300 apt-get install -y chromium || { timeout 60 apt-get update && timeout 300 apt-get install -y chromium; }; } \
 		>/dev/null 2>&1; } || echo "no browser: the page will not be tested" >&2
 
-test: .venv/.stamp browser  ## all tests, 2 at a time
+test: .venv/.dev browser  ## all tests, 2 at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
 
-lint: .venv/.stamp  ## style and types
+mutations: .venv/.dev  ## break forty lines, one at a time: do the tests notice?
+	$(BIN)/python benchmarks/mutations.py
+
+lint: .venv/.dev  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/.stamp  ## rewrite in the house style
+format: .venv/.dev  ## rewrite in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.stamp  ## speed, beside the peers
+bench: .venv/.dev  ## speed, beside the peers
 	$(BIN)/python benchmarks/run.py
 
-accept: .venv/.stamp  ## parity with real trained weights (fetches them with pip)
+accept: .venv/.dev  ## parity with real trained weights (fetches them with pip)
 	$(BIN)/python benchmarks/accept.py
 
-example-model: .venv/.stamp  ## train the model in qkv/pretrained/example again and replace it
+example-model: .venv/.dev  ## train the model in qkv/pretrained/example again and replace it
 	$(BIN)/python benchmarks/example_model.py
 
 clean:  ## remove .venv and caches

@@ -1,13 +1,14 @@
 """Load: how a server holds up. It is started in a process of its own; the clients are this process, on the loopback.
 
-    python benchmarks/serve_load.py runs/demo                    # 1 and 32 clients, overload, dropped clients: 4 minutes
-    python benchmarks/serve_load.py runs/demo --soak 30          # and 30 minutes of mixed load
+    python benchmarks/serve_load.py example                      # the translator that ships with qkv: 3 minutes
     python benchmarks/serve_load.py --base                       # a 6+6 base Transformer with random weights
-    python benchmarks/serve_load.py LM --generate                # a language model instead of a translator
-    python benchmarks/serve_load.py runs/demo --write docs/results.md   # the table between its markers
+    python benchmarks/serve_load.py --characters                 # a character model with random weights, answers streamed
+    python benchmarks/serve_load.py LM --generate                # a language model of your own, answers streamed
+    python benchmarks/serve_load.py example --soak 30            # and 30 minutes of mixed load
+    python benchmarks/serve_load.py example --write docs/results.md   # the table between its markers
 
-What is asked for (issue: look inside, and serve it): throughput at 32 clients at least 4 x that of one; 60 s of 10 x overload
-give 200 and 503 only, memory stays flat, and it recovers within 2 s; dropped clients leave nothing behind.
+Wanted: throughput at 32 clients at least 4 x that of one. Overload fills the queue: 200 and 503 with Retry-After only, flat
+memory, and calm within 2 s after it. Clients that drop their connections leave nothing behind.
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ from typing import Any
 import pages
 
 SECONDS, OVERLOAD = 20.0, 60.0
+CROWD = 640
+"""Clients of the overload: more than all rows of two workers (2 x 128) and their queues."""
+QUEUE = 64
+"""Texts that may wait for each worker (`--limit waiting`)."""
+REST = 0.2
+"""Seconds that a refused client of the overload waits: less than it is told to."""
+ENOUGH = 60
+"""Texts that wait while a client is refused: fewer would mean that the queue was not full."""
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Tally:
     seconds: float = 0.0
     times: list[float] = field(default_factory=list)
     """Of answers with 200."""
-    codes: Counter[Any] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
     work: float = 0.0
     """Seconds of processor time that the server took."""
 
@@ -54,17 +63,19 @@ class Tally:
     def rate(self) -> float:
         return len(self.times) / self.seconds
 
+    def statuses(self) -> str:
+        return ", ".join(f"{count:,} x {code}" for code, count in sorted(self.codes.items()))
+
     def row(self, name: str) -> str:
-        codes = ", ".join(f"{count:,} x {code}" for code, count in sorted(self.codes.items(), key=str))
         each = 1000 * self.work / max(1, len(self.times))
         times = f"{1000 * self.quantile(0.5):.0f} | {1000 * self.quantile(0.99):.0f}"
-        return f"| {name} | {self.rate:.1f} | {times} | {each:.1f} | {codes} |"
+        return f"| {name} | {self.rate:.1f} | {times} | {each:.1f} | {self.statuses()} |"
 
 
 class Target:
-    """The server, and what is asked of it."""
+    """The server, and what is requested of it."""
 
-    def __init__(self, command: list[str], path: str, bodies: list[dict[str, Any]], streamed: dict[str, Any]):
+    def __init__(self, command: list[str], path: str, bodies: list[dict[str, Any]]):
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         line = next((line for line in self.process.stderr if "http://" in line), None)
@@ -72,8 +83,6 @@ class Target:
             sys.exit(f"the server did not start: {' '.join(command)}")
         self.port = int(line.partition("http://")[2].partition(":")[2].partition("/")[0])
         self.path, self.bodies = path, bodies
-        self.streamed = streamed
-        """What makes an answer a stream."""
 
     def processes(self) -> list[int]:
         """The server and its workers."""
@@ -98,43 +107,49 @@ class Target:
         self.process.terminate()
         return self.process.wait(120)
 
-    def request(self, body: dict[str, Any], close: bool = False) -> bytes:
+    def request(self, body: dict[str, Any]) -> bytes:
         data = json.dumps(body).encode()
-        head = (
-            f"POST {self.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-        )
-        return head.encode() + (b"Connection: close\r\n" if close else b"") + b"\r\n" + data
+        head = f"POST {self.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+        return f"{head}\r\n\r\n".encode() + data
 
 
-async def ask(target: Target, streams: tuple[Any, Any], body: dict[str, Any]) -> int:
-    """One request on an open connection; the status."""
-    reader, writer = streams
-    writer.write(target.request(body))
-    await writer.drain()
-    status = int((await reader.readline()).split()[1])
-    length = 0
+# --- clients
+
+
+async def answer(reader: asyncio.StreamReader) -> str:
+    """Read one answer to its end: its status, and what is wrong with it."""
+    status = (await reader.readline()).split()[1].decode()
+    headers: dict[bytes, bytes] = {}
     while (line := await reader.readline()) not in (b"\r\n", b""):
         name, _, value = line.partition(b":")
-        length = int(value) if name.lower() == b"content-length" else length
-    await reader.readexactly(length)
-    return status
+        headers[name.lower()] = value.strip()
+    if b"content-length" in headers:
+        await reader.readexactly(int(headers[b"content-length"]))
+        missing = status == "503" and int(headers.get(b"retry-after", 0)) < 1
+        return "503 without Retry-After" if missing else status
+    last = b""
+    while size := int(await reader.readline(), 16):  # a stream, in chunks
+        last = await reader.readexactly(size + 2)
+    await reader.readline()
+    return f"{status} with an error in the stream" if b'"error"' in last else status
 
 
 async def client(target: Target, until: float, tally: Tally, seed: int, rest: float = 0.0) -> None:
-    """Ask, wait for the answer, ask again; after a refusal it rests."""
+    """Send a request, wait for the answer, send the next; after a refusal wait."""
     draw, streams = random.Random(seed), None
     while time.monotonic() < until:
         try:
             streams = streams or await asyncio.open_connection("127.0.0.1", target.port)
             start = time.monotonic()
-            status = await ask(target, streams, draw.choice(target.bodies))
+            streams[1].write(target.request(draw.choice(target.bodies)))
+            status = await answer(streams[0])
         except (OSError, asyncio.IncompleteReadError, IndexError, ValueError) as error:
             tally.codes[type(error).__name__] += 1
             streams = None
             await asyncio.sleep(0.05)
             continue
         tally.codes[status] += 1
-        if status == 200:
+        if status == "200":
             tally.times.append(time.monotonic() - start)
         else:
             streams[1].close()
@@ -161,27 +176,37 @@ def together(parts: Sequence[Tally]) -> Tally:
 
 
 async def droppers(target: Target, count: int) -> None:
-    """Clients that ask, read a little or nothing, and go."""
+    """Clients that send a request, read a little or nothing, and go."""
     for number in range(count):
         _, writer = await asyncio.open_connection("127.0.0.1", target.port)
-        writer.write(target.request(target.bodies[number % len(target.bodies)] | target.streamed))
+        writer.write(target.request(target.bodies[number % len(target.bodies)]))
         await writer.drain()
         if number % 2:
             await asyncio.sleep(random.random() * 0.05)
         writer.transport.abort()
 
 
+# --- what is measured
+
+
 async def metric(target: Target, name: str) -> float:
     """The sum of one of the server's own numbers."""
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     text = (await reader.read()).decode()
     writer.close()
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
 
+async def longest_queue(target: Target, found: list[float]) -> None:
+    """Note how many texts wait, twice a second, until cancelled."""
+    while True:
+        found.append(await metric(target, "qkv_queue_length"))
+        await asyncio.sleep(0.5)
+
+
 async def emptied(target: Target) -> float:
-    """Seconds until nobody's text is being written or waits any more."""
+    """Seconds until no text is being written or waits any more."""
     start = time.monotonic()
     while await metric(target, "qkv_running_texts") + await metric(target, "qkv_queue_length"):
         await asyncio.sleep(0.1)
@@ -199,6 +224,25 @@ async def recovery(target: Target, calm: float) -> float:
         await asyncio.sleep(0.05)
 
 
+async def overloaded(target: Target, seconds: float, calm: float) -> tuple[Tally, list[str]]:
+    """More clients than the queue has room for, in four quarters; memory after each."""
+    before, parts, sizes, waiting = target.memory(), list[Tally](), list[float](), list[float]()
+    watch = asyncio.ensure_future(longest_queue(target, waiting))
+    for _ in range(4):
+        parts.append(await crowd(target, CROWD, seconds / 4, rest=REST))
+        sizes.append(target.memory())
+    watch.cancel()
+    flood, back = together(parts), await recovery(target, calm)
+    full = "the queue was full" if flood.codes["503"] and max(waiting) >= ENOUGH else "THE QUEUE WAS NOT FULL"
+    growth = max(sizes[1:]) / sizes[0] - 1
+    return flood, [
+        f"- overload: {flood.statuses()}; {full}, up to {max(waiting):.0f} texts waited; {back:.2f} s after it one client is "
+        "answered as fast as 99 % of its requests before",
+        f"- memory: {before:.0f} MB before, {', '.join(f'{mb:.0f}' for mb in sizes)} MB after each quarter of the overload: "
+        f"{100 * growth:+.1f} % after the first",
+    ]
+
+
 async def measure(target: Target, seconds: float, overload: float, soak: float) -> list[str]:
     await asyncio.sleep(5)  # until all workers are there
     await crowd(target, 16, 3)  # warm
@@ -207,23 +251,13 @@ async def measure(target: Target, seconds: float, overload: float, soak: float) 
         "|---|---:|---:|---:|---:|---|",
     ]
     single, many = await crowd(target, 1, seconds), await crowd(target, 32, seconds)
-    lines += [single.row("1"), many.row("32")]
-    before = target.memory()
-    parts = [await crowd(target, 320, overload / 4, rest=0.02)]
-    sizes = [target.memory()]
-    for _ in range(3):
-        parts.append(await crowd(target, 320, overload / 4, rest=0.02))
-        sizes.append(target.memory())
-    flood = together(parts)
-    back = await recovery(target, single.quantile(0.99))
-    lines += [flood.row(f"320, {overload:g} s")]
+    flood, notes = await overloaded(target, overload, single.quantile(0.99))
+    lines += [single.row("1"), many.row("32"), flood.row(f"{CROWD}, {overload:g} s")]
     await droppers(target, 300)
     empty = await emptied(target)
     notes = [
-        f"- 32 clients / 1 client: **{many.rate / single.rate:.1f} x** (asked: 4)",
-        f"- overload: statuses {sorted(map(str, flood.codes))}; memory {before:.0f} MB before, "
-        f"{', '.join(f'{mb:.0f}' for mb in sizes)} MB after each quarter; "
-        f"{back:.2f} s after it one client is answered as fast as 99 % of its requests before",
+        f"- 32 clients / 1 client: **{many.rate / single.rate:.1f} x** (wanted: 4)",
+        *notes,
         f"- 300 clients that dropped: all places free after {empty:.1f} s, {target.files()} open files, {target.memory():.0f} MB",
     ]
     if soak:
@@ -232,14 +266,13 @@ async def measure(target: Target, seconds: float, overload: float, soak: float) 
 
 
 async def soaked(target: Target, minutes: float) -> list[str]:
-    """Mixed load; memory is looked at ten times."""
-    samples, total = [], Counter[Any]()
+    """Mixed load; memory is read ten times."""
+    samples, total = [], Tally()
     for _ in range(10):
-        tally = await crowd(target, 24, 6 * minutes - 2, rest=0.05)
+        total = together([total, await crowd(target, 24, 6 * minutes - 2, rest=0.05)])
         await droppers(target, 20)
-        total += tally.codes
         samples.append(target.memory())
-    return [f"- soak, {minutes:g} min: {dict(total)}; memory {', '.join(f'{mb:.0f}' for mb in samples)} MB"]
+    return [f"- soak, {minutes:g} min: {total.statuses()}; memory {', '.join(f'{mb:.0f}' for mb in samples)} MB"]
 
 
 # --- what is served
@@ -247,72 +280,83 @@ async def soaked(target: Target, minutes: float) -> list[str]:
 
 def base_model(folder: Path) -> Path:
     """The 2017 base Transformer with random weights and a vocabulary of 8,000."""
+    from qkv.presets import preset
+
+    return random_model(folder / "base", preset("transformer-base"), "bpe", 8000)
+
+
+def character_model(folder: Path) -> Path:
+    """The network of the recipe shakespeare-char with random weights."""
+    import qkv
+    from qkv.config import ModelConfig, checked
+    from qkv.config.strict import read_toml
+
+    fields = read_toml(Path(qkv.__file__).parent / "recipes" / "shakespeare-char.toml")["model"]
+    return random_model(folder / "characters", checked(ModelConfig, {**fields, "vocab_size": 100}), "characters", 100)
+
+
+def random_model(folder: Path, config: Any, tokenizer: str, size: int) -> Path:
     import torch
 
     from qkv.api import Model
     from qkv.data.grammar import pairs
     from qkv.models.build import build
-    from qkv.presets import preset
     from qkv.text.train import train_tokenizer
 
     torch.manual_seed(0)
     texts = [text for pair in islice(pairs("train"), 2000) for text in (pair.source, pair.target)]
-    words = train_tokenizer(texts, "bpe", 8000)
-    c = preset("transformer-base").changed(
-        vocab_size=words.size, target_vocab_size=None, pad_id=0, bos_id=1, eos_id=2, start_id=None
-    )
-    Model(c, build(c), words, "cpu").save(folder / "base")
-    return folder / "base"
+    words = train_tokenizer(texts, tokenizer, size)
+    c = config.changed(vocab_size=words.size, target_vocab_size=None, pad_id=0, bos_id=1, eos_id=2, start_id=None)
+    Model(c, build(c), words, "cpu").save(folder)
+    return folder
 
 
 SENTENCES = ["I ate an apple.", "The old woman sees a small dog.", "The children have read the book.", "He gives the man a house.",
              "The girl who sleeps has a red car.", "We see the cat and the big horse in the garden."]  # fmt: skip
 
 
+def target_of(model: str, generate: bool, workers: int) -> Target:
+    """A server with a short queue, and the requests: translations, or texts that are streamed."""
+    if generate:
+        path, bodies = "/api/generate", [{"prompt": text, "max_tokens": 32, "stream": True} for text in SENTENCES]
+    else:
+        path, bodies = "/api/translate", [{"texts": [text], "max_length": 24} for text in SENTENCES]
+    command = [sys.executable, "-m", "qkv", "serve", f"model={model}", "--port", "0", "--workers", str(workers),
+               "--limit", f"waiting={QUEUE}", *([] if generate else ["--languages", "model=en-de"])]  # fmt: skip
+    return Target(command, path, bodies)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", help="the model")
+    parser.add_argument("model", nargs="?", help="a folder, or the name of a shipped model")
     parser.add_argument("--base", action="store_true", help="a 6+6 base Transformer with random weights")
-    parser.add_argument("--generate", action="store_true", help="ask a language model to write")
+    parser.add_argument("--characters", action="store_true", help="a character model with random weights")
+    parser.add_argument("--generate", action="store_true", help="the model is a language model: stream texts")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--overload", type=float, default=OVERLOAD)
     parser.add_argument("--soak", type=float, default=0.0, help="minutes")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--write", type=Path, help="put the tables between the markers of this file")
     given = parser.parse_args()
-    if not given.folder and not given.base:
-        parser.error("give a model's folder, or --base")
+    if not given.model and not given.base and not given.characters:
+        parser.error("give a model, --base or --characters")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = base_model(Path(temporary)) if given.base else Path(given.folder)
-        name = "model"
-        if given.generate:
-            path, bodies = "/api/generate", [{"prompt": text, "max_tokens": 32} for text in SENTENCES]
-        else:
-            path, bodies = "/api/translate", [{"texts": [text], "max_length": 24} for text in SENTENCES]
-        command = [
-            sys.executable,
-            "-m",
-            "qkv",
-            "serve",
-            f"{name}={folder}",
-            "--port",
-            "0",
-            "--workers",
-            str(given.workers),
-        ]
-        command += [] if given.generate else ["--languages", f"{name}=en-de"]
-        target = Target(command, path, bodies, {"stream": True, "max_tokens": 500} if given.generate else {})
+        made = base_model if given.base else character_model if given.characters else None
+        model = given.model if made is None else str(made(Path(temporary)))
+        target = target_of(model, given.generate or given.characters, given.workers)
         try:
             lines = asyncio.run(measure(target, given.seconds, given.overload, given.soak))
         finally:
             code = target.end()
-    title = "6+6 base, random weights" if given.base else Path(given.folder).name
-    asked = shlex.join(["python", "benchmarks/serve_load.py", *(sys.argv[1:])])
-    text = "\n".join([f"## Serving under load: {title}", "", f"{datetime.date.today()}, `{asked}`: `{path}`, server and clients "
-                      f"on the same machine, {pages.machine()}.", "", *lines, f"- ended by SIGTERM with exit code {code}"])  # fmt: skip
+    name = "base" if given.base else "characters" if given.characters else Path(given.model).name
+    title = {"base": "6+6 base, random weights", "characters": "a character model, random weights"}.get(name, name)
+    command = shlex.join(["python", "benchmarks/serve_load.py", *(sys.argv[1:])])
+    text = "\n".join([f"## Serving under load: {title}", "", f"{datetime.date.today()}, `{command}`: `{target.path}`, a queue of "
+                      f"{QUEUE} texts per worker, server and clients on the same machine, {pages.machine()}.", "", *lines,
+                      f"- ended by SIGTERM with exit code {code}"])  # fmt: skip
     print(text)
     if given.write:
-        pages.write(given.write, f"serve {'base' if given.base else Path(given.folder).name}", text)
+        pages.write(given.write, f"serve {name}", text)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ class Model(BaseModel):
                   constraints: Sequence[Sequence[str]] | None = None, alignments: bool = False, scores: bool = False,
                   batch_tokens: int = 2048, *, min_length: int | None = None, groups: int = 1, diversity: float = 0.5,
                   no_repeat_ngram: int | None = None, repetition_penalty: float = 1.0, early: bool | None = None,
-                  fast: bool = True) -> list[Any]:  # fmt: skip
+                  length_formula: str | None = None, fast: bool = True) -> list[Any]:  # fmt: skip
         """Translate some texts, in their order.
 
         Returns strings; with scores, alignments or n_best > 1 Translations (text, score, log_prob, tokens,
@@ -83,6 +83,7 @@ class Model(BaseModel):
         beam: hypotheses kept per text; 1 = greedy.
         length_penalty: the score of a hypothesis is its log-probability / length^length_penalty: above 0 favours long
             translations, below 0 short ones.
+        length_formula: "power" as above, or "gnmt": ((5 + length) / 6)^length_penalty (Wu et al. 2016).
         n_best: how many translations of each text, at most `beam`.
         max_length: longest translation in tokens; None = twice the source and 20 more.
         prefix: how each translation begins: one text for all, or a list with one per text.
@@ -94,7 +95,8 @@ class Model(BaseModel):
         groups, diversity: diverse beam search: the beam in so many groups, and what a token costs for each earlier group
             that has just written it.
         no_repeat_ngram: forbid repeated n-grams of this size; 0 = allow them.
-        repetition_penalty: multiply the log-probability of a token that occurred before; 1 = none.
+        repetition_penalty: multiply the log-probability of a token that occurred before (with beam 1 its logit, which is
+            divided where it is positive, as in Hugging Face); 1 = none.
         early: stop when `beam` hypotheses have ended, although a better one may follow.
         fast: on a CPU, use a packed copy of the network.
         """
@@ -102,21 +104,24 @@ class Model(BaseModel):
             raise QkvError("translate takes a list of texts: put the text into brackets")
         own = self.defaults.chosen(
             beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(early, False), min_length=(min_length, 0),
-            no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None),
+            no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None), length_formula=(length_formula, "power"),
         )  # fmt: skip
-        search = Beam(own["beam"], own["length_penalty"], n_best, groups, diversity, own["early"])
+        search = Beam(
+            own["beam"], own["length_penalty"], n_best, groups, diversity, own["early"], own["length_formula"]
+        )
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()
         how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"], repetition_penalty, prefixes,
-                      constraints or (), bool(self.defaults.forced_end), alignments, None, batch_tokens)  # fmt: skip
+                      constraints or (), bool(self.defaults.forced_end), alignments, None, batch_tokens,
+                      self.defaults.extra_length if max_length is None else None)  # fmt: skip
         found = self.translator(fast).translate(texts, how)
         return found if scores or alignments or n_best > 1 else [one.text for one in found]
 
     def summarize(self, texts: Sequence[str], beam: int | None = None, length_penalty: float | None = None,
-                  max_length: int | None = None, no_repeat_ngram: int | None = None, fast: bool = True
-                  ) -> list[Translation]:  # fmt: skip
+                  max_length: int | None = None, no_repeat_ngram: int | None = None, fast: bool = True,
+                  length_formula: str | None = None) -> list[Translation]:  # fmt: skip
         """Write a summary of each text; of a text that is longer than the model reads, the beginning counts.
 
-        texts: a list of texts. beam, length_penalty, fast: as in `translate`. max_length: longest summary in tokens.
+        texts: a list of texts. beam, length_penalty, length_formula, fast: as in `translate`. max_length: longest summary in tokens.
         no_repeat_ngram: forbid repeated n-grams of this size; 0 = allow them.
         A setting that is None is the model's own where its folder has one, else beam 4, length_penalty 1, max_length 64,
         no_repeat_ngram 3.
@@ -126,9 +131,9 @@ class Model(BaseModel):
         writer = Summarizer(self.config, self.packed(fast), self.words(), self.target_words())
         own = self.defaults.chosen(
             beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(None, False), max_length=(max_length, 64),
-            min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3),
+            min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3), length_formula=(length_formula, "power"),
         )  # fmt: skip
-        search = Beam(own["beam"], own["length_penalty"], early=own["early"])
+        search = Beam(own["beam"], own["length_penalty"], early=own["early"], length_formula=own["length_formula"])
         how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"],
                       forced_end=bool(self.defaults.forced_end))  # fmt: skip
         return writer.translate(texts, how)
@@ -196,11 +201,12 @@ class Model(BaseModel):
     # --- pictures
 
     def describe(self, pictures: Sequence[Any], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
-                 max_length: int | None = None, fast: bool = True) -> list[Translation]:  # fmt: skip
+                 max_length: int | None = None, fast: bool = True, length_formula: str = "power"
+                 ) -> list[Translation]:  # fmt: skip
         """Write a caption of each picture.
 
-        pictures: a list of paths, Pillow images or arrays of uint8 pixels. beam, length_penalty, n_best, fast: as in
-            `translate`. max_length: longest caption in tokens.
+        pictures: a list of paths, Pillow images or arrays of uint8 pixels. beam, length_penalty, length_formula, n_best,
+            fast: as in `translate`. max_length: longest caption in tokens.
         """
         from qkv.tasks.captions import Captioner, check
 
@@ -208,7 +214,8 @@ class Model(BaseModel):
             raise QkvError("describe takes a list of pictures: put the picture into brackets")
         check(self.config)
         captioner = Captioner(self.config, self.packed(fast), self.target_words())
-        return captioner.describe(pictures, Beam(beam, length_penalty, n_best), max_length)
+        how = Beam(beam, length_penalty, n_best, length_formula=length_formula)
+        return captioner.describe(pictures, how, max_length)
 
     # --- looking inside
 

@@ -19,7 +19,8 @@ from qkv.generate.conversation import Conversation
 from qkv.generate.cursor import slide as slide_on
 from qkv.generate.defaults import Defaults
 from qkv.generate.pieces import pieces, until
-from qkv.generate.search import steps
+from qkv.generate.rules import Rules
+from qkv.generate.search import FREE, GREEDY, steps
 from qkv.generate.translate import Translator
 from qkv.look.stream import layers
 from qkv.models.build import Network
@@ -125,20 +126,30 @@ class BaseModel:
 
     def generate(self, prompt: str | Ids, max_new_tokens: int = 100, temperature: float = 0.0, top_k: int | None = None,
                  top_p: float | None = None, seed: int | None = None, stop: Sequence[str] = (), chat: bool = False,
-                 system: str | None = None, slide: bool = False) -> Iterator[Any]:  # fmt: skip
+                 system: str | None = None, slide: bool = False, min_p: float = 0.0, repetition_penalty: float = 1.0,
+                 presence_penalty: float = 0.0, frequency_penalty: float = 0.0, no_repeat_ngram: int = 0
+                 ) -> Iterator[Any]:  # fmt: skip
         """Continue a prompt token by token (encoder-decoder: write the target of this source).
 
         prompt: a text, which gives pieces of text, or ids, which give ids without the end token.
         max_new_tokens: at most so many. temperature: 0 = greedy; above 0 tokens are drawn.
         top_k, top_p: draw from the k likeliest tokens, or from the smallest set with probability p.
+        min_p: draw from the tokens with at least this share of the likeliest one's probability.
         seed: repeat the same draws. stop: strings that end the text and are left out of it.
         chat: the prompt is a message to an assistant, `system` the message before it.
         slide: where the context is full, continue from its last half instead of stopping.
+        repetition_penalty: divide the positive and multiply the negative logits of tokens that occurred before, in the
+            prompt too (CTRL, as in Hugging Face); 1 = none. It acts in greedy and in sampling.
+        presence_penalty, frequency_penalty: subtract from the logits of generated tokens, once, or once for each
+            occurrence (OpenAI), -2 to 2.
+        no_repeat_ngram: forbid repeated n-grams of this size, the prompt counted; 0 = allow them.
         """
         textual = isinstance(prompt, str)
         ids: Ids = self.prompt_ids(prompt, chat, system) if isinstance(prompt, str) else prompt
-        how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p)
-        tokens = self.tokens(ids, max_new_tokens, how, seed, slide)
+        how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
+        rules = Rules(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                      frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
+        tokens = self.tokens(ids, max_new_tokens, how, seed, slide, rules)
         return self.texts(tokens, ids, stop) if textual else tokens  # type: ignore[arg-type]
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
@@ -164,21 +175,21 @@ class BaseModel:
         """Return the assistant's answer.
 
         messages: [{"role": "user", "content": "Hello"}, ...]; roles are system, user and assistant.
-        how: max_new_tokens, temperature, top_k, top_p, seed, stop and slide, as in `generate`.
+        how: max_new_tokens, temperature, seed, stop, penalties and the other settings of `generate`.
         """
         ids, stop = self.chat_ids(messages), how.pop("stop", ())
         return "".join(self.texts(self.generate(ids, **how), ids, stop)).strip()
 
-    def conversation(self, system: str | None = None, max_new_tokens: int = 512, how: Sampling = Sampling(),
-                     seed: int | None = None) -> Conversation:  # fmt: skip
+    def conversation(self, system: str | None = None, max_new_tokens: int = 512, how: Sampling = GREEDY,
+                     seed: int | None = None, rules: Rules = FREE) -> Conversation:  # fmt: skip
         """Several turns: `conversation.ask(text)` gives the pieces of each answer."""
-        return Conversation(self.config, self.network, self.words(), system, max_new_tokens, how, seed)
+        return Conversation(self.config, self.network, self.words(), system, max_new_tokens, how, seed, rules)
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.words().chat(messages)
 
-    def tokens(self, prompt: Ids, max_new_tokens: int, how: Sampling, seed: int | None, slide: bool = False
-               ) -> Iterator[int]:  # fmt: skip
+    def tokens(self, prompt: Ids, max_new_tokens: int, how: Sampling, seed: int | None, slide: bool = False,
+               rules: Rules = FREE) -> Iterator[int]:  # fmt: skip
         """The new ids of one row, up to an end token."""
         c = self.config
         if c.family == "encoder":
@@ -197,11 +208,13 @@ class BaseModel:
                 "end (--truncate)"
             )
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
+        known: list[int] = batch.inputs[0].tolist()
+        rules = rules.after(known, c.eos_ids)
         if slide and isinstance(self.network, Decoder) and self.context is not None:
-            rows = slide_on(self.network, batch.inputs[0].tolist(), max_new_tokens, self.context, c.eos_ids, how, seed)
+            rows = slide_on(self.network, known, max_new_tokens, self.context, c.eos_ids, how, seed, rules)
             return (token for token in rows if token not in c.eos_ids)
-        max_new_tokens = int(min(max_new_tokens, self.room(batch.inputs[0].tolist())))
-        written = steps(self.network, batch, max_new_tokens, c.eos_ids, how, seed)  # type: ignore[arg-type]
+        max_new_tokens = int(min(max_new_tokens, self.room(known)))
+        written = steps(self.network, batch, max_new_tokens, c.eos_ids, how, seed, rules)  # type: ignore[arg-type]
         return (token for (token,) in written if token is not None and token not in c.eos_ids)
 
     @property

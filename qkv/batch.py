@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 IGNORED = -100
-"""The target of a position that does not count."""
+"""The target of a position that does not count. Of ids, classes and places only: scores (float) all count, -100 is one of them."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,17 @@ class Batch:
     """(B, T) which document of its row a token belongs to, where several are packed into one; they do not see each other."""
     images: Tensor | None = None
     """(B, channels, height, width)."""
+    weights: Tensor | None = None
+    """(B, T) how much each target counts in the sum of the loss; None = 1."""
     fresh: Tensor | None = None
     """(B,) rows that begin a text, where the others go on from a state that is carried to them; None = no row does."""
 
     @property
     def count(self) -> int:
         """How many targets count: what a loss is divided by."""
-        return 0 if self.targets is None else int((self.targets != IGNORED).sum())
+        if self.targets is None:
+            return 0
+        return self.targets.numel() if self.targets.is_floating_point() else int((self.targets != IGNORED).sum())
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""The contracts of docs/design.md as measurements: what must be true of every model, on this model, in numbers.
+"""The contracts of docs/design.md as measurements: what must be true of every model to which it applies, on this model, in numbers.
 
 `check(network, config)` returns one Result per contract. Tests run it on every preset; `qkv check FOLDER` on yours.
 Differences are max |a - b| relative to max(1, max |a|).
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +53,10 @@ class Result:
     note: str = ""
 
     @property
-    def passed(self) -> bool:
-        return self.measured is None or self.measured <= self.tolerance
+    def status(self) -> Literal["holds", "broken", "does not apply"]:
+        if self.measured is None:
+            return "does not apply"
+        return "holds" if self.measured <= self.tolerance else "broken"
 
 
 class DoesNotApply(Exception):

@@ -128,7 +128,8 @@ def same_translations(hf: Any, folder: Path, model: Model) -> str:
     for beam in (None, 1):
         told = {} if beam is None else {"num_beams": beam, "early_stopping": None}
         rows = [ended(model, ids[1:]) for ids in network.generate(**inputs, max_new_tokens=most, **told).tolist()]
-        ours = model.translate(texts, beam, max_length=most, scores=True, fast=False)
+        how = {"max_length": most, "length_formula": "power"}  # which is the only one that transformers has
+        ours = model.translate(texts, beam, scores=True, fast=False, **how)
         for text, mine, ids in zip(texts, ours, rows, strict=True):
             other = decoder.decode(ids, skip_special_tokens=True)
             cut = beam is None and ids[-1] not in model.config.eos_ids

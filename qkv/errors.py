@@ -4,6 +4,10 @@
 class QkvError(Exception):
     """Something the user gave is wrong; the message says what, and what to do."""
 
+    def __str__(self) -> str:
+        """One line, whatever names a damaged file brought into it: line ends and other control characters are escaped."""
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
+
 
 class ConfigError(QkvError):
     """A configuration that cannot be: unknown key, wrong type, impossible combination."""

@@ -35,7 +35,7 @@ def masked(output: Output, batch: Batch) -> Loss:
 
 def translation(output: Output, batch: Batch, smoothing: float = 0.1) -> Loss:
     """The next target word given the source, with label smoothing (Vaswani et al. 2017, 5.4)."""
-    return cross_entropy(output, wanted(batch), smoothing)
+    return cross_entropy(output, wanted(batch), smoothing, batch.weights)
 
 
 def classification(output: Output, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -57,10 +57,8 @@ def replaced(output: Output, batch: Batch) -> Loss:
 
 
 def regression(output: Output, batch: Batch) -> Loss:
-    """One number per sequence: (score - target)^2, scores (B, 1), targets (B,) float."""
-    targets = wanted(batch)
-    real = targets != IGNORED  # (B,)
-    errors = output.logits.squeeze(-1)[real].float() - targets[real]
+    """One number per sequence: (score - target)^2, scores (B, 1), targets (B,) float, which all count."""
+    errors = output.logits.squeeze(-1).float() - wanted(batch)  # (B,)
     return Loss(errors.square().sum(), errors.numel())
 
 

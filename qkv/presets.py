@@ -45,8 +45,8 @@ BASE = define(
 define("transformer-big", "Vaswani et al. 2017: big", BASE, d_model=1024, n_heads=16, d_ff=4096, dropout=0.3)
 define(
     "transformer-relative",
-    "Shaw et al. 2018, Self-attention with relative position representations: base, distances clipped at 16",
-    BASE, position="relative", relative_distance=16,
+    "Shaw et al. 2018, Self-attention with relative position representations: base, distances clipped at 16, vectors per head",
+    BASE, d_ff=1024, position="relative", relative_distance=16, relative_per_head=True,
 )  # fmt: skip
 define(
     "tiny",
@@ -85,10 +85,12 @@ T5 = define(
     family="encoder-decoder", vocab_size=32_128, d_model=512, n_layers=6, n_heads=8, d_head=64, d_ff=2048,
     feedforward="relu", norm="rms", norm_eps=1e-6, norm_order="pre", position="t5", score="dot", attention_bias="none",
     ffn_bias=False, tie="all", output_scale=True, dropout=0.1, attention_dropout=0.1, ffn_dropout=0.1,
-    pad_id=0, eos_id=1, start_id=0,
+    init="lecun", init_embed_std=1.0, pad_id=0, eos_id=1, start_id=0,
 )  # fmt: skip
 define("t5-base", "T5 v1.0 base", T5, d_model=768, n_layers=12, n_heads=12, d_ff=3072)
 define("t5-large", "T5 v1.0 large", T5, d_model=1024, n_layers=24, n_heads=16, d_ff=4096)
+T5_3B = define("t5-3b", "T5 v1.0 3B", T5, d_model=1024, n_layers=24, n_heads=32, d_head=128, d_ff=16_384)
+define("t5-11b", "T5 v1.0 11B", T5_3B, n_heads=128, d_ff=65_536)
 T5_1 = define(
     "t5-v1.1-small",
     "T5 v1.1: gated GELU (Shazeer 2020), output words apart from the embedding",
@@ -133,6 +135,7 @@ ROBERTA = define(
     "Liu et al. 2019, RoBERTa: BERT trained longer; byte-level words, one segment",
     BERT, vocab_size=50_265, norm_eps=1e-5, n_segments=1, position_offset=2, pad_id=1, bos_id=0, eos_id=2,
 )  # fmt: skip
+define("roberta-large", "RoBERTa large", ROBERTA, d_model=1024, n_layers=24, n_heads=16, d_ff=4096)
 ELECTRA = define(
     "electra-small",
     "Clark et al. 2020, ELECTRA: was this token replaced? (the discriminator)",
@@ -143,12 +146,17 @@ define(
     "ELECTRA: the small masked-word model that proposes replacements",
     ELECTRA, head="masked", tie="output", output_bias=True,
 )  # fmt: skip
-define(
+define("electra-base", "ELECTRA base (generator_size: 1/3)", ELECTRA, d_model=768, n_heads=12, d_ff=3072, d_embed=768)
+define("electra-large", "ELECTRA large", ELECTRA, d_model=1024, n_layers=24, n_heads=16, d_ff=4096, d_embed=1024)
+ALBERT = define(
     "albert-base",
     "Lan et al. 2020, ALBERT v2: one block used twelve times, narrow word vectors",
     BERT, vocab_size=30_000, d_embed=128, share_layers=True, feedforward="gelu-tanh", dropout=0.0,
     attention_dropout=0.0, bos_id=2, eos_id=3,
 )  # fmt: skip
+define("albert-large", "ALBERT v2 large", ALBERT, d_model=1024, n_layers=24, n_heads=16, d_ff=4096)
+define("albert-xlarge", "ALBERT v2 xlarge", ALBERT, d_model=2048, n_layers=24, n_heads=16, d_ff=8192)
+define("albert-xxlarge", "ALBERT v2 xxlarge", ALBERT, d_model=4096, n_heads=64, d_ff=16_384)
 define(
     "roformer",
     "Su et al. 2021, RoFormer: BERT with rotary positions",
@@ -184,7 +192,7 @@ GPT2 = define(
     "Radford et al. 2019, GPT-2",
     family="decoder", vocab_size=50_257, d_model=768, n_layers=12, n_heads=12, d_ff=3072, feedforward="gelu-tanh",
     norm_order="pre", position="learned", max_length=1024, tie="output", dropout=0.1, attention_dropout=0.1,
-    init_std=0.02, pad_id=50_256, bos_id=50_256, eos_id=50_256,
+    init_std=0.02, init_residual=True, pad_id=50_256, bos_id=50_256, eos_id=50_256,
 )  # fmt: skip
 define("gpt2-medium", "GPT-2 medium", GPT2, d_model=1024, n_layers=24, n_heads=16, d_ff=4096)
 define("gpt2-large", "GPT-2 large", GPT2, d_model=1280, n_layers=36, n_heads=20, d_ff=5120)
@@ -192,7 +200,7 @@ define("gpt2-xl", "GPT-2 XL", GPT2, d_model=1600, n_layers=48, n_heads=25, d_ff=
 define(
     "gpt",
     "Radford et al. 2018, GPT: norms after the sums",
-    GPT2, vocab_size=40_478, norm_order="post", max_length=512, pad_id=0, bos_id=None, eos_id=None,
+    GPT2, vocab_size=40_478, norm_order="post", max_length=512, init_residual=False, pad_id=0, bos_id=None, eos_id=None,
 )  # fmt: skip
 
 GPT3 = GPT2.changed(max_length=2048, dropout=0.0, attention_dropout=0.0)
@@ -220,6 +228,7 @@ LLAMA = define(
     max_length=2048, dropout=0.0, init_std=0.02, pad_id=0, bos_id=1, eos_id=2,
 )  # fmt: skip
 define("llama-13b", "LLaMA 13B", LLAMA, d_model=5120, n_layers=40, n_heads=40, d_ff=13_824)
+define("llama-30b", "LLaMA 33B, released as 30B", LLAMA, d_model=6656, n_layers=60, n_heads=52, d_ff=17_920)
 define("llama-65b", "LLaMA 65B", LLAMA, d_model=8192, n_layers=80, n_heads=64, d_ff=22_016)
 LLAMA2 = define("llama2-7b", "Touvron et al. 2023, Llama 2", LLAMA, max_length=4096, norm_eps=1e-5)
 define(
@@ -245,19 +254,22 @@ define(
     "Llama 3.2 1B: tied, stretched by 32",
     LLAMA31, d_model=2048, n_layers=16, d_head=64, d_ff=8192, tie="output", rotary_scaling=STRETCH.changed(factor=32.0),
 )  # fmt: skip
-define(
+PALM = define(
     "palm-8b",
     "Chowdhery et al. 2022, PaLM 8B: parallel sublayers, one head of keys and values, SwiGLU, no biases",
     family="decoder", vocab_size=256_000, d_model=4096, n_layers=32, n_heads=16, n_kv_heads=1, d_head=256, d_ff=16_384,
     feedforward="swiglu", norm="layer-without-bias", norm_order="parallel", position="rotary", attention_bias="none",
-    ffn_bias=False, tie="output", output_scale=True, max_length=2048, dropout=0.0, pad_id=0, bos_id=1, eos_id=2,
+    ffn_bias=False, tie="output", output_scale=True, max_length=2048, dropout=0.0, init="lecun", init_embed_std=1.0,
+    pad_id=0, bos_id=1, eos_id=2,
 )  # fmt: skip
+define("palm-62b", "PaLM 62B", PALM, d_model=8192, n_layers=64, n_heads=32, d_ff=32_768)
+define("palm-540b", "PaLM 540B", PALM, d_model=18_432, n_layers=118, n_heads=48, d_ff=73_728)
 BLOOM = define(
     "bloom-560m",
     "Scao et al. 2022, BLOOM: ALiBi and a norm on the embeddings",
     family="decoder", vocab_size=250_880, d_model=1024, n_layers=24, n_heads=16, d_ff=4096, feedforward="gelu-tanh",
     norm_order="pre", embed_norm=True, position="alibi", tie="output", max_length=2048, dropout=0.0, init_std=0.02,
-    pad_id=3, bos_id=1, eos_id=2,
+    init_residual=True, pad_id=3, bos_id=1, eos_id=2,
 )  # fmt: skip
 define("bloom-176b", "BLOOM 176B", BLOOM, d_model=14_336, n_layers=70, n_heads=112, d_ff=57_344)
 
@@ -291,8 +303,9 @@ GLA = define(
     "gla-340m",
     "Yang et al. 2023, Gated linear attention: 4 heads, keys half as wide as values, no positions",
     family="decoder", vocab_size=32_000, d_model=1024, n_layers=24, n_heads=4, d_key=128, d_ff=2816,
-    mixer=("gated-linear",), feedforward="swiglu", norm="rms", norm_order="pre", position="none", attention_bias="none",
-    ffn_bias=False, tie="output", max_length=2048, dropout=0.0, init_std=0.02, pad_id=0, bos_id=1, eos_id=2,
+    mixer=("gated-linear",), head_norm_eps=1e-6, feedforward="swiglu", norm="rms", norm_eps=1e-6, norm_order="pre",
+    position="none", attention_bias="none", ffn_bias=False, tie="output", max_length=2048, dropout=0.0, init_std=0.02,
+    init_residual=True, pad_id=0, bos_id=1, eos_id=2,
 )  # fmt: skip
 define("gla-1.3b", "GLA 1.3B", GLA, d_model=2048, d_key=256, d_ff=5632)
 define(
@@ -307,8 +320,10 @@ MAMBA = define(
     "Gu and Dao 2023, Mamba: selective state spaces, which are the feed-forward layer too",
     family="decoder", vocab_size=50_280, d_model=768, n_layers=24, mixer=("selective",), d_state=16,
     feedforward="none", norm="rms", norm_order="pre", position="none", attention_bias="none", tie="output",
-    max_length=2048, dropout=0.0, init_std=0.02, pad_id=0, bos_id=0, eos_id=0,
+    max_length=2048, dropout=0.0, init="torch", init_embed_std=0.02, init_residual=True, pad_id=0, bos_id=0, eos_id=0,
 )  # fmt: skip
+define("mamba-370m", "Mamba 370M", MAMBA, d_model=1024, n_layers=48)
+define("mamba-790m", "Mamba 790M", MAMBA, d_model=1536, n_layers=48)
 define("mamba-1.4b", "Mamba 1.4B", MAMBA, d_model=2048, n_layers=48)
 define("mamba-2.8b", "Mamba 2.8B", MAMBA, d_model=2560, n_layers=64)
 
@@ -357,6 +372,7 @@ def tiny(name: str) -> ModelConfig:
         "relative_buckets": 8,
         "rotary_scaling": c.rotary_scaling and c.rotary_scaling.changed(original_length=16),
         "init_std": None,  # weights large enough for an error to show
+        "init_embed_std": c.init_embed_std and 1.0,
         **small_ids(c),
     }
     return c.changed(**{field: value for field, value in small.items() if value != getattr(c, field)})

@@ -51,7 +51,8 @@ class TrainedRun:
 
 
 def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None, *,
-          overrides: Mapping[str, Any] | None = None, quiet: bool = False, **fields: Any) -> TrainedRun:  # fmt: skip
+          overrides: Mapping[str, Any] | None = None, quiet: bool = False, changed_data: bool = False,
+          **fields: Any) -> TrainedRun:  # fmt: skip
     """Train what a recipe describes, score it on its test set and write its card.
 
     recipe: the name of a recipe that comes with qkv ("demo"), the path of a .toml file, or a dict with the tables of one:
@@ -60,6 +61,7 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
         at once where it has ended.
     overrides: fields to change, by their names in the recipe: {"train.steps": 100, "model.d_model": 64}.
     quiet: print nothing. Otherwise progress goes to stderr.
+    changed_data: continue a run although its training data have changed since it began.
     fields: the same as overrides, with two underscores for the point: train__steps=100.
 
     Returns a TrainedRun: `.folder`, `.results`, `.scores` and `.model`, which is opened at the first use.
@@ -79,7 +81,7 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
     with as_file(text) as path:
         if learns_vectors(path, changes):
             return train_vectors(path, changes, kept, folder, quiet)
-        return train_network(path, changes, kept, folder, quiet)
+        return train_network(path, changes, kept, folder, quiet, changed_data)
 
 
 def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence[str | Path] | None = None, *,
@@ -181,7 +183,9 @@ class as_file:
 # --- runs
 
 
-def train_network(path: Path, changes: list[str], kept: str, folder: Path, quiet: bool) -> TrainedRun:
+def train_network(
+    path: Path, changes: list[str], kept: str, folder: Path, quiet: bool, changed_data: bool
+) -> TrainedRun:
     from qkv.config import load_recipe
     from qkv.convert.detect import open_config
     from qkv.train.report import Report
@@ -190,7 +194,7 @@ def train_network(path: Path, changes: list[str], kept: str, folder: Path, quiet
     recipe: Recipe = load_recipe(path, changes, open_config)
     if recipe.data is None:
         raise ConfigError("this recipe has no [data] table: it says what a model is, not what it learns from")
-    done = run(recipe, kept, folder, Report(quiet=quiet), None)
+    done = run(recipe, kept, folder, Report(quiet=quiet), None, changed_data)
     return TrainedRun(folder, done.results, done.why)
 
 

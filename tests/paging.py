@@ -47,7 +47,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(run_folder: Path) -> Service:
     labels = {"max_length": 64, "labels": ("bad", "fair", "good")}
     models = [
-        Served("en-de", model("transformer-base", max_length=40), "translation", ("en", "de")),
+        Served(
+            "en-de", model("transformer-base", max_length=40), "translation", ("en", "de"), run=run_folder.resolve()
+        ),
         Served("lm", language_model()),
         Served("classes", model("bert-base", head="classes", **labels)),
         Served("eye", model("vit-b16", labels=("cat", "dog", "cow"))),

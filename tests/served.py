@@ -88,7 +88,7 @@ def served(models: list[Served], keys: tuple[str, ...] = (), **more: Any) -> Ite
     """A client of a server in this process; what goes wrong in the server is an answer, not an exception."""
     limits = more.pop("limits", Limits())
     service = Service(models, limits, Keys(keys), **more)
-    with TestClient(application(service), raise_server_exceptions=False) as client:
+    with TestClient(application(service), "http://localhost", raise_server_exceptions=False) as client:
         client.service = service  # type: ignore[attr-defined]
         yield client
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from conftest import Run
 from sklearn.feature_extraction.text import TfidfVectorizer
 
+from qkv.data.images import digits
+from qkv.errors import QkvError
 from qkv.evaluate import baseline as module
 from qkv.evaluate.baseline import TOKEN, baseline, verdict
 
@@ -120,6 +123,18 @@ def test_the_verdict_names_the_better_one() -> None:
     assert lines(79.0, baseline=None) == []
     assert len(lines(75.0, test=None)) == 1 and "70.00 against 69.00" in lines(69.0, test=None)[1]
     assert len(lines(75.0, test={"scores": []})) == 1  # a test set without labels
+
+
+def test_without_scikit_learn_a_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    rows = separable(60, 6)
+    found = of(rows, rows)
+    (line,) = verdict({"valid": {"metric": "accuracy", "value": 1.0}, "baseline": found, "test": None})
+    assert "pip install 'qkv[sklearn]'" in line
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(QkvError, match=r"pip install 'qkv\[sklearn\]'"):
+        digits("train")
 
 
 @pytest.mark.parametrize("tested", [True, False])

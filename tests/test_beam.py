@@ -101,24 +101,27 @@ def close(a: list[list[Hypothesis]], b: list[list[Hypothesis]]) -> None:
 # --- brute force
 
 
-def everything(network: nn.Module, one: Batch, vocab: int, longest: int, alpha: float) -> list[tuple[float, list[int]]]:
+def everything(network: nn.Module, one: Batch, vocab: int, longest: int, alpha: float, formula: str = "power"
+               ) -> list[tuple[float, list[int]]]:  # fmt: skip
     """All texts that end within `longest` tokens, best first."""
     words = [token for token in range(vocab) if token != END]
     every = [[*ids, END] for n in range(longest) for ids in product(words, repeat=n)]
-    scored = [(sum(forced(network, one, ids)) / len(ids) ** alpha, ids) for ids in every]
+    base = {"power": lambda n: n, "gnmt": lambda n: (5 + n) / 6}[formula]
+    scored = [(sum(forced(network, one, ids)) / base(len(ids)) ** alpha, ids) for ids in every]
     return sorted(scored, key=lambda pair: -pair[0])
 
 
-@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("alpha, formula", [(-1.0, "power"), (0.0, "power"), (0.6, "power"), (1.0, "power"), (2.0, "power"),
+                                            (0.6, "gnmt"), (-1.0, "gnmt")])  # fmt: skip
 @pytest.mark.parametrize("kind", ["transformer", "rnnsearch", "decoder"])
-def test_a_wide_beam_finds_what_brute_force_finds(kind: str, alpha: float) -> None:
+def test_a_wide_beam_finds_what_brute_force_finds(kind: str, alpha: float, formula: str) -> None:
     """Beam >= V^L: the exact n-best list in the exact order with the exact scores."""
     vocab, longest, n = 4, 4, 30
     network = make(kind, vocab)
     batch = sources(network, 2, vocab, ragged=False)
-    found = search(network, batch, longest, [END], Beam(vocab**longest, alpha, n))
+    found = search(network, batch, longest, [END], Beam(vocab**longest, alpha, n, length_formula=formula))
     for row, own in enumerate(found):
-        wanted = everything(network, alone(batch, row), vocab, longest, alpha)[:n]
+        wanted = everything(network, alone(batch, row), vocab, longest, alpha, formula)[:n]
         assert [h.ids for h in own] == [ids for _, ids in wanted]
         assert [h.score for h in own] == pytest.approx([score for score, _ in wanted], abs=1e-5)
         assert all(h.ended for h in own)
@@ -198,7 +201,10 @@ def test_stopping_early_enough_and_never_too_early(alpha: float, monkeypatch: py
 @pytest.mark.parametrize("alpha", [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("kind", ["transformer", "luong", "decoder"])
 def test_stopping_never_cuts_a_better_one(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same texts as a search that goes on to the longest length, in fewer steps unless length is rewarded."""
     network = make(kind, sharp=2.0)
+    with torch.no_grad():
+        network.head.bias[END] += 3  # texts of one token compete with long ones
     batch, steps = sources(network, 8), [0]
     network.head.register_forward_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
     for n in (1, 3):
@@ -207,7 +213,7 @@ def test_stopping_never_cuts_a_better_one(kind: str, alpha: float, monkeypatch: 
         with monkeypatch.context() as patch:
             patch.setattr(Group, "settled", lambda self: False)
             close(stopped, search(network, batch, 25, [END], Beam(4, alpha, n)))
-        assert steps[0] == 25 and taken <= 25
+        assert steps[0] == 25 and (taken < 12 or alpha > 0.5)
         steps[0] = 0
 
 
@@ -345,20 +351,24 @@ def test_closing_tokens_are_those_that_repeat(ids: list[int], n: int, token: int
 
 
 def test_repetition_penalty_multiplies_and_the_model_s_own_numbers_stay() -> None:
+    """Beam search penalises log-probabilities, greedy search logits (tests/test_penalties.py), as in Hugging Face."""
     network = make("transformer", vocab=9)
     batch = sources(network, vocab=9)
     rules = Rules(ends=(END,), repetition_penalty=1.7)
-    for beam in (Beam(4, 0.5, 2), Beam(1, 0.5)):
+    for beam, factor in ((Beam(4, 0.5, 2), 1.7), (Beam(1, 0.5), 1)):
         for row, own in enumerate(search(network, batch, 12, [END], beam, rules)):
             for h in own:
                 true = forced(network, alone(batch, row), h.ids)
                 dearer = [
-                    p * (1.7 if token in h.ids[:i] else 1) for i, (token, p) in enumerate(zip(h.ids, true, strict=True))
+                    p * (factor if token in h.ids[:i] else 1)
+                    for i, (token, p) in enumerate(zip(h.ids, true, strict=True))
                 ]
                 assert h.log_probs == pytest.approx(true, abs=1e-4)
                 assert h.total == pytest.approx(sum(dearer), abs=1e-4)
                 assert h.score == pytest.approx(sum(dearer) / len(h.ids) ** 0.5, abs=1e-4)
-    assert texts(search(network, batch, 12, [END], Beam(1), rules)) != texts(search(network, batch, 12, [END], Beam(1)))
+    harsh = Rules(ends=(END,), repetition_penalty=9.0)
+    for beam in (Beam(4), Beam(1)):
+        assert texts(search(network, batch, 12, [END], beam, harsh)) != texts(search(network, batch, 12, [END], beam))
 
 
 def test_tokens_that_are_never_written() -> None:
@@ -402,7 +412,7 @@ def test_when_nothing_else_is_allowed_the_text_ends() -> None:
         assert sorted(ids) == [2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("bad", [{"repetition_penalty": 0.5}, {"no_repeat_ngram": -1}, {"min_length": -2}])
+@pytest.mark.parametrize("bad", [{"repetition_penalty": 0.0}, {"no_repeat_ngram": -1}, {"min_length": -2}])
 def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(QkvError, match=next(iter(bad))):
         Rules(**bad)
@@ -417,6 +427,7 @@ def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
         {"length_penalty": math.nan},
         {"length_penalty": 99.0},
         {"diversity": -1},
+        {"length_formula": "square"},
     ],
 )
 def test_impossible_beams_are_refused(bad: dict[str, float]) -> None:

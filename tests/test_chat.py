@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
 from qkv.generate.conversation import Conversation
 from qkv.generate.cursor import Cursor, common, slide
+from qkv.generate.rules import Rules
 from qkv.generate.search import greedy
 from qkv.models.build import build
+from qkv.text.chat import render
 from qkv.text.train import train_tokenizer
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'][0] }}:{{ m['content'] }}</s>{% endfor %}<s>a:"
@@ -51,7 +54,7 @@ def folder(tmp_path_factory):
 # --- a text that is read on
 
 
-@pytest.mark.parametrize("fields", [{}, {"position": "learned"}, {"position": "t5"}, {"mixer": ("linear",)},
+@pytest.mark.parametrize("fields", [{}, {"position": "learned"}, {"position": "t5"}, {"mixer": ("linear",), "position": "learned"},
                                     {"recurrent": "lstm", "position": "none"}])  # fmt: skip
 def test_a_cursor_answers_as_a_fresh_reading_does(fields):
     torch.manual_seed(0)
@@ -96,13 +99,14 @@ def test_sliding_is_plain_writing_within_the_context_and_goes_on_behind_it():
 # --- conversations
 
 
-def test_a_conversation_says_what_model_chat_says_turn_by_turn():
-    model, messages = model_of(), []
-    talk = model.conversation(system="be kind", max_new_tokens=12)
+@pytest.mark.parametrize("how", [{}, {"repetition_penalty": 1.5, "presence_penalty": 0.5, "no_repeat_ngram": 3}])
+def test_a_conversation_says_what_model_chat_says_turn_by_turn(how):
+    model, messages = model_of(max_length=200), []
+    talk = model.conversation(system="be kind", max_new_tokens=12, rules=Rules(**how))
     for text in ("hello", "and you?"):
         messages.append({"role": "user", "content": text})
         answer = "".join(talk.ask(text)).strip()
-        alone = model.chat([{"role": "system", "content": "be kind"}, *messages], max_new_tokens=12)
+        alone = model.chat([{"role": "system", "content": "be kind"}, *messages], max_new_tokens=12, **how)
         assert answer == alone
         messages.append({"role": "assistant", "content": answer})
     assert talk.messages == [{"role": "system", "content": "be kind"}, *messages]
@@ -282,3 +286,49 @@ def test_sampling_slides_with_its_own_stream(run, bounded):
         one == list(model.tokens([5, 6], 30, how, 3, slide=True)) != list(model.tokens([5, 6], 30, how, 4, slide=True))
     )
     assert one[:5] == list(model.tokens([5, 6], 5, how, 3))
+
+
+# --- templates are programs from outside
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+DOUBLING = "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ 'a' * 10**10 }}", "{{ '%10000000000d' % 1 }}", "{{ 'a'.center(10**10) }}", DOUBLING, "{{ [1] * 10**10 }}"],
+)
+def test_a_template_that_takes_memory_is_stopped(template):
+    with pytest.raises(QkvError, match=r"the chat template takes more than .*500 MB"):
+        render(template, HELLO, {})
+    assert render("{{ messages[0].content }}", HELLO, {}) == "hello"
+
+
+def test_a_template_that_does_not_end_is_stopped(monkeypatch):
+    monkeypatch.setattr("qkv.text.renderer.SECONDS", 0.2)
+    with pytest.raises(QkvError, match="takes more than"):
+        render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", HELLO, {})
+    monkeypatch.setattr("qkv.text.renderer.SECONDS", 60.0)
+    assert render("{{ messages[0].content }}", HELLO, {}) == "hello"
+
+
+def test_templates_of_several_threads_do_not_mix():
+    def answer(number):
+        return render("{{ messages[0].content }}", [{"role": "user", "content": str(number)}], {})
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(answer, range(100))) == [str(number) for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [("{{ raise_exception('no system role') }}", "refuses these messages: no system role"), ("{{ x.y.z }}", "'x' is undefined"),
+     ("{% if %}", "fails on these messages"), ("{{ 'a' * 20_000_000 }}", "writes more than"),
+     ("{{ ''.__class__.__mro__ }}", "fails on these messages"),
+     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion")],
+)  # fmt: skip
+def test_a_template_that_fails_says_why_in_one_line(template, words):
+    with pytest.raises(QkvError, match=words) as caught:
+        render(template, HELLO, {})
+    assert "\n" not in str(caught.value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -95,6 +97,42 @@ def test_params_of_gpt3_as_json(run: Run) -> None:
     assert code == 0
     assert counted["lecture"] == {"weights": 175_181_291_520, "matrices": 27_938}
     assert counted["parameters"] == sum(row["total"] for row in counted["rows"])
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt3-175b", "transformer-big", "t5-v1.1-base", "bert-large", "rnnsearch", "mamba-130m"]
+)
+def test_a_table_of_parameters_fits_into_80_columns(run: Run, name: str) -> None:
+    """No name is broken or cut; blocks are named once, above what repeats in them."""
+    lines = run("params", name)[1].splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    rows = json.loads(run("params", name, "--json")[1])["rows"]
+    table = lines[1 : lines.index("")]
+    group, found = "", []
+    for line in table:
+        inner, title = line.startswith("  "), len(line.split()) == 1
+        group = f"{line.strip()}." if title else group if inner else ""
+        found += [] if title else [group + line.split()[0]]
+    assert found == [row["name"] for row in rows]
+
+
+def test_what_is_to_be_copied_is_never_wrapped(tmp_path: Path) -> None:
+    """At 80 columns, in a terminal as in a pipe: each command of the demo's next steps is one line, and paths are quoted."""
+    from rich.console import Console
+
+    from qkv.commands.demo import NEXT, next_steps
+    from qkv.train.report import Report
+
+    out, said = tmp_path / ("a long name " * 8).strip(), "x" * 60 + f" {tmp_path} " + "y" * 60
+    for terminal in (True, False):
+        screen = io.StringIO()
+        console = Console(file=screen, force_terminal=terminal, width=80, color_system=None)
+        next_steps(console, out)
+        Report(console).say(said)
+        lines = screen.getvalue().splitlines()
+        assert len(lines) == 2 + 2 * len(NEXT) + 1 and lines[-1] == said
+        own = [line for line in lines if shlex.quote(str(out)) in line]
+        assert len(own) == sum("{out}" in command for command, _ in NEXT) > 3
 
 
 def test_params_of_a_preset_a_recipe_and_a_folder(run: Run, tmp_path: Path, folder: Path) -> None:
@@ -222,7 +260,7 @@ def test_check_measures_every_contract(run: Run, folder: Path, monkeypatch: pyte
     results = json.loads(out)
     assert code == 0
     assert [r["contract"] for r in results] == list(CONTRACTS)
-    assert all(r["passed"] for r in results)
+    assert {r["status"] for r in results} == {"holds"}  # GPT-2: all of them apply
 
     from qkv.check import Result
 

@@ -13,13 +13,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig, checked, load_recipe, override, read_toml
+from qkv.config import (
+    CorpusConfig,
+    DecodeConfig,
+    ModelConfig,
+    Recipe,
+    Strict,
+    TrainConfig,
+    checked,
+    load_recipe,
+    override,
+    read_toml,
+)
 from qkv.config.rules import config_warnings
+from qkv.config.vectors import VectorsRecipe
 from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.parts.masks import Mask
 from qkv.presets import PRESETS, preset
 from qkv.recipes import find, names
+from qkv.tasks.translation import request
 
 DECODER = {"family": "decoder", "vocab_size": 20, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 8}
 BOTH = {**DECODER, "family": "encoder-decoder"}
@@ -106,7 +119,12 @@ IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
     ({**DECODER, "vocab_size": 0}, ["vocab_size = 0", "image_size"]),
     ({**DECODER, "mixer": "linformer"}, ["'linformer'", "causal", "'encoder'"]),
     ({**DECODER, "mixer": "window", "score": "additive"}, ["mixer = ('window',)", "score = 'additive'"]),
-    ({**DECODER, "mixer": "linear", "position": "t5"}, ["position = 't5'", "mixer = ('linear',)", "'rotary'"]),
+    ({**DECODER, "mixer": "linear", "position": "t5"}, ["position = 't5'", "mixer = ('linear',)", "'learned'"]),
+    ({**DECODER, "mixer": "linear", "position": "rotary"}, ["position = 'rotary'", "'linear'", "'learned'"]),
+    (
+        {**DECODER, "mixer": ["softmax", "linear"], "position": "rotary-interleaved"},
+        ["'rotary-interleaved'", "'linear'"],
+    ),
     ({**ENCODER, "mixer": "selective"}, ["'selective'", "one direction", "'decoder'"]),
     ({**DECODER, "mixer": "s4d", "d_state": 3}, ["'s4d'", "d_state = 3"]),
     ({**DECODER, "d_key": 4}, ["d_key = 4", "'taylor' and 'gated-linear'"]),
@@ -246,6 +264,14 @@ def test_a_recipe_and_its_overrides(tmp_path: Path) -> None:
     assert c.eos_ids == (1, 2)
 
 
+def test_the_2017_recipe_searches_as_its_paper_says() -> None:
+    """Beam 4, alpha 0.6 in Wu et al.'s formula, at most input + 50 tokens; other recipes divide by length^penalty."""
+    how = request(load_recipe(find("transformer-base")).decode)
+    assert (how.beam.size, how.max_length, how.extra_length) == (4, None, 50)
+    assert how.beam.score(-7.0, 7) == pytest.approx(-7 / ((5 + 7) ** 0.6 / 6**0.6))
+    assert request(load_recipe(find("demo")).decode).beam.score(-7.0, 7) == pytest.approx(-1)
+
+
 def test_a_recipe_keeps_what_was_set(tmp_path: Path) -> None:
     """As a run's folder does: settings in comments are made, and later ones go before them."""
     path = tmp_path / "recipe.toml"
@@ -360,3 +386,57 @@ def test_params_and_train_print_the_warning(run: Run, tmp_path: Path) -> None:
     for name, extra, warned in (("plain", plain, True), ("scaled", [], False)):
         code, out, err = run("train", "sentences", *small, *extra, "--out", tmp_path / name)
         assert code == 0 and ("warning: sinusoidal" in err) == warned, err
+
+
+# --- numbers have limits
+
+LIMITED_ELSEWHERE = {"eos_id", "columns", "evaluate_every", "save_every"}
+"""Fields that are more than a number; test_numbers_without_end_are_refused has them."""
+
+
+@pytest.mark.parametrize("kind", [Recipe, VectorsRecipe], ids=lambda kind: kind.__name__)
+def test_every_integer_has_a_largest_value(kind: type[Strict]) -> None:
+    schema = kind.model_json_schema()
+    unlimited = [
+        name
+        for record in (schema, *schema["$defs"].values())
+        for name, field in record["properties"].items()
+        for one in (field, *field.get("anyOf", ()))
+        if one.get("type") == "integer" and not {"maximum", "exclusiveMaximum"} & one.keys()
+    ]
+    assert set(unlimited) <= LIMITED_ELSEWHERE
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 2**64, 10**40])
+def test_numbers_without_end_are_refused(number: int) -> None:
+    for name in ("position_offset", "eos_id", "bos_id", "pad_id", "start_id", "forced_id", "window", "d_model"):
+        with pytest.raises(ConfigError, match=name):
+            checked(ModelConfig, {**DECODER, name: number})
+    with pytest.raises(ConfigError, match="eos_id"):
+        checked(ModelConfig, {**DECODER, "eos_id": [1, number]})
+    for columns in ([number], [-number], [0, -1]):
+        with pytest.raises(ConfigError, match="columns"):
+            checked(CorpusConfig, {"table": "a.tsv", "columns": columns})
+    with pytest.raises(ConfigError, match="interval"):
+        checked(TrainConfig, {"save_every": number * 10**4})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_numbers_that_are_none_are_refused(number: float) -> None:
+    for kind, name in (
+        (ModelConfig, "position_base"),
+        (TrainConfig, "learning_rate"),
+        (DecodeConfig, "length_penalty"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            checked(kind, {**(DECODER if kind is ModelConfig else {}), name: number})
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 2000 + "]" * 2000, "{ a = " * 2000])
+def test_toml_that_python_cannot_hold_is_refused_in_one_line(value: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(f"[model]\nd_model = {value}\n")
+    with pytest.raises(ConfigError, match="is not TOML") as caught:
+        load_recipe(tmp_path / "recipe.toml")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError):
+        checked(ModelConfig, override({}, [f"d_model={value}"]))

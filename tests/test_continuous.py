@@ -15,7 +15,7 @@ from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Continuous, Drawn, Text, opened, text_of
 from qkv.generate.hypotheses import Beam, Sentence
 from qkv.generate.rules import Rules
-from qkv.generate.search import greedy, sample
+from qkv.generate.search import GREEDY, greedy, sample
 from qkv.models.build import build
 from qkv.parts.state import State
 from qkv.presets import tiny
@@ -35,6 +35,21 @@ def network_of(name: str, family: str) -> tuple[ModelConfig, torch.nn.Module]:
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
     return c, pack(network) if name == "packed" else network
+
+
+@pytest.mark.parametrize("name", ["gpt2", "packed"])
+def test_a_busy_batch_holds_little_padding(name: str) -> None:
+    """Texts of equal length that join one by one: the state is hardly longer than one of them, however long it goes on."""
+    _, network = network_of(name, "decoder")
+    running = Continuous(network)
+    for _ in range(60):
+        running.join(opened([[5, 6, 7]]), [text_of(GREEDY, 13, ())])
+        running.step()
+        assert running.state.padding <= running.state.length // 8
+    assert len(running.going) == 12 and running.state.length <= 17
+    state = running.state
+    running.move(range(12), [[0]] * 12, 1)
+    assert running.state is state  # nobody moved: nothing is copied
 
 
 def prompts(c: ModelConfig, count: int, longest: int = 9) -> list[list[int]]:

@@ -37,34 +37,34 @@ def randomised(c: ModelConfig, seed: int = 0) -> torch.nn.Module:
     return network
 
 
-HUGGING_FACE_HAS = (
-    "t5",
-    "bart",
-    "marian",
-    "bert",
-    "minilm",
-    "roberta",
-    "electra",
-    "vit",
-    "gpt2",
-    "gpt3",
-    "llama",
-    "transformer-base",
-    "transformer-big",
-    "tiny",
-)
-HEADS_DO_NOT_DIVIDE = ("gpt3-xl", "gpt3-13b")
+ENCODERS = ("albert", "bert", "electra", "linformer", "longformer", "minilm", "roberta", "roformer", "vit")
+DOES_NOT_APPLY: dict[str, tuple[str, ...]] = {
+    "causal": ENCODERS,
+    "padding": ("vit",),
+    "batch": (),
+    "cache": ENCODERS,
+    "kernel": ("linear-transformer", "linformer", "mamba", "performer"),
+    "accumulate": (),
+    "resume": (),
+    "round trip": (
+        *("albert", "based", "bloom", "gla", "gpt-", "gpt3-xl", "gpt3-13b", "gru", "linear-transformer", "linformer"),
+        *("longformer", "lstm", "luong", "mamba", "palm", "performer", "rnn", "roformer", "s4d", "transformer-dmca"),
+        "transformer-relative",
+    ),
+    "export": (),
+}
+"""Contract -> the presets to which it does not apply, by how their names (and a dash) begin. On all others it is measured."""
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
-def test_every_preset_keeps_every_contract(name: str) -> None:
+def test_every_preset_keeps_every_contract_that_applies(name: str) -> None:
     c = tiny(name)
     results = check(randomised(c), c)
-    assert {r.contract for r in results} == set(CONTRACTS)
-    broken = [f"{r.contract}: {r.measured} > {r.tolerance} {r.note}" for r in results if not r.passed]
-    assert not broken, f"{name}: {broken}"
-    trips = next(r for r in results if r.contract == "round trip").measured is not None
-    assert trips == (name.startswith(HUGGING_FACE_HAS) and name not in HEADS_DO_NOT_DIVIDE)
+    expected = {
+        contract: "does not apply" if f"{name}-".startswith(names) else "holds"
+        for contract, names in DOES_NOT_APPLY.items()
+    }
+    assert {r.contract: r.status for r in results} == expected, [r for r in results if r.status == "broken"]
 
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -91,8 +91,10 @@ def test_every_part_keeps_every_contract_in_every_family(family: str, variant: s
     c = ModelConfig(
         family=family, head=head, vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **VARIANTS[variant]
     )
-    broken = [r for r in check(randomised(c), c) if not r.passed]
-    assert not broken
+    results = {r.contract: r for r in check(randomised(c), c)}
+    skipped = {name for name, r in results.items() if r.status == "does not apply"} - {"kernel", "round trip"}
+    assert skipped == ({"causal", "cache"} if family == "encoder" else set())
+    assert not [r for r in results.values() if r.status == "broken"]
 
 
 HEADS: dict[str, dict[str, object]] = {
@@ -123,8 +125,7 @@ HEADS: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("head", HEADS)
 def test_every_head_keeps_every_contract(head: str) -> None:
     c = ModelConfig(vocab_size=60, d_model=32, n_layers=2, n_heads=4, d_ff=48, **HEADS[head])
-    broken = [r for r in check(randomised(c), c) if not r.passed]
-    assert not broken
+    assert not [r for r in check(randomised(c), c) if r.status == "broken"]
 
 
 # --- several workers
@@ -309,10 +310,10 @@ def test_each_contract_sees_the_break_it_is_there_for(
     broken: Callable[[Patch], None], c: ModelConfig, name: str, monkeypatch: Patch
 ) -> None:
     network = randomised(c)
-    assert [r.passed for r in check(network, c, only=name)] == [True]
+    assert [r.status for r in check(network, c, only=name)] == ["holds"]
     broken(monkeypatch)
     result = check(network, c, only=name)
-    assert [r.passed for r in result] == [False], result
+    assert [r.status for r in result] == ["broken"], result
 
 
 def test_every_contract_has_a_break() -> None:
@@ -324,10 +325,11 @@ def test_a_network_with_a_nan_keeps_no_contract() -> None:
     with torch.no_grad():
         network.stack.norm.weight[0] = float("nan")
     results = check(network, DECODER)
-    assert not any(r.passed for r in results), [r.contract for r in results if r.passed]
+    assert {r.status for r in results} == {"broken"}, [r.contract for r in results if r.status != "broken"]
 
 
 def test_short_models_are_checked_too() -> None:
     for length in (1, 4, 6):
         c = DECODER.changed(max_length=length)
-        assert all(r.passed for r in check(randomised(c), c) if r.contract != "batch"), length
+        found = {r.contract: r.status for r in check(randomised(c), c)}
+        assert {name for name, status in found.items() if status != "holds"} <= {"batch"}, length

@@ -246,3 +246,10 @@ def test_no_example_left_is_said() -> None:
     nothing = Batches(Memory([("a",)]), lambda rows: [None for _ in rows], len, 40)
     with pytest.raises(QkvError, match="no example is left"):
         next(iter(nothing))
+
+
+def test_a_header_over_several_lines_is_shown_in_one(tmp_path):
+    (tmp_path / "a.csv").write_text('"a man,\na dog",yes\nb,no\n')
+    with pytest.raises(FileError, match="no column 'text'") as caught:
+        list(Table(tmp_path / "a.csv", ("text", "label")).read())
+    assert "\n" not in str(caught.value)

@@ -1,13 +1,19 @@
 """A packed network answers as the plain one does, with a compiler and without: every preset, padding, few and many rows,
 cached steps."""
 
+import platform
 import random
+import resource
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import needs_compiler
 from torch import Tensor, nn
 
 from qkv.batch import Batch
@@ -50,12 +56,6 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
 
 
-@pytest.fixture
-def compiled() -> None:
-    if native.library() is None:
-        pytest.skip("no C++ compiler here")
-
-
 @pytest.mark.parametrize("how", ["native", "few rows", "many rows"])
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @torch.no_grad()
@@ -95,7 +95,7 @@ def test_packed_steps_are_plain_steps(name: str, how: str, monkeypatch: pytest.M
 
 
 @torch.no_grad()
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
 def test_the_source_is_projected_once() -> None:
     c = tiny("transformer-base")
     fast, batch = pack(network_of(c)), example(c)
@@ -138,7 +138,8 @@ def test_one_product_where_there_were_three() -> None:
 # --- native.cpp
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("outputs", [1, 15, 16, 64, 130])
 @pytest.mark.parametrize("inputs", [1, 40, 600, 1100])
 @torch.no_grad()
@@ -154,7 +155,8 @@ def test_a_product_is_right_and_the_same_for_a_row_alone(inputs: int, outputs: i
     assert product(x[:0]).shape == (0, outputs)
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 5000])
 def test_log_probabilities(width: int) -> None:
     x = torch.randn(3, width) * torch.tensor([[1.0], [30.0], [0.0]])
@@ -169,10 +171,12 @@ VARIANTS: list[dict[str, Any]] = [
     {"feedforward": "silu", "n_kv_heads": 1, "attention_bias": "none", "ffn_bias": False},
     {"feedforward": "gelu-tanh", "d_head": 5, "norm_order": "pre", "final_norm": False},
     {"score": "dot", "share_layers": True},
+    {"feedforward": "relu", "n_kv_heads": 2},  # of four: neighbouring heads share one
 ]
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: " ".join(map(str, v.values())))
 @pytest.mark.parametrize("name", ["transformer-base", "gpt2"])
 @torch.no_grad()
@@ -191,7 +195,8 @@ def test_native_steps_with_padding_anywhere(name: str, variant: dict[str, Any]) 
         close(b[mask[:, at]], a[mask[:, at]])
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
+@pytest.mark.usefixtures("threads")
 @torch.no_grad()
 def test_a_row_gets_the_same_bits_in_any_batch() -> None:
     c = tiny("transformer-base")
@@ -204,7 +209,8 @@ def test_a_row_gets_the_same_bits_in_any_batch() -> None:
         assert torch.equal(a[1:2], b)
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
+@pytest.mark.usefixtures("threads")
 @torch.no_grad()
 def test_states_can_be_used_again() -> None:
     """What one continuation writes into the shared store is not seen by another one."""
@@ -221,7 +227,7 @@ def test_states_can_be_used_again() -> None:
     close(fast.step(ids[:, 4:5], kept)[0], network.step(ids[:, 4:5], plain)[0])
 
 
-@pytest.mark.usefixtures("compiled")
+@needs_compiler
 @torch.no_grad()
 def test_a_beam_that_moves_copies_nothing() -> None:
     c = tiny("transformer-base")
@@ -258,7 +264,42 @@ def test_other_numbers_take_the_plain_product() -> None:
     torch.testing.assert_close(fast(batch).logits, network(batch).logits.detach())
 
 
-def test_the_allocator_can_be_asked_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keep_freed_memory() in (True, False)
+def test_glibc_keeps_freed_memory_and_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 32 MiB that are freed and asked for again come to need no new pages of the system."""
+    assert keep_freed_memory() is (platform.libc_ver()[0] == "glibc")
+    if keep_freed_memory():
+        pages = []
+        for _ in range(40):
+            torch.ones(2**23)
+            pages.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        assert pages[-1] - pages[-11] < 10_000  # of 4 KiB; all anew they would be 81,920
     monkeypatch.setattr("sys.platform", "darwin")
     assert keep_freed_memory() is False
+
+
+ARENAS = """
+import ctypes, sys, threading
+from qkv.memory import keep_freed_memory
+keep_freed_memory()
+together = threading.Barrier(9)
+def work():
+    together.wait()
+    some = [bytearray(2**20) for _ in range(4)]
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(8)]
+[one.start() for one in threads]
+together.wait()
+together.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+file = libc.fopen(sys.argv[1].encode(), b"w")
+libc.malloc_info(0, ctypes.c_void_p(file))
+libc.fclose(ctypes.c_void_p(file))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has arenas")
+def test_threads_share_what_they_freed(tmp_path: Path) -> None:
+    """One arena for all, not one for each thread that keeps what it freed from the others."""
+    subprocess.run([sys.executable, "-c", ARENAS, str(tmp_path / "info.xml")], check=True)
+    assert (tmp_path / "info.xml").read_text().count("<heap nr=") == 1

@@ -21,6 +21,7 @@ from qkv.api import Model
 from qkv.commands.translate import is_text
 from qkv.config import load_recipe
 from qkv.convert.files import read_headers
+from qkv.convert.manifest import MARKER, checksums, verify
 from qkv.data.grammar import pairs
 from qkv.evaluate.scores import bleu
 from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE, HERE, NOTES, find, names
@@ -191,3 +192,10 @@ def test_serve_without_a_folder_serves_it() -> None:
         started.send_signal(signal.SIGINT)
         started.wait(60)
     assert started.returncode == 0
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_file_of_a_shipped_model_has_a_checksum(name: str) -> None:
+    folder = find(name)
+    assert checksums(folder).keys() == {path.name for path in folder.iterdir()} - {"README.md", "recipe.toml", MARKER}
+    verify(folder)

@@ -154,6 +154,20 @@ def test_the_search_of_a_run_goes_along(translator: tuple[Model, Path], tmp_path
     model.export(tmp_path / "hf")
     told = hf.GenerationConfig.from_pretrained(tmp_path / "hf")
     assert (told.num_beams, told.length_penalty) == (2, 0.7)
+    assert model.translate(TEXTS) == model.translate(TEXTS, length_formula="power")  # what older runs mean
+
+
+def test_the_length_formula_of_a_run_goes_along(translator: tuple[Model, Path]) -> None:
+    """A run that was scored with GNMT's formula and input + 3 tokens searches so."""
+    run = translator[1].parent / "run"
+    told = {"beam": 3, "length_penalty": 0.6, "length_formula": "gnmt", "extra_length": 3}
+    (run / "results.json").write_text(json.dumps({"test": told}))
+    model = qkv.load(run, device="cpu")
+    for text, one in zip(TEXTS, model.translate(TEXTS, scores=True), strict=True):
+        assert one.score == pytest.approx(one.log_prob / ((5 + len(one.tokens)) / 6) ** 0.6)
+        assert len(one.tokens) <= len(model.translator().read(text)[0]) + 3
+    (one,) = model.translate(TEXTS[:1], scores=True, length_formula="power", beam=1)
+    assert one.score == pytest.approx(one.log_prob / len(one.tokens) ** 0.6)
 
 
 MARIAN = {"family": "encoder-decoder", "tie": "all", "embed_scale": True}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +18,13 @@ from rich.console import Console
 from qkv.commands.train import kept_text
 from qkv.config import Recipe, load_recipe
 from qkv.config.vectors import load_vectors_recipe
+from qkv.convert.detect import open_config
 from qkv.convert.files import read_tensors
+from qkv.convert.manifest import MARKER
 from qkv.data.batching import Batches
 from qkv.data.sources import Memory
 from qkv.errors import ConfigError, FileError
+from qkv.presets import PRESETS
 from qkv.recipes import find
 from qkv.train import checkpoint
 from qkv.train import run as training
@@ -66,7 +71,7 @@ def train(folder: Path, *settings: str, text: str = TINY) -> tuple[training.Run,
     screen = StringIO()
     report = Report(Console(file=screen))
     return training.run(
-        load_recipe(path, list(settings)), kept_text(path, list(settings)), folder, report
+        load_recipe(path, list(settings), open_config), kept_text(path, list(settings)), folder, report
     ), screen.getvalue()
 
 
@@ -115,11 +120,61 @@ def test_a_schedule_spans_the_new_length_and_that_is_said(schedule: str, tmp_pat
     done, said = train(tmp_path / "run", f"train.schedule={schedule}", "train.steps=8")
     c = done.recipe.train
     assert [line["learning_rate"] for line in log(tmp_path / "run")[4:]] == [
-        learning_rate(c, step, step / 8) for step in range(5, 9)
+        learning_rate(c, step, (step - 1) / 8) for step in range(5, 9)
     ]
-    rate = learning_rate(c, 5, 5 / 8)
+    rate = learning_rate(c, 5, 4 / 8)
     assert f"the learning rate continues at {rate:.3g} (update 5)" in said
     assert f'"{schedule}" now spans the new length' in said
+
+
+@pytest.mark.parametrize(("settings", "refused"), [
+    (["train.schedule=inverse-sqrt"], ""),
+    (["train.schedule=linear"], 'train.schedule = "linear"'),
+    (["train.schedule=constant", "train.optimizer=muon"], 'train.optimizer = "muon"'),
+])  # fmt: skip
+def test_a_run_of_earlier_rules_goes_on_only_where_they_are_the_same(
+    settings: list[str], refused: str, tmp_path: Path
+) -> None:
+    train(tmp_path / "run", *settings, "train.steps=4")
+    numbers = checkpoint.newest(tmp_path / "run") / checkpoint.NUMBERS
+    stored = json.loads(numbers.read_text())
+    del stored["progress"]["rules"]  # as the first version wrote it, which had no checksums either
+    numbers.write_text(json.dumps(stored))
+    (numbers.parent / MARKER).unlink()
+    train(tmp_path / "run", *settings, "train.steps=4")  # it has ended: there is no rest to train in another way
+    if not refused:
+        train(tmp_path / "run", *settings, "train.steps=6")
+        assert (
+            json.loads((checkpoint.newest(tmp_path / "run") / checkpoint.NUMBERS).read_text())["progress"]["rules"] == 1
+        )
+        return
+    with pytest.raises(FileError, match=re.escape(refused) + r" meant something else.*tune\.start="):
+        train(tmp_path / "run", *settings, "train.steps=6")
+    assert (tmp_path / "run" / "results.json").exists()  # nothing of it was touched
+
+
+@pytest.mark.parametrize(("fields", "refused"), [
+    ({"norm_eps": 1e-6}, "model.norm_eps is 1e-05 there and 1e-06 here"),
+    ({"d_ff": 24}, "model.d_ff is 32 there and 24 here"),
+    ({"init_std": 0.02}, ""),  # decides fresh weights alone
+])  # fmt: skip
+def test_a_run_whose_preset_has_changed_is_refused(
+    fields: dict[str, Any], refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its recipe names the preset, and both recipes have the new fields: only the saved model knows the old ones."""
+    (tmp_path / "whole.toml").write_text(TINY)
+    c, text = load_recipe(tmp_path / "whole.toml").model, 'preset = "mine"\n[data]' + TINY.partition("[data]")[2]
+    monkeypatch.setitem(PRESETS, "mine", c)
+    train(tmp_path / "run", "train.steps=4", text=text)
+    monkeypatch.setitem(PRESETS, "mine", c.changed(**fields))
+    if not refused:
+        train(tmp_path / "run", "train.steps=6", text=text)
+        return
+    with pytest.raises(FileError, match=re.escape(refused) + r".*tune\.start="):
+        train(tmp_path / "run", "train.steps=6", text=text)
+    train(tmp_path / "new", "train.steps=2", f"tune.start={tmp_path / 'run'}", text=text)
+    kept = open_config(tmp_path / "new" / "best")
+    assert all(getattr(kept, name) == getattr(c, name) for name in fields)
 
 
 def test_another_learning_rate_is_used_from_the_next_update_on(tmp_path: Path) -> None:

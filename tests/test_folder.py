@@ -12,8 +12,10 @@ from tokenizers import models, pre_tokenizers
 import qkv
 from qkv.api import Model
 from qkv.config import ModelConfig
+from qkv.config.rules import outside
 from qkv.convert import folder
 from qkv.convert.files import read_tensors, write_json, write_tensors
+from qkv.convert.manifest import seal
 from qkv.device import pick_device
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.models.build import build
@@ -134,6 +136,7 @@ def test_all_weights_that_do_not_fit_are_named_at_once(saved):
     tensors["stack.norm.weight"] = torch.zeros(3)
     tensors["extra.weight"] = tensors.pop("stack.blocks.0.attention.layer.query.weight").clone()
     write_tensors(saved / "model.safetensors", tensors)
+    seal(saved, ())
     with pytest.raises(FileError) as caught:
         qkv.load(saved)
     for words in ("missing stack.blocks.0.attention.layer.query.weight", "unknown extra.weight",
@@ -146,6 +149,7 @@ def edited(folder_path, **fields):
     values = json.loads((folder_path / "config.json").read_text())
     values["model"] |= fields
     write_json(folder_path / "config.json", values)
+    seal(folder_path, ())
 
 
 @pytest.mark.parametrize(
@@ -176,10 +180,38 @@ def test_a_wrong_configuration_says_which_field(saved, fields, words):
         qkv.load(saved)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"eos_id": 12},
+        {"eos_id": [2, 50_256]},
+        {"bos_id": 12},
+        {"pad_id": 12},
+        {"start_id": 9_999_999},
+        {"forced_id": 12},
+    ],
+)
+def test_special_ids_outside_the_vocabulary_are_refused(saved, fields):
+    (name,) = fields
+    edited(saved, **fields)
+    with pytest.raises(FileError, match=f"{name} = .* is outside the vocabulary of 12 words"):
+        qkv.load(saved)
+
+
+def test_special_ids_belong_to_the_vocabulary_that_is_written():
+    two = TRANSLATION.changed(vocab_size=20, target_vocab_size=12, eos_id=11)
+    assert outside(two) == [] and outside(two.changed(eos_id=12)) == ["eos_id = 12"]
+    assert outside(two.changed(pad_id=12)) == ["pad_id = 12"]  # padding is read in both
+    assert outside(two.changed(vocab_size=10, pad_id=10)) == ["pad_id = 10"]
+    for name in PRESETS:
+        assert not outside(tiny(name)) and not outside(PRESETS[name]), name
+
+
 def test_config_json_of_other_shape(saved):
     for values, words in [({"model_type": "qkv"}, "must hold"), ({"model_type": "qkv", "model": {}, "x": 1}, "not x"),
                           ({"model_type": "whisper"}, "whisper"), ({}, "model_type")]:  # fmt: skip
         write_json(saved / "config.json", values)
+        seal(saved, ())
         with pytest.raises(QkvError, match=words):
             qkv.load(saved)
 

@@ -3,8 +3,11 @@
 import json
 import os
 import pickle
+import random
 import struct
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -414,6 +417,35 @@ def test_gguf_cut_or_damaged(tmp_path):
     for at in (8, 16, array):
         path.write_bytes(whole[:at] + struct.pack("<Q", 2**60) + whole[at + 8 :])
         with pytest.raises(FileError, match="truncated or corrupt"):
+            qkv.load(path)
+
+
+def test_gguf_with_any_damage_is_corrupt_or_read(tmp_path):
+    """Random bytes in the header, and lists within lists that no reader can unfold."""
+    config = llama("output", "rotary")
+    path = write_gguf(tmp_path / "m.gguf", config, random_network(config))
+    whole, draw = path.read_bytes(), random.Random(0)
+    header = whole.index(b"tokenizer.ggml.model")
+    for _ in range(40):
+        damaged = bytearray(whole)
+        at = draw.randrange(4, header)
+        damaged[at : at + 8] = draw.choice([bytes(8), b"\xff" * 8, struct.pack("<Q", 2**40), draw.randbytes(8)])
+        path.write_bytes(damaged)
+        with suppress(FileError):
+            qkv.load(path)
+    name, nested = b"llama.nested", struct.pack("<IQ", 9, 1) * 5000  # 9: a list, here with one list in it
+    field = struct.pack("<Q", len(name)) + name + struct.pack("<I", 9) + nested
+    path.write_bytes(whole[:16] + struct.pack("<Q", 1) + field + whole[24:])
+    with pytest.raises(FileError, match="truncated or corrupt"):
+        qkv.load(path)
+
+
+def test_a_bug_of_the_gguf_reader_is_no_corrupt_file(tmp_path, monkeypatch):
+    config = llama("output", "rotary")
+    path = write_gguf(tmp_path / "m.gguf", config, random_network(config))
+    for bug in (AttributeError, TypeError, NameError, AssertionError):
+        monkeypatch.setattr(gguf.GGUFReader, "_build_tensors", Mock(side_effect=bug("a bug")))
+        with pytest.raises(bug):
             qkv.load(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 
 hf = pytest.importorskip("transformers")
 
+import qkv  # noqa: E402
 from qkv.batch import Batch  # noqa: E402
 from qkv.config import ModelConfig  # noqa: E402
 from qkv.convert.hf_family import labels  # noqa: E402
 from qkv.convert.huggingface import FAMILIES, from_foreign, to_foreign  # noqa: E402
 from qkv.convert.tables import active  # noqa: E402
-from qkv.errors import FileError  # noqa: E402
+from qkv.errors import FileError, QkvError  # noqa: E402
 from qkv.parts.state import State  # noqa: E402
 from qkv.parts.tap import record  # noqa: E402
 from tests.hf_models import (  # noqa: E402
@@ -363,3 +365,15 @@ def test_encoder_without_pooler_opens_without_pooler(pair, tmp_path):
     _, info = hf.BertModel.from_pretrained(folder, add_pooling_layer=False, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert open_ours(folder)[0].head == "none"
+
+
+@pytest.mark.parametrize("number", [None, 99_999, 2**63, -1])
+def test_a_marian_whose_start_token_is_outside_the_vocabulary_is_refused(number, pair, tmp_path):
+    """Without decoder_start_token_id the one of Marian's published models counts, 58,100."""
+    shutil.copytree(pair("marian")[-1], tmp_path / "marian")
+    values = json.loads((tmp_path / "marian" / "config.json").read_text())
+    del values["decoder_start_token_id"]
+    values |= {} if number is None else {"decoder_start_token_id": number}
+    (tmp_path / "marian" / "config.json").write_text(json.dumps(values))
+    with pytest.raises(QkvError, match="start"):
+        qkv.load(tmp_path / "marian")

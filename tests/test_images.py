@@ -95,16 +95,20 @@ def bomb() -> bytes:
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + bytes(60)
 
 
-@pytest.mark.parametrize("kind", ["text", "empty", "cut", "bomb", "postscript"])
+@pytest.mark.parametrize("kind", ["text", "empty", "cut", "bomb", "postscript", "tiff"])
 def test_what_is_no_picture_is_an_error_in_words(kind: str, tmp_path: Path) -> None:
     whole = tmp_path / "whole.png"
     Image.fromarray(noise(40, 40, 3)).save(whole)
+    Image.new("RGB", (4, 4)).save(tmp_path / "tiff.tif")
+    tiff = bytearray((tmp_path / "tiff.tif").read_bytes())
+    tiff[72] = 12  # a fraction as the number of rows
     wrong = {
         "text": b"not a picture",
         "empty": b"",
         "cut": whole.read_bytes()[:300],
         "bomb": bomb(),
         "postscript": b"%!PS-Adobe-3.0 EPSF",
+        "tiff": tiff,
     }
     path = tmp_path / "wrong.png"
     path.write_bytes(wrong[kind])

@@ -18,6 +18,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
 from qkv.tasks.language import LanguageTask
+from qkv.tasks.losses import Losses
 from qkv.train import run as training
 from qkv.train.report import Report
 
@@ -284,7 +285,30 @@ def test_a_uniform_model_has_the_loss_it_must_have(books, tokenizer, names):
     assert found["bits_per_byte"] == pytest.approx(targets * math.log2(size) / n_bytes)
 
 
-@pytest.mark.parametrize("fields", [{}, {"recurrent": "gru", "position": "none"}, {"mixer": ("linear",)}])
+@pytest.mark.parametrize(("tokenizer", "held_out", "lossy"), [
+    ("wordpiece", "one", True),  # which forgets where spaces are
+    ("characters", "one", False),
+    ("characters", "strange", True),  # a character that no training text has
+    ("bytes", "strange", False),
+])  # fmt: skip
+def test_bits_per_byte_are_a_lower_bound_where_the_tokens_do_not_give_the_text_back(
+    books, tokenizer, held_out, lossy, tmp_path
+):
+    """Many texts have these tokens: their probability is more than that of the text, and the figure too good."""
+    (books / "strange.txt").write_text("An odd letter: \u2603\n")
+    data = {"tokenizer": tokenizer, "test": files(books, held_out)}
+    task = task_of(recipe_of(files(books, "one"), files(books, held_out), data=data))
+    network = task.network().eval()
+    name = "bits_per_byte_at_least" if lossy else "bits_per_byte"
+    results = task.test(network, tmp_path, lambda _: None)
+    assert list(task.evaluate(network)) == ["loss", "perplexity", name] == [s["name"] for s in results["scores"]]
+    assert all(("do not give the text back" in how) == lossy for how in (task.how, results["how"]))
+    assert (Losses.open(tmp_path).bytes == 0) == lossy  # which `qkv compare` takes for no bits per byte
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"recurrent": "gru", "position": "none"}, {"mixer": ("linear",), "position": "learned"}]
+)
 def test_the_loss_is_that_of_each_window_alone(books, fields):
     task = task_of(recipe_of(files(books, "one", "short"), model=fields, data={"tokenizer": "characters"}))
     torch.manual_seed(0)

@@ -105,6 +105,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "low-rank": {"score": "low-rank", "score_rank": 3},
     "additive": {"score": "additive"},
     "shaw": {"position": "relative", "relative_distance": 3},
+    "shaw per head": {"position": "relative", "relative_distance": 3, "relative_per_head": True},
     "alibi": {"position": "alibi"},
     "rotary, grouped": {"position": "rotary", "n_kv_heads": 2},
     "grouped t5": {"position": "t5", "relative_buckets": 8, "n_kv_heads": 2},
@@ -167,7 +168,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("mixer", ["softmax", "window", "linear"])
 def test_a_few_rows_of_a_long_text_need_no_table_of_all_pairs(mixer: str) -> None:
     length, c = 8192, ModelConfig(family="decoder", vocab_size=50, d_model=8, n_layers=1, n_heads=2, d_ff=8,
-                                  position="rotary", mixer=mixer, window=64, max_length=8192)  # fmt: skip
+                                  position="none" if mixer == "linear" else "rotary", mixer=mixer, window=64,
+                                  max_length=8192)  # fmt: skip
     network, batch = randomised(c), Batch(torch.randint(50, (1, length)))
     with Largest() as seen:
         found = maps(network, batch, 0, heads=[1], rows=[0, 4000, length - 1])
@@ -222,7 +224,9 @@ def test_a_walk_tells_how_its_numbers_come_about(variant: str) -> None:
     assert found.scale == pytest.approx(1.0 if variant in kinds | {"t5"} else 8**-0.5)
     if found.score == "dot":
         added = 0 if found.bias is None else found.bias
-        torch.testing.assert_close(found.scores, found.query @ found.key.T * found.scale + added, atol=1e-5, rtol=1e-4)
+        query, key = (found.query, found.key) if found.angles is None else (found.rotated_query, found.rotated_key)
+        torch.testing.assert_close(found.scores, query @ key.T * found.scale + added, atol=1e-5, rtol=1e-4)
+    assert (found.angles is not None) == variant.startswith("rotary")
     assert (found.bias is not None) == (variant in ("t5", "shaw", "alibi"))
     assert (found.value_bias is not None) == (variant == "shaw")
     of_values = 0 if found.value_bias is None else found.value_bias
@@ -278,6 +282,28 @@ def test_the_lens_never_holds_the_words_of_all_tokens() -> None:
     torch.testing.assert_close(shown.probabilities[-2], chance.topk(3).values)
     torch.testing.assert_close(shown.final[-2], chance.gather(1, answers)[:, 0])
     torch.testing.assert_close(shown.entropy[-2], -(chance * chance.log()).sum(-1), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["vocabulary", "span", "classes"])
+def test_columns_of_the_lens_are_computed_alone(head: str) -> None:
+    """They equal those of the whole table, and the head reads one vector for each point of each of them."""
+    family, more = ("decoder", {}) if head == "vocabulary" else ("encoder", {"n_classes": 3})
+    c = ModelConfig(family=family, head=head, vocab_size=50, d_model=16, n_layers=2, n_heads=2, d_ff=16, **more)
+    network, batch, names = randomised(c), Batch(torch.randint(50, (1, 20))), [str(i) for i in range(20)]
+    whole, rows = lens(network, batch, names, str, k=2), []
+    handle = network.head.register_forward_hook(lambda _, given, __: rows.append(given[0][..., 0].numel()))
+    some = lens(network, batch, names, str, k=2, columns=[3, -1])
+    handle.remove()
+    own = [0] if head == "classes" else [3, 19]
+    assert some.tokens == [whole.tokens[i] for i in own] and some.columns == ([] if head == "classes" else own)
+    assert some.words == [[row[i] for i in own] for row in whole.words]
+    for name in ("probabilities", "final", "entropy"):
+        torch.testing.assert_close(getattr(some, name), getattr(whole, name)[:, own])
+    if head == "vocabulary":
+        assert sum(rows) == (len(whole.points) + 1) * len(own)  # the last point first, for the final answers
+    if head != "classes":
+        with pytest.raises(QkvError, match="no token 20"):
+            lens(network, batch, names, str, columns=[20])
 
 
 HEADS_OF_TOKENS: dict[str, dict[str, object]] = {

@@ -1,14 +1,18 @@
 """Switching parts off, patching between two inputs, attribution: properties on tiny random networks of every family."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from qkv.api import Model
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.choose import Sampling
 from qkv.generate.search import steps
+from qkv.look import attribution
 from qkv.look.ablate import effect_of_heads, without
 from qkv.look.attention import sites
 from qkv.look.attribution import attribute, entrances
@@ -157,6 +161,26 @@ def test_the_effect_of_each_head() -> None:
         assert float(effect.alone[1, 3]) == pytest.approx(float(logits(network, batch)[0, -1, ask.answer]), abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama-7b", "vit-b16", "transformer-base", "albert-base", "rnnsearch"])
+def test_all_heads_of_a_layer_are_measured_in_one_pass(name: str) -> None:
+    """Each row of the pass has another head off, which equals one pass for each; one layer is measured alone."""
+    _, network, batch, _ = made(name)
+    ask, passes = question(network, batch), []
+    handle = network.register_forward_pre_hook(lambda *_: passes.append(1))
+    effect = effect_of_heads(network, batch, ask)
+    handle.remove()
+    own = [site for site in sites(network) if site.kind == effect.kind]
+    assert len(passes) == len(own) + 1
+    with torch.no_grad():
+        for row, site in enumerate(own):
+            for head in range(site.heads):
+                with without(network, [(site.layer, head)], kind=site.kind):
+                    assert float(effect.alone[row, head]) == pytest.approx(float(ask(network(batch))[0]), abs=1e-4)
+    last = effect_of_heads(network, batch, ask, layer=own[-1].layer)
+    assert last.layers == [own[-1].layer]
+    torch.testing.assert_close(last.alone[0], effect.alone[-1])
+
+
 # --- patching
 
 
@@ -219,6 +243,17 @@ def test_heads_of_both_kinds_are_swept() -> None:
     assert sweep(network, batch, other, Question(3), "heads").places == ["0", "0 cross", "1", "1 cross"]
 
 
+def test_two_inputs_with_the_same_answer_have_nothing_to_carry_over() -> None:
+    """The result says so, and its numbers are finite: the changes themselves."""
+    _, network, batch, other = made("gpt2")
+    assert sweep(network, batch, other, Question(3)).note == ""
+    found = sweep(network, batch, batch, Question(3))
+    assert found.without == found.other and "no difference to carry over" in found.to_json()["note"]
+    assert found.carried.isfinite().all() and found.carried.abs().max() < 1e-4
+    moved = replace(found, values=found.values + 0.5)
+    torch.testing.assert_close(moved.carried, found.carried + 0.5)
+
+
 def test_two_inputs_of_other_length_are_refused() -> None:
     _, network, batch, _ = made("gpt2")
     with pytest.raises(QkvError, match="equally long"):
@@ -241,6 +276,26 @@ def test_integrated_gradients_add_up(name: str) -> None:
     scores, difference = attribute(network, batch, [ask], "integrated", c.pad_id)
     assert abs(difference[0]) > 1e-3
     assert float(scores.sum()) == pytest.approx(float(difference[0]), rel=0.01)
+
+
+def test_integrated_gradients_say_when_they_have_not_converged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too few points of the path the scores do not add up: the gap is reported, and that it is one."""
+    c, network, _, _ = made("gpt2")
+    look = Model(c, network, device="cpu").look([5, 6, 7, 8, 9])
+    done = look.attribution("integrated")
+    assert (
+        done.converged == [True]
+        and not done.note
+        and abs(float(done.gap)) <= 0.0051 * abs(float(done.difference)) + 1e-6
+    )
+    monkeypatch.setattr(attribution, "NODES", 1)
+    monkeypatch.setattr(attribution, "MOST_NODES", 1)
+    rough = look.attribution("integrated")
+    told = rough.to_json()
+    assert rough.converged == [False] == told["converged"] and "not converged" in rough.note == told["note"]
+    assert told["gap"][0] == pytest.approx(float(rough.scores.sum() - rough.difference[0]), abs=1e-5)
+    other = look.attribution("gradient")
+    assert other.converged is None and not other.note and other.to_json()["converged"] is None
 
 
 def test_of_a_linear_network_all_methods_agree() -> None:

@@ -1,6 +1,8 @@
 """Pictures of what look/ finds, pages and photographs of them, and `qkv look`."""
 
+import html
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,8 @@ from test_look_words import TEXTS, make
 import qkv
 from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
-from qkv.look import plots
+from qkv.look import report
+from qkv.look.pictures import explain
 from qkv.look.probe import probe
 
 Run = Callable[..., tuple[int, str, str]]
@@ -40,10 +43,48 @@ def test_every_result_has_a_picture_and_strange_tokens_are_shown_as_they_are() -
     assert effect.word == look.answers().words[0] and look.walk().rows == look.sides("cross")[0]
     assert "plotly" in results[4]._repr_html_()
     assert make("bert-base").contexts("man", TEXTS[:1] * 2).figure().to_dict()["data"]
-    page = plots.page(["<b>title", "second"], {"attention": results[0], "lens": results[2]})
-    assert page.count("</html>") == 1 and "<h1>&lt;b&gt;title</h1><h1>second</h1>" in page
     assert "&lt;s&gt;" in json.dumps(results[3].figure().to_dict(), default=str)
-    assert "src=" not in page.split("</head>")[0] and page.count("<h2>") == 2
+
+
+def test_the_report_explains_every_result_and_needs_nothing_else() -> None:
+    """One h1; of each result a heading, a sentence and the numbers of its picture. No plotly, no address, few bytes."""
+    model = make("transformer-base")
+    look = model.look("a man </script> rides", "a dog")
+    results = {"attention": look.attention(), "lens": look.lens(), "attribution": look.attribution("integrated"), "answers": look.answers(),
+               "heads": look.heads(), "rollout": look.rollout(), "positions": look.positions(8), "effect": look.effect_of_heads(),
+               "patch": look.patch(look), "walk": look.walk(), "residual": look.residual(), "neighbours": model.neighbours("man"),
+               "pull": look.looks_at(0, [1]), "alignment": model.looker().alignment_errors([Grammar(0).pair(0)]),
+               "probe": probe(torch.randn(8, 4), ["a", "b"] * 4), "contexts": make("bert-base").contexts("man", TEXTS[:1] * 2),
+               "tags": make("bert-base", head="tags", n_classes=3).look("a").everywhere()}  # fmt: skip
+    page = report.page(["<b>title", "second"], results)
+    assert (
+        page.count("</html>") == page.count("<h1>") == 1 and "<h1>&lt;b&gt;title</h1><p class=text>second</p>" in page
+    )
+    assert "src=" not in page and "http" not in page and "plotly" not in page and len(page) < 100_000
+    said = [explain(one) for one in results.values()]
+    assert len(set(said)) == len(said) and all(one.endswith(".") and one in html.unescape(page) for one in said)
+    drawn = re.findall(r'<script type="application/json">(.*?)</script>', page)
+    assert len(drawn) == len(results) == page.count("<section>")
+    weights = json.loads(drawn[0])["panels"]["head 1"]
+    torch.testing.assert_close(torch.tensor(weights), results["attention"].weights[1], atol=1e-4, rtol=1e-3)
+    assert html.escape(results["patch"].note) in page and "color-scheme: light dark" in page
+    assert f"{abs(float(results['attribution'].gap[0])):.2g} of" in explain(results["attribution"])
+
+
+@pytest.mark.skipif(not any(map(shutil.which, report.BROWSERS)), reason="no browser")
+def test_the_report_is_drawn_by_its_script(tmp_path: Path) -> None:
+    """A cell for every weight, bars for the answers, and a photograph as large as the page."""
+    look = make("gpt2").look("the dog runs")
+    found = {"attention": look.attention(), "answers": look.answers(k=7), "lens": look.lens()}
+    (tmp_path / "look.html").write_text(report.page(["the dog runs"], found))
+    browser = next(name for name in report.BROWSERS if shutil.which(name))
+    dom = report.browse(browser, "--dump-dom", (tmp_path / "look.html").as_uri())
+    size = len(look.tokens)
+    assert dom.count('style="--share') == size * size + size * len(found["lens"].points) and dom.count("<option") == 5
+    assert dom.count('<tr><th scope="row"') == size + 7 + len(found["lens"].points)
+    assert report.size_of(dom)[1] > 800
+    report.png((tmp_path / "look.html").read_text(), tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
 def test_titles_and_words_have_room_and_nothing_lies_over_them() -> None:
@@ -66,8 +107,6 @@ def test_titles_and_words_have_room_and_nothing_lies_over_them() -> None:
             assert (menu["x"], menu["xanchor"]) == (0, "left") and layout["margin"]["t"] >= menu["pad"]["b"] + 44 + 40
             assert layout["width"] - layout["margin"]["l"] >= 7 * max(len(one["label"]) for one in menu["buttons"])
     assert long in results[0].figure().to_dict()["data"][0]["text"][0]
-    drawn = plots.fragment(results[0], library=False)
-    assert '"displayModeBar": false' in drawn
     many = (
         model.look([5] * 400, "a").attention(0, 0, "encoder").figure().layout
     )  # of many tokens names still stand apart
@@ -96,12 +135,12 @@ def test_what_is_said_of_a_regression() -> None:
     assert min(bar.layout.xaxis.range) <= 0 <= max(bar.layout.xaxis.range) and list(bar.data[0].text) == [
         f"{score:.3g}"
     ]
-    page = plots.page(["the dog runs"], {"answers": results["answers"]})
-    assert "<h2>score</h2>" in page and "<h2>answers</h2>" not in page
+    page = report.page(["the dog runs"], results)
+    assert "<h2>Score</h2>" in page and "<h2>Answers</h2>" not in page
+    assert not any(word in explain(one) for one in results.values() for word in ("probab", "likel", "logit"))
 
 
 def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     make("transformer-base").save(tmp_path / "model")
     out = tmp_path / "seen.html"
     code, said, _ = run("look", tmp_path / "model", "the dog runs", "--target", "a man", "--out", out)
@@ -125,18 +164,19 @@ def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:
         and found["answers"]["at"] == "<s>"
         and len(found["residual"]["points"]) == 7
     )
-    if not any(map(shutil.which, plots.BROWSERS)):
+    if not any(map(shutil.which, report.BROWSERS)):
         code, _, problem = run(*asked, "-w", "answers", "--out", out, "--png", tmp_path / "x.png")
         assert code == 2 and "browser" in problem
 
 
 def test_the_page_shows_both_texts(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     make("bert-base", head="classes", n_classes=1).save(tmp_path / "model")
     out = tmp_path / "seen.html"
     code, _, _ = run("look", tmp_path / "model", "the dog runs", "--pair", "a man <sleeps>", "--out", out)
     page = out.read_text()
-    assert code == 0 and "<h1>the dog runs</h1><h1>a man &lt;sleeps&gt;</h1>" in page and "<h2>score</h2>" in page
+    assert (
+        code == 0 and "<h1>the dog runs</h1><p class=text>a man &lt;sleeps&gt;</p>" in page and "<h2>Score</h2>" in page
+    )
 
 
 def test_what_is_left_out_is_said_in_a_line(run: Run, tmp_path: Path) -> None:
@@ -191,29 +231,20 @@ def test_a_word_in_two_texts(run: Run, tmp_path: Path) -> None:
     drawn = wanted.figure().data[0]
     assert torch.equal(torch.tensor(drawn.z)[:, 2], wanted.static) and drawn.text[0][1] == f"{wanted.cosines[0, 1]:.2f}"
     code, _, _ = run(*asked, "--word", "man", "--other", texts[1], "--out", tmp_path / "x.html")
-    assert code == 0 and f"<h1>other: {texts[1]}</h1>" in (tmp_path / "x.html").read_text()
+    assert code == 0 and f"<p class=text>other: {texts[1]}</p>" in (tmp_path / "x.html").read_text()
     for arguments in (["--word", "man"], ["--other", texts[1]], ["--word", "dog", "--other", texts[1]]):
         code, _, problem = run(*asked, *arguments)
         assert code == 2 and problem.count("\n") == 1
 
 
-def test_a_png_has_room_for_all_pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
-    look = make("gpt2").look("the dog runs")
-    found = {"attention": look.attention(), "answers": look.answers(k=20), "lens": look.lens()}
-    width, height = plots.room(["the dog runs"], found)
-    more = plots.room(["the dog runs", "a dog " * 400], found)
-    assert more[0] == width and more[1] > height + 400
-    layouts = [one.figure().layout for one in found.values()]
-    assert width > max(one.width for one in layouts) and height > sum(one.height for one in layouts) + 3 * 60
-
+def test_a_browser_that_hangs_takes_no_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def hangs(command: list[str], **_: object) -> None:
         raise subprocess.TimeoutExpired(command, 1)
 
-    monkeypatch.setattr(plots.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(plots.subprocess, "run", hangs)
+    monkeypatch.setattr(report.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(report.subprocess, "run", hangs)
     with pytest.raises(QkvError, match="no picture"):
-        plots.png("<p>", tmp_path / "x.png")
+        report.png("<p>", tmp_path / "x.png")
 
 
 def test_without_plotly_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Looking with words: head statistics, rollout, positions, neighbours, probes, alignments and `model.look`."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
+from qkv.generate import alignment
 from qkv.look import aligned
 from qkv.look.attention import maps
 from qkv.look.heads import STATISTICS, head_statistics, said_twice
@@ -22,6 +24,11 @@ from qkv.presets import tiny
 from qkv.text.train import train_tokenizer
 
 TEXTS = ["a man rides a bicycle", "the dog runs", "two women sit in the park, and a child plays", "a man sleeps."]
+
+
+def joined(tokens: list[str]) -> str:
+    """The text of displayed tokens."""
+    return "".join(tokens).replace("␣", " ").strip()
 
 
 def make(name: str, special: tuple[str, ...] = (), **fields: object) -> Model:
@@ -97,13 +104,16 @@ def test_rollout_is_the_product_of_the_layers() -> None:
     assert causal.triu(1).abs().max() == 0
 
 
-SCHEMES = {"sinusoidal": {}, "learned": {}, "rotary": {}, "alibi": {}, "t5": {"relative_buckets": 8}, "relative": {}}
+SCHEMES = [
+    ("sinusoidal", {}), ("learned", {}), ("rotary", {}), ("alibi", {}), ("t5", {"relative_buckets": 8}), ("relative", {}),
+    ("relative", {"relative_per_head": True}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_positions_of_every_scheme(scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "fields"), SCHEMES)
+def test_positions_of_every_scheme(scheme: str, fields: dict[str, Any]) -> None:
     c = ModelConfig(family="decoder", vocab_size=20, d_model=16, n_layers=1, n_heads=2, d_ff=8, position=scheme, max_length=40,
-                    relative_distance=6, **SCHEMES[scheme])  # fmt: skip
+                    relative_distance=6, **fields)  # fmt: skip
     found = positions(build(c).eval(), 50)
     assert found.scheme == scheme
     same = found.similarity.diagonal()
@@ -170,7 +180,8 @@ def test_the_error_rate_of_known_links() -> None:
     weights[0, 0] = weights[3, 1] = 1.0
     weights[1, 1] = weights[2, 2] = 0.6
     weights[1, 3] = 0.4
-    assert aligned.links(weights, source, target) == {(0, 0), (1, 1), (1, 2), (2, 1)}
+    assert alignment.links(weights, source, target) == [(0, 0), (1, 1), (1, 2), (2, 1)]
+    assert aligned.links is alignment.links  # what `translate --alignments` emits
 
 
 def test_words_of_the_grammar_are_found_in_its_text() -> None:
@@ -217,7 +228,7 @@ def test_a_network_that_looks_at_the_right_word_has_no_errors(monkeypatch: pytes
 def test_look_gives_every_view_with_names(name: str) -> None:
     model = make(name)
     look = model.look("a man rides a bicycle")
-    assert "".join(look.source or look.tokens).replace(" ", "").startswith("amanrides")
+    assert "".join(look.source or look.tokens).replace("␣", "").startswith("amanrides")
     if name == "gru-lm":
         with pytest.raises(QkvError, match="no attention"):
             look.attention()
@@ -239,9 +250,9 @@ def test_an_encoder_decoder_looks_at_its_own_translation_or_at_another() -> None
     model = make("transformer-base")
     text = "a man rides a bicycle"
     own = model.look(text)
-    assert "".join(own.tokens[1:]).strip() == model.translate([text], beam=1)[0].strip()
+    assert joined(own.tokens[1:]) == model.translate([text], beam=1)[0].strip()
     given = model.look(text, "the dog runs")
-    assert "".join(given.tokens[1:]).strip() == "the dog runs" and given.source == own.source
+    assert joined(given.tokens[1:]) == "the dog runs" and given.source == own.source
     assert given.attention(kind="cross").columns == given.source
     assert given.attention(kind="encoder").rows == given.source
     with pytest.raises(QkvError, match="encoder-decoder"):
@@ -272,7 +283,7 @@ def test_what_a_task_reads_is_looked_at() -> None:
     reader = make("bert-base", head="span")
     look, answer = reader.look(TEXTS[0], pair="who rides?"), reader.answer("who rides?", TEXTS[0])
     assert torch.equal(look.batch.inputs, reader.look(("who rides?", TEXTS[0])).batch.inputs)
-    assert "".join(look.tokens[look.place :]).strip().startswith(TEXTS[0]) and answer.text in TEXTS[0]
+    assert joined(look.tokens[look.place :]).startswith(TEXTS[0]) and answer.text in TEXTS[0]
     for wrong in (words, make("gpt2"), make("transformer-base")):
         with pytest.raises(QkvError, match="one text"):
             wrong.look(*two[:1], pair=two[1])
@@ -308,9 +319,9 @@ def test_a_decoder_is_looked_at_while_it_writes_its_summary() -> None:
     own, read = looker.look(text, summary=True), len(model.words().plain([text])[0])
     assert own.tokens[read : read + 2] == ["</s>", "<s>"] and own.first == read + 1
     summary = model.summarize([text], beam=1)[0].text
-    assert "".join(own.tokens[own.first + 1 :]).strip() == summary.strip() != ""
+    assert joined(own.tokens[own.first + 1 :]) == summary.strip() != ""
     given = looker.look(text, "the dog runs", summary=True)
-    assert "".join(given.tokens[given.first + 1 :]).strip() == "the dog runs" and given.first == own.first
+    assert joined(given.tokens[given.first + 1 :]) == "the dog runs" and given.first == own.first
     assert looker.look(text).first == 0 and looker.look(text).tokens == own.tokens[:read]
     opened = own.batch.inputs[0, : own.first + 1].tolist()
     assert torch.equal(model.look(opened, "the dog runs").batch.inputs, given.batch.inputs)
@@ -365,7 +376,7 @@ def test_a_word_is_the_same_with_spaces_around_it_and_says_its_pieces(kind: str)
     found = model.neighbours("dog", 4)
     for word in (" dog", "dog ", " dog  "):
         assert model.neighbours(word, 4).to_json() == found.to_json()
-    assert "".join(found.pieces).replace("##", "").strip() == "dog" and found.word == "dog"
+    assert joined(found.pieces).replace("##", "") == "dog" and found.word == "dog"
     assert kind != "characters" or found.pieces == ["d", "o", "g"]
     several = model.neighbours("parkdog", 4)
     assert len(several.pieces) > 1 and set(several.pieces).isdisjoint(several.words)

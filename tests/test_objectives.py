@@ -65,11 +65,13 @@ def test_chunked_is_readable(smoothing: float, bias: bool, project: bool) -> Non
         torch.testing.assert_close(a, b)
 
 
-def test_gradcheck_in_double() -> None:
+@pytest.mark.parametrize("weights", [None, [1.0, 0.5, 2.0, 0.0, 1.0, 3.0]], ids=["even", "weighted"])
+def test_gradcheck_in_double(weights: list[float] | None) -> None:
+    own = None if weights is None else torch.tensor(weights, dtype=torch.double)
     x, weight = torch.randn(6, 3, dtype=torch.double), torch.randn(5, 3, dtype=torch.double)
     leaves = [x.requires_grad_(), weight.requires_grad_(), torch.randn(5, dtype=torch.double, requires_grad=True)]
     assert torch.autograd.gradcheck(
-        lambda *t: ChunkedCrossEntropy.apply(*t, torch.tensor([0, 1, 4, 4, 2, 0]), 0.1), leaves
+        lambda *t: ChunkedCrossEntropy.apply(*t, torch.tensor([0, 1, 4, 4, 2, 0]), 0.1, own), leaves
     )
 
 
@@ -198,14 +200,16 @@ def test_weighed_rows_are_the_readable_loss_of_each() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_regression_is_the_squared_error() -> None:
+def test_regression_is_the_squared_error_of_every_number() -> None:
+    """-100 marks an ignored class or word; as a number it is one like any other."""
     c = small(family="encoder", head="classes", n_classes=1)
-    network, batch = build(c).eval(), replace(example(c), targets=torch.tensor([0.5, IGNORED, 4.0]))
+    numbers = [0.5, float(IGNORED), 4.0]
+    network, batch = build(c).eval(), replace(example(c), targets=torch.tensor(numbers))
     output = network(batch)
-    a, _, b = output.logits[:, 0].tolist()
     loss = regression(output, batch)
-    assert loss.count == batch.count == 2
-    assert loss.sum.item() == pytest.approx((a - 0.5) ** 2 + (b - 4) ** 2, rel=1e-5)
+    assert loss.count == batch.count == 3
+    scores = output.logits[:, 0].tolist()
+    assert loss.sum.item() == pytest.approx(sum((s - n) ** 2 for s, n in zip(scores, numbers, strict=True)), rel=1e-5)
 
 
 def test_a_span_is_chosen_among_real_tokens_only() -> None:

@@ -23,12 +23,12 @@ pytest_plugins = ("paging",)
 @needs_browser
 def test_a_language_model_writes_on(page: Any, url: str) -> None:
     go(page, url, model="writer")
-    expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Write")
+    expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Generate")
     idle(page)
     before = page.locator(".output .tok").count()
     assert before > 0
     text = page.locator("#text").input_value()
-    page.get_by_role("button", name="Add it to the beginning").click()
+    page.get_by_role("button", name="Append to prompt").click()
     idle(page)
     assert len(page.locator("#text").input_value()) > len(text)
 
@@ -37,7 +37,7 @@ def test_a_language_model_writes_on(page: Any, url: str) -> None:
 def test_of_a_chat_the_views_read_what_the_model_reads(page: Any, url: str, service: Service) -> None:
     go(page, url, model="lm")
     expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Chat")
-    expect(page.get_by_role("button", name="Add it to the beginning")).to_have_count(0)
+    expect(page.get_by_role("button", name="Append to prompt")).to_have_count(0)
     page.get_by_role("tab", name="Layers").click()
     expect(page.locator(".lens-table thead th")).to_have_count(1 + len(service.models[1].prompt_ids(TEXT, True)))
 
@@ -48,7 +48,7 @@ def test_what_is_being_written_is_stopped(page: Any, url: str) -> None:
     go(page, url, model="writer")
     expect(page.locator(".caret")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("button", name="Write on")).to_be_visible()
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()
     expect(page.locator(".caret, [aria-busy=true]")).to_have_count(0)
 
 
@@ -56,7 +56,10 @@ def test_what_is_being_written_is_stopped(page: Any, url: str) -> None:
 def test_a_reader_may_end_the_text(page: Any, url: str, service: Service) -> None:
     """Behind a character that is split over two tokens: the text is the stream's, not that of the tokens."""
     end = service.models[0].config.eos_ids[0]
-    token = lambda number, text, *others: {"id": number, "text": text, "probability": 0.5, "alternatives": [*others]}  # noqa: E731
+
+    def token(number: int, text: str, *others: Any) -> dict[str, Any]:
+        return {"id": number, "text": text, "display": text, "probability": 0.5, "alternatives": [*others]}
+
     name = service.models[0].model.tokenizer.backend.id_to_token(end)
     events = [
         {"text": "ü", "tokens": [token(9, "\ufffd"), token(10, "\ufffd")]},
@@ -76,7 +79,7 @@ def test_a_reader_may_end_the_text(page: Any, url: str, service: Service) -> Non
 
 OTHERS = {
     "short": "Summarise", "shorter": "Summarise", "tags": "Tag", "words": "Fill", "spans": "Answer", "two": "Classify",
-    "lstm": "Write", "search": "Translate", "gated": "Write", "eye": "Classify",
+    "lstm": "Generate", "search": "Translate", "gated": "Generate", "eye": "Classify",
 }  # fmt: skip
 
 
@@ -166,7 +169,9 @@ def test_a_regression_gives_numbers(page: Any, scoring: tuple[str, Any]) -> None
     expect(panel).to_contain_text("How far the score falls")
     expect(page.get_by_role("switch", name="Layer 0, head 3: the score is")).to_be_visible()
     said.append(panel.inner_text())
-    assert not [word for word in ("%", "likel", "spread over", "Classify", "sure of") if word in "".join(said)]
+    assert not [
+        word for word in ("%", "likel", "number of choices", "Classify", "Probability") if word in "".join(said)
+    ]
     go(page, url, model="stars")
     expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Score")
     expect(page.locator(".big")).to_be_visible()
@@ -262,17 +267,27 @@ def test_examples_are_what_a_model_knows(page: Any, url: str) -> None:
 
 
 @needs_browser
+def test_a_model_that_only_embeds_opens_on_its_embeddings(page: Any) -> None:
+    """And its layers and heads are counted in good English."""
+    with running(Service([Served("one", model("bert-base", head="pooled", n_layers=1, n_heads=1))])) as (url, _):
+        go(page, url)
+        expect(page.get_by_role("tab")).to_have_text(["Embeddings", "Attention", "One head", "Positions"])
+        expect(page.get_by_role("heading", name="Compare two texts")).to_be_visible()
+        expect(page.locator("#about")).to_contain_text("1 layer · 1 head ·")
+
+
+@needs_browser
 def test_a_word_is_told_in_its_pieces(page: Any, problems: list[str], url: str) -> None:
-    found = {"word": "playing", "words": ["play"], "cosines": [0.5], "pieces": [" play", "ing"]}
+    found = {"word": "playing", "words": ["play"], "cosines": [0.5], "pieces": ["␣play", "ing"]}
     page.route("**/api/look/neighbours", lambda route: route.fulfill(json=found))
-    go(page, url, view="positions")
+    go(page, url, view="embeddings")
     page.get_by_role("button", name="Find").click()
-    expect(page.get_by_text("made of: play · ing")).to_be_visible()
+    expect(page.get_by_text("Tokens: ␣play · ing")).to_be_visible()
     page.unroute("**/api/look/neighbours")
     refused = {"error": {"message": "no such word"}}
     page.route("**/api/look/neighbours", lambda route: route.fulfill(status=400, json=refused))
-    page.get_by_label("A word").fill("zzz")
+    page.get_by_label("Word", exact=True).fill("zzz")
     page.keyboard.press("Enter")
     expect(page.locator(".state.bad")).to_have_text("no such word")
-    expect(page.get_by_text("made of")).to_have_count(0)
+    expect(page.get_by_text("Tokens: ")).to_have_count(0)
     problems.clear()  # the browser notes every 400

@@ -93,6 +93,14 @@ def test_sinusoids_turn_by_an_angle_that_depends_on_the_distance_alone() -> None
     torch.testing.assert_close(m @ m.T, torch.eye(6).double(), atol=1e-4, rtol=0)
 
 
+def test_sinusoids_are_the_equation_of_the_paper() -> None:
+    """P(t, 2i) = sin(t / base^(2i / width)), P(t, 2i + 1) = cos(the same)."""
+    for base in (10_000.0, 100.0):
+        for t, row in zip((0, 1, 7, 300), sinusoids(torch.tensor([0, 1, 7, 300]), 6, base).tolist(), strict=True):
+            angles = [t / base ** (2 * i / 6) for i in range(3)]
+            assert row == pytest.approx([wave(a) for a in angles for wave in (math.sin, math.cos)], abs=1e-6)
+
+
 def test_sinusoid_layouts_hold_the_same_waves_and_the_base_is_a_setting() -> None:
     t = torch.arange(9)
     interleaved, halves = sinusoids(t, 6), sinusoids(t, 6, layout="halves")
@@ -147,22 +155,23 @@ def test_t5_buckets_are_exact_near_logarithmic_far_and_split_by_direction() -> N
 
 def test_alibi_slopes_are_the_papers() -> None:
     assert alibi_slopes(8).tolist() == [2.0 ** -(i + 1) for i in range(8)]
-    assert len(alibi_slopes(12)) == 12 and alibi_slopes(12)[:8].tolist() == alibi_slopes(8).tolist()
+    between = [2.0 ** -(i + 0.5) for i in range(4)]  # every second one of sixteen
+    assert alibi_slopes(12).tolist() == pytest.approx([*alibi_slopes(8).tolist(), *between])
     bias = Alibi(8)(Mask(4)).bias(heads(4, 8))
     assert bias[0, 0, 3].tolist() == [-1.5, -1.0, -0.5, -0.0]
 
 
-def test_relative_positions_are_shaws_formula() -> None:
-    relative = Relative(8, 2, scale=8**-0.5)
+@pytest.mark.parametrize("per_head", [False, True])
+def test_relative_positions_are_shaws_formula(per_head: bool) -> None:
+    relative = Relative(8, 2, scale=8**-0.5, n_heads=2 if per_head else None)
+    near_key, near_value = (p[1] if per_head else p for p in (relative.keys, relative.values))  # of head 1
     q, k, v = heads(5), heads(5, seed=1), heads(5, seed=2)
     got = Softmax(make_score("scaled-dot", 2, 8))(q, k, v, Mask(5, causal=True), relative(Mask(5, causal=True)))
     for i in range(5):
         clip = [max(-2, min(2, j - i)) + 2 for j in range(i + 1)]
-        scores = torch.stack([q[0, 1, i] @ (k[0, 1, j] + relative.keys[clip[j]]) for j in range(i + 1)]) / math.sqrt(8)
+        scores = torch.stack([q[0, 1, i] @ (k[0, 1, j] + near_key[clip[j]]) for j in range(i + 1)]) / math.sqrt(8)
         w = scores.softmax(0)
-        torch.testing.assert_close(
-            got[0, 1, i], sum(w[j] * (v[0, 1, j] + relative.values[clip[j]]) for j in range(i + 1))
-        )
+        torch.testing.assert_close(got[0, 1, i], sum(w[j] * (v[0, 1, j] + near_value[clip[j]]) for j in range(i + 1)))
 
 
 def test_learned_positions_end_where_the_table_ends() -> None:

@@ -17,6 +17,8 @@ PUBLISHED = {  # parameters of the released models, to the last one
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
+    "t5-3b": 2_851_598_336,
+    "t5-11b": 11_307_321_344,
     "t5-v1.1-small": 76_961_152,
     "t5-v1.1-base": 247_577_856,
     "bart-base": 139_420_416 + 50_265,  # and the bias of the output words, which is released as a buffer
@@ -25,8 +27,15 @@ PUBLISHED = {  # parameters of the released models, to the last one
     "bert-base": 109_514_298,
     "bert-large": 335_174_458,
     "roberta-base": 124_697_433,
+    "roberta-large": 355_412_057,
     "electra-small": 13_549_057,
+    "electra-base": 109_483_009,
+    "electra-large": 335_142_913,
     "albert-base": 11_221_680,
+    # released with a dense layer on the first vector, here with the head for masked words
+    "albert-large": 17_683_968 - (1024 * 1024 + 1024) + (1024 * 128 + 3 * 128 + 30_000),
+    "albert-xlarge": 58_724_864 - (2048 * 2048 + 2048) + (2048 * 128 + 3 * 128 + 30_000),
+    "albert-xxlarge": 222_595_584 - (4096 * 4096 + 4096) + (4096 * 128 + 3 * 128 + 30_000),
     "vit-b16": 86_567_656,
     "vit-l16": 304_326_632,
     "vit-h14": 632_045_800,
@@ -37,6 +46,7 @@ PUBLISHED = {  # parameters of the released models, to the last one
     "gpt2-xl": 1_557_611_200,
     "llama-7b": 6_738_415_616,
     "llama-13b": 13_015_864_320,
+    "llama-30b": 32_528_943_616,
     "llama-65b": 65_285_660_672,
     "llama2-7b": 6_738_415_616,
     "llama2-70b": 68_976_648_192,
@@ -45,6 +55,8 @@ PUBLISHED = {  # parameters of the released models, to the last one
     "llama3.1-8b": 8_030_261_248,
     "llama3.2-1b": 1_235_814_400,
     "mamba-130m": 129_135_360,
+    "mamba-370m": 371_516_416,
+    "mamba-790m": 793_204_224,
     "mamba-1.4b": 1_372_178_432,
     "mamba-2.8b": 2_768_345_600,
     "bloom-560m": 559_214_592,
@@ -56,6 +68,8 @@ ROUNDED = {  # millions, as the papers print them
     "lstm-seq2seq": (384, 0.001),
     "lstm-lm": (20, 0.02),  # Zaremba's medium model: 13 million in words, 6.8 in cells
     "palm-8b": (8630, 0.001),
+    "palm-62b": (62_500, 0.001),
+    "palm-540b": (540_350, 0.001),
     "gla-340m": (340, 0.01),
     "gla-1.3b": (1300, 0.01),
     "gpt3-small": (125, 0.01),
@@ -77,6 +91,15 @@ def test_count_is_the_published_one(name: str) -> None:
 def test_count_is_what_the_paper_rounds(name: str) -> None:
     millions, share = ROUNDED[name]
     assert count(preset(name)).parameters / 1e6 == pytest.approx(millions, rel=share)
+
+
+def test_shaws_base_model_has_vectors_per_layer_and_head() -> None:
+    """Shaw et al. 2018, section 4.1: inner width 1024, and 33 distances for each of 8 heads in 6 + 6 layers, keys and values."""
+    c = preset("transformer-relative")
+    vectors = 2 * 12 * 8 * 33 * 64
+    absolute = c.changed(position="sinusoidal")
+    assert c.d_ff == 1024
+    assert count(c).parameters - count(absolute).parameters == vectors
 
 
 def test_gpt3_xl_as_printed_does_not_multiply_out() -> None:
@@ -130,7 +153,7 @@ def test_tiny_keeps_the_architecture(name: str) -> None:
     sizes = set(
         "d_model n_layers d_ff vocab_size target_vocab_size n_heads n_kv_heads d_head d_key d_state d_embed max_length "
         "image_size patch_size n_classes window mixer_rank relative_distance relative_buckets rotary_scaling init_std "
-        "pad_id bos_id eos_id start_id".split()
+        "init_embed_std pad_id bos_id eos_id start_id".split()
     )
     for field in ModelConfig.model_fields:
         if field not in sizes:

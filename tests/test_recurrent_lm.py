@@ -398,7 +398,7 @@ def test_muon_treats_each_gate_as_a_map_of_its_own():
     o.step()
     step = (weight - before).detach() / (-0.1 * 0.2 * 16**0.5)
     torch.testing.assert_close(step, expected, atol=1e-4, rtol=1e-4)
-    assert sorted({group["gates"] for group in o.param_groups}) == [1, 4]
+    assert {group["rows"] for group in o.param_groups} == {(), (16,) * 4}
 
 
 @carrying

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
 import random
@@ -230,3 +231,20 @@ def test_a_batch_is_its_texts_one_by_one() -> None:
     assert tokenizer.plain([]) == []
     with pytest.raises(QkvError, match="cannot be tokenized"):
         tokenizer.plain(["\ud800"])
+
+
+def test_a_character_table_cannot_announce_more_than_it_has(files: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    """The library would allocate the announced gigabytes, and abort the process where it cannot."""
+    good = next(path for path in files.values() if parse(path).normalizer["charsmap"])
+    table = parse(good).normalizer["charsmap"]
+    broken = (tmp_path / "x.model").write_bytes(good.read_bytes().replace(table, b"\xff\xff\xff\xfe" + table[4:]))
+    assert broken == good.stat().st_size
+    with pytest.raises(FileError, match="character table"):
+        read_sentencepiece(tmp_path / "x.model")
+    text = read_sentencepiece(good).to_json()
+    encoded = base64.b64encode(table).decode()
+    assert encoded in text
+    with pytest.raises(FileError, match="character table"):
+        Tokenizer.from_json(text.replace(encoded, base64.b64encode(b"\xff\xff\xff\xfe" + table[4:]).decode()))
+    with pytest.raises(FileError, match="base64"):
+        Tokenizer.from_json(text.replace(encoded, "?" + encoded))

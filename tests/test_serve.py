@@ -7,8 +7,9 @@ import html
 import io
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from starlette.testclient import TestClient
 
 from qkv.batch import Batch
 from qkv.generate.search import greedy
+from qkv.look.result import plain
+from qkv.look.view import Look
 from qkv.serve import sentences
 from qkv.serve.languages import guess
 from qkv.serve.markup import Markup
@@ -266,10 +269,46 @@ def test_looking_inside_says_what_the_library_says(client: TestClient, models: d
         walked = post(client, "/api/look/walk", **asked, layer=1, head=2, kind=kind)
         assert walked["columns"] == found["columns"] and len(walked["query"][0]) == 8
         torch.testing.assert_close(torch.tensor([walked["weights"]]), torch.tensor(found["weights"]), atol=2e-6, rtol=0)
-        more = {"rollout": {"kind": "encoder" if own.source else "self"}, "attribution": {"method": "occlusion"}}
-        for what in ("lens", "heads", "effects", "taps", "positions", "attribution", "rollout"):
-            body = {"model": name} if what == "positions" else asked
-            assert post(client, f"/api/look/{what}", **body, **more.get(what, {}))["model"] == name
+
+
+ROUTES: dict[str, tuple[dict[str, Any], Callable[[Look, str], Any]]] = {
+    "lens": ({"top_k": 3, "columns": [1, 0]}, lambda look, kind: look.lens(3, [1, 0])),
+    "heads": ({"kind": None}, lambda look, kind: look.heads(kind)),
+    "rollout": ({"kind": None}, lambda look, kind: look.rollout(kind)),
+    "residual": ({}, lambda look, kind: look.residual()),
+    "taps": ({}, lambda look, kind: {"taps": look.taps()}),
+    "effects": ({"kind": None, "layer": 1}, lambda look, kind: look.effect_of_heads(None, kind, 1)),
+    "attribution": ({"method": "occlusion"}, lambda look, kind: look.attribution("occlusion")),
+    "positions": ({"length": 9}, lambda look, kind: look.positions(9)),
+}
+"""Route -> what is asked, and what the library gives; "kind" is filled in."""
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("name", "kind"), [("lm", "self"), ("en-de", "encoder"), ("classes", "self")])
+def test_a_look_route_gives_what_the_library_gives(
+    route: str, name: str, kind: str, client: TestClient, models: dict[str, Served]
+) -> None:
+    given, own = ROUTES[route]
+    body = {"model": name} | ({} if route == "positions" else {"text": TEXTS[1]})
+    found = post(client, f"/api/look/{route}", **body | given | ({"kind": kind} if "kind" in given else {}))
+    with torch.enable_grad():
+        expected = plain(own(models[name].model.look(TEXTS[1]), kind))
+    assert found.pop("model") == name and found.keys() >= expected.keys()
+    numbers = [alike(found[key], value) for key, value in expected.items()]
+    assert sum(numbers) >= 3
+
+
+def alike(a: Any, b: Any) -> int:
+    """Compare nested lists and objects, numbers to rounding; return how many numbers there were."""
+    if isinstance(b, dict):
+        assert a.keys() == b.keys()
+        return sum(alike(a[key], b[key]) for key in b)
+    if isinstance(b, list):
+        assert len(a) == len(b)
+        return sum(map(alike, a, b))
+    assert a == (pytest.approx(b, abs=1e-5, rel=1e-4) if isinstance(b, float) else b)
+    return isinstance(b, int | float)
 
 
 def test_heads_are_switched_off_for_one_question_only(client: TestClient, models: dict[str, Served]) -> None:
@@ -286,6 +325,42 @@ def test_heads_are_switched_off_for_one_question_only(client: TestClient, models
     assert found["before"]["answers"]["probabilities"] != found["after"]["answers"]["probabilities"]
     again = post(client, "/api/look/ablation", **(body | {"heads": []}))
     assert again["before"] == again["after"] == found["before"]
+
+
+def test_both_apis_translate_every_sentence(client: TestClient) -> None:
+    """A text of several, joined as it was; /translate gives the same."""
+    sentences = ["A man sleeps.", "The dog runs."]
+    text = f"{sentences[0]} {sentences[1]}\n42"
+    each = post(client, "/api/translate", model="en-de", texts=sentences, n_best=2)["results"]
+    (whole,) = post(client, "/api/translate", model="en-de", texts=text, n_best=2, alignments=True)["results"]
+    assert whole["text"] == f"{each[0]['text']} {each[1]['text']}\n42"
+    assert whole["tokens"] == each[0]["tokens"] + each[1]["tokens"] and len(whole["n_best"]) == 2
+    assert {source for source, _ in whole["alignment"]} <= set(range(7)) and whole["alignment"][-1][
+        0
+    ] == 6  # "42" is itself
+    assert post(client, "/translate", q=text, source="en", target="de")["translatedText"] == whole["text"]
+    split = post(client, "/api/sentences", text=text)["sentences"]
+    assert [(one["text"], one["translated"]) for one in split] == [*((one, True) for one in sentences), ("42", False)]
+    assert "".join(one["text"] + one["space"] for one in split) == text
+
+
+def test_switching_off_computes_what_is_asked_for_alone(client: TestClient, models: dict[str, Served]) -> None:
+    """One pass for the numbers of each side, the text only where it is wanted, and a layer's heads without the others."""
+    body = {"model": "lm", "text": TEXTS[0], "heads": [[0, 0], [0, 1]]}
+    passes: list[int] = []
+    handle = models["lm"].model.network.register_forward_pre_hook(lambda *_: passes.append(1))
+    numbers = post(client, "/api/look/ablation", **body, max_tokens=0)
+    assert len(passes) == 2
+    same = post(client, "/api/look/ablation", **(body | {"heads": []}), max_tokens=0)
+    assert len(passes) == 3 and same["before"] == same["after"] == numbers["before"]
+    handle.remove()
+    whole = post(client, "/api/look/ablation", **body, max_tokens=5)
+    assert numbers["after"] == whole["after"] | {"text": None}
+    texts = [post(client, "/api/look/generate", **(body | {"heads": off}), max_tokens=5) for off in ([], body["heads"])]
+    assert [one["text"] for one in texts] == [whole["before"]["text"], whole["after"]["text"]]
+    asked = {"model": "lm", "text": TEXTS[0], "position": 1}
+    every, last = (post(client, "/api/look/effects", **asked, **more) for more in ({}, {"layer": 1}))
+    assert last["layers"] == [1] and last["alone"][0] == pytest.approx(every["alone"][1], abs=1e-5)
 
 
 def test_what_heads_do_is_asked_at_any_token(client: TestClient, models: dict[str, Served]) -> None:
@@ -311,11 +386,18 @@ def test_a_model_without_answers_can_be_looked_into() -> None:
         assert client.get("/api/models").json()["models"][0]["attention"] == ["self"]
 
 
-def test_patching_and_words(client: TestClient) -> None:
-    found = post(client, "/api/look/patch", model="lm", text="the dog runs", other="the man runs")
-    assert len(found["values"]) == len(found["places"])
-    assert len(post(client, "/api/look/neighbours", model="lm", word="dog", top_k=3)["words"]) == 3
-    post(client, "/api/look/contexts", model="lm", word="man", texts=["a man rides a bicycle", "A man sleeps."])
+def test_patching_and_words(client: TestClient, models: dict[str, Served]) -> None:
+    own, texts = models["lm"].model, ["a man rides a bicycle", "A man sleeps."]
+    told = [
+        post(client, "/api/look/patch", model="lm", text="the dog runs", other="the man runs", what="attention"),
+        post(client, "/api/look/neighbours", model="lm", word="dog", top_k=3),
+        post(client, "/api/look/contexts", model="lm", word="man", texts=texts, layer=0),
+    ]
+    with torch.enable_grad():
+        expected = [own.look("the dog runs").patch(own.look("the man runs"), None, "attention"),
+                    own.neighbours("dog", 3), own.contexts("man", texts, 0)]  # fmt: skip
+    for found, wanted in zip(told, expected, strict=True):
+        assert alike({key: value for key, value in found.items() if key != "model"}, plain(wanted)) > 2
 
 
 def test_models_say_what_they_can(client: TestClient) -> None:

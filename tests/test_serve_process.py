@@ -10,9 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from qkv.serve.service import Service
 from qkv.serve.watch import Watch
 from qkv.serve.workers import Settings, usual
 
+JSON = {"Content-Type": "application/json"}
+
 
 def connected(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
@@ -38,14 +40,14 @@ def connected(url: str) -> socket.socket:
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says nothing, one that never ends its headers, at once or behind an answered request."""
-    monkeypatch.setattr(server, "HEADERS", 0.3)
+    monkeypatch.setattr(server, "HEADERS", 1.0)
     with running(Service([])) as (url, _):
-        for said in (b"", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: "):
+        for said in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
             with connected(url) as one:
                 one.sendall(said)
                 assert one.recv(1000) == b""
         with connected(url) as one:
-            one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert one.recv(1000).startswith(b"HTTP/1.1 200")
             one.sendall(b"GET /health HTTP")
             while said := one.recv(1000):
@@ -55,7 +57,7 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_many_requests_at_once_are_told_to_come_again() -> None:
     """In the words of the API and with Retry-After; whether the server lives can still be asked."""
     with running(Service([], Limits(connections=1))) as (url, _), connected(url) as slow:
-        slow.sendall(b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")  # and no body
+        slow.sendall(b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")  # and no body
         host = url.removeprefix("http://")
 
         def ask(path: str) -> Any:
@@ -70,7 +72,7 @@ def test_too_many_requests_at_once_are_told_to_come_again() -> None:
         while (found := ask("/v1/models"))[0] != 503 and time.monotonic() < end:
             time.sleep(0.01)  # until the slow one has arrived
         status, again, content = found
-        assert status == 503 and int(again) >= 1 and "come again" in content["error"]["message"]
+        assert status == 503 and int(again) >= 1 and "retry after" in content["error"]["message"]
         assert ask("/health")[0] == 200
 
 
@@ -84,7 +86,7 @@ def test_files_are_found_by_their_names_only() -> None:
             "/static//etc/passwd",
         ):
             with connected(url) as one:
-                one.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+                one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
                 assert one.recv(1000).startswith(b"HTTP/1.1 404")
 
 
@@ -158,30 +160,54 @@ def test_a_real_libretranslate_client() -> None:
 
 
 def test_the_command_serves_a_folder_and_ends_gracefully(tmp_path: Path) -> None:
-    """`qkv serve FOLDER`, asked over a socket; SIGTERM while it writes: the answer still comes, the exit code is 0."""
+    """`qkv serve FOLDER` over a socket. SIGTERM comes while a request is being read: it is still answered, others are refused,
+    and the exit code is 0."""
     language_model().save(tmp_path / "lm")
     command = [sys.executable, "-m", "qkv", "serve", f"own={tmp_path / 'lm'}", "--port", "0", "--workers", "1"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        lines = iter(process.stderr.readline, "")
-        url = next(line for line in lines if "http://" in line).split()[4].rstrip("/")
+        url = next(line for line in process.stderr if "http://" in line).split()[4].rstrip("/")
         body = json.dumps({"prompt": "the dog", "max_tokens": 80}).encode()
-        answers: list[dict] = []
-
-        def ask() -> None:
-            with urllib.request.urlopen(urllib.request.Request(f"{url}/api/generate", body)) as reply:
-                answers.append(json.load(reply))
-
-        ask()
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        asking.join()
-        assert process.wait(30) == 0 and answers[-1] == answers[0]
+        kind = "Host: localhost\r\nContent-Type: application/json"
+        head = f"POST /api/generate HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+        with connected(url) as first, connected(url) as second:
+            first.sendall(head.encode())
+            assert first.recv(1000).startswith(b"HTTP/1.1 100")
+            first.sendall(body)
+            expected = answer_on(first)
+            second.sendall(head.encode())
+            assert second.recv(1000).startswith(b"HTTP/1.1 100")  # the server waits for the body now
+            process.send_signal(signal.SIGTERM)
+            until(lambda: refused(url))
+            second.sendall(body)
+            assert answer_on(second) == expected and len(expected["text"]) > 10
+        assert process.wait(30) == 0
     finally:
         process.kill()
+
+
+def answer_on(connection: socket.socket) -> Any:
+    reply = http.client.HTTPResponse(connection)
+    reply.begin()
+    assert reply.status == 200
+    return json.loads(reply.read())
+
+
+def refused(url: str) -> bool:
+    try:
+        connected(url).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def until(true: Callable[[], Any]) -> None:
+    """Wait for a condition, for at most a minute."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "still not"
+        time.sleep(0.02)
 
 
 def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
@@ -196,19 +222,13 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         every = map(int, children.read_text().split())
         return [pid for pid in every if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
-    def until(true: Any) -> None:
-        end = time.monotonic() + 60
-        while not true():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
     try:
         url = next(line for line in process.stderr if "http://" in line).split()[4].rstrip("/")
 
         def ask(path: str, body: dict | None = None) -> Any:
             given = None if body is None else json.dumps(body).encode()
             try:
-                with urllib.request.urlopen(urllib.request.Request(url + path, given), timeout=30) as reply:
+                with urllib.request.urlopen(urllib.request.Request(url + path, given, JSON), timeout=30) as reply:
                     return reply.read()
             except (OSError, http.client.HTTPException):  # of one that was just killed
                 return None
@@ -230,8 +250,13 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         until(lambda: answered() == 40)  # the last one is counted when it has gone
         assert {answered() for _ in range(10)} == {40}  # whichever of them is asked
         first, second = own()
+
+        def replaced() -> bool:
+            now = own()  # read once: a process that is being killed disappears between two looks
+            return len(now) == 2 and first not in now and listening() == 2
+
         os.kill(first, signal.SIGKILL)
-        until(lambda: len(own()) == 2 and first not in own() and listening() == 2)
+        until(replaced)
         assert second in own() and ask("/api/generate", body) is not None
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0 and not any(Path(f"/proc/{pid}").exists() for pid in (first, second))

@@ -120,7 +120,8 @@ def test_one_wrong_field_is_never_a_crash(client: TestClient, data: Any, path: s
     """A good request, of which some field is replaced by anything, or one is added that is known elsewhere."""
     fields = sorted({name for good in GOOD.values() for name in good} | {"temperature", "top_p", "n", "stop", "seed", "beam",
                     "n_best", "logprobs", "alternatives", "format", "prefix", "top_k", "stream", "echo", "images",
-                    "layer", "head", "rows", "kind", "positions", "layers", "min_p", "other_target", "what", "source"})  # fmt: skip
+                    "layer", "head", "rows", "kind", "positions", "layers", "min_p", "other_target", "what", "source",
+                    "presence_penalty", "repetition_penalty", "no_repeat_ngram"})  # fmt: skip
     body = GOOD[path] | {data.draw(st.sampled_from(fields)): data.draw(odd)}
     answered(client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"}))
 

@@ -10,6 +10,7 @@ import torch
 from conftest import Run
 
 from qkv.api import Model
+from qkv.batch import IGNORED, Batch
 from qkv.config import load_recipe
 from qkv.errors import ConfigError
 from qkv.models.build import build
@@ -64,7 +65,7 @@ def test_what_is_searched_is_what_was_trained(family: str) -> None:
     ids = [t.target.id_of(token) for token in one.tokens]
     ended = ids[-1] in t.config.eos_ids
     pair = (t.source.plain(TEXTS[:1])[0], ids[:-1] if ended else ids)
-    batch = t.collate([pair])
+    batch = t.scored([pair])
     loss = t.objective(network(batch), batch).sum.item()
     if ended:
         assert -one.log_prob == pytest.approx(loss, rel=1e-4)
@@ -72,11 +73,48 @@ def test_what_is_searched_is_what_was_trained(family: str) -> None:
         assert -one.log_prob < loss
 
 
-def test_a_decoder_is_asked_for_the_summary_alone() -> None:
+PAIRS = [([10, 11, 12], [13]), ([14], [15, 16, 17])]
+
+
+def test_a_decoder_is_scored_by_the_summary_alone() -> None:
     """Every word of the summary and its end count, nothing of the text does, whatever stands beside it."""
     t = task(FAMILIES["d"])
-    pairs = [([10, 11, 12], [13]), ([14], [15, 16, 17])]
-    assert t.collate(pairs).count == sum(len(target) + 1 for _, target in pairs)
+    assert t.scored(PAIRS).count == sum(len(target) + 1 for _, target in PAIRS)
+
+
+def test_a_decoder_learns_text_and_summary_as_a_language_model() -> None:
+    """Each token of the row but the first is a target, and the loss is the sum of their -log p (Liu et al. 2018, 4.2.3)."""
+    t = task(FAMILIES["d"])
+    torch.manual_seed(0)
+    network, batch = build(t.config).eval(), t.collate(PAIRS)
+    end, first = t.config.eos_ids[0], t.config.first_id
+    total = 0.0
+    for row, (text, summary) in zip(batch.targets, PAIRS, strict=True):
+        whole = torch.tensor([*text, end, first, *summary, end])
+        assert row[row != IGNORED].tolist() == whole[1:].tolist()
+        log_probs = network(Batch(whole[None, :-1])).logits[0].log_softmax(-1)  # (T, V)
+        total -= log_probs.gather(1, whole[1:, None]).sum().item()
+    assert t.objective(network(batch), batch).sum.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_the_text_counts_as_much_as_source_weight_says() -> None:
+    """The loss is that of the summary + source_weight times that of the text; held-out losses do not know the weight."""
+    losses, held_out = [], []
+    for weight in (0.0, 0.25, 1.0):
+        t = task([*FAMILIES["d"], f"train.source_weight={weight}"])
+        torch.manual_seed(0)
+        network, batch = build(t.config).eval(), t.collate(PAIRS)
+        losses.append(t.objective(network(batch), batch).sum.item())
+        held_out.append(t.loss(network))
+    summary, some, whole = losses
+    assert some == pytest.approx(summary + 0.25 * (whole - summary), rel=1e-5) and whole > summary
+    assert held_out == pytest.approx([held_out[0]] * 3)
+
+
+def test_a_weight_of_the_text_needs_a_decoder() -> None:
+    recipe = load_recipe(find("summaries"), ["train.source_weight=0.5"])
+    with pytest.raises(ConfigError, match="source_weight is for family 'decoder'"):
+        SummaryTask.possible(recipe)
 
 
 def test_a_long_text_is_cut_as_in_training() -> None:
@@ -86,10 +124,11 @@ def test_a_long_text_is_cut_as_in_training() -> None:
     assert list(example[0]) == ids[:-1] and len(example[0]) == t.data.max_length
 
 
-@pytest.mark.parametrize("family", ["ed", "d"])
-def test_a_small_model_learns_it(family: str, tmp_path: Path) -> None:
-    """The loss of held-out summaries falls to a fraction of what it was, and words of the summary are found."""
-    changes = [*SMALL, *FAMILIES[family], "model.d_model=64", "data.train=[{grammar=3000}]", "train.steps=120",
+@pytest.mark.parametrize(("family", "weight"), [("ed", []), ("d", ["train.source_weight=0.1"])])
+def test_a_small_model_learns_it(family: str, weight: list[str], tmp_path: Path) -> None:
+    """The loss of held-out summaries falls to a fraction of what it was, and words of the summary are found. (A decoder that
+    learns the text as much as the summary takes longer than this.)"""
+    changes = [*SMALL, *FAMILIES[family], *weight, "model.d_model=64", "data.train=[{grammar=3000}]", "train.steps=120",
                "train.evaluate_every=40", "train.save_every=120", "train.learning_rate=5e-3"]  # fmt: skip
     recipe = load_recipe(find("summaries"), changes)
     r = train(recipe, "x", tmp_path / "run", Report(quiet=True))

@@ -15,6 +15,7 @@ from qkv.convert.tokenizer_files import open_tokenizer, read_tokenizer
 from qkv.errors import FileError, QkvError
 from qkv.models.build import build
 from qkv.text.kinds import scored_bpe
+from qkv.text.tokenizer import Tokenizer
 
 DATA = Path(os.environ.get("QKV_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -167,3 +168,35 @@ def test_real_vocabularies_against_transformers(tmp_path):
     ours = open_tokenizer(DATA / "bert_vocab")
     theirs = transformers.BertTokenizer(str(DATA / "bert_vocab" / "vocab.txt"))
     assert ours.encode(text) == theirs(text).input_ids
+
+
+@pytest.mark.parametrize("kind", ["WordLevel", "BPE", "WordPiece"])
+def test_a_large_id_takes_no_memory(kind):
+    """The library takes four bytes for each id up to the largest when it writes a tokenizer down."""
+    vocab = {"a": 2**31 - 1, "[UNK]": 0}
+    kinds = {"WordLevel": {"unk_token": "[UNK]"}, "BPE": {"merges": []}}
+    other = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    text = json.dumps(
+        {"version": "1.0", "added_tokens": [], "model": {"type": kind, "vocab": vocab, **kinds.get(kind, other)}}
+    )
+    with pytest.raises(FileError, match="id 2,147,483,647"):
+        Tokenizer.from_json(text)
+    small = Tokenizer.from_json(text.replace(str(2**31 - 1), "1"))
+    assert small.encode("a") == [1] and small.plain(["a"]) == [[1]]
+
+
+def test_special_tokens_have_an_id_each():
+    """The library does not check it, and returns more ids than tokens."""
+    vocab = {"a": 0, "[UNK]": 1, "[CLS]": 2}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+    }
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}
+    text = {"version": "1.0", "added_tokens": [], "post_processor": template, "model": model}
+    assert Tokenizer.from_json(json.dumps(text)).encode("a") == [2, 0]
+    template["special_tokens"]["[CLS]"]["ids"] = [2, 2, 2]
+    with pytest.raises(FileError, match="1 special tokens around a text, with 3 ids"):
+        Tokenizer.from_json(json.dumps(text))

@@ -16,6 +16,7 @@ from qkv.batch import Batch, Loss
 from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked, interval
 from qkv.convert.files import read_tensors
 from qkv.errors import FileError, QkvError
+from qkv.models.build import build
 from qkv.train import checkpoint, loop
 from qkv.train import run as training
 from qkv.train.checkpoint import Progress
@@ -39,29 +40,30 @@ class Killed(BaseException):
 
 
 def run(folder: Path, r: Recipe, die_at: int | None = None, seed: int = 0) -> training.Run:
-    """Train; with `die_at`, die at that step, at a moment that the seed chooses."""
+    """Train; with `die_at`, die at that step or the next one that has the moment which the seed chooses."""
     report = Report(quiet=True)
+    dies = lambda step: die_at is not None and step >= die_at  # noqa: E731
     moment = random.Random(f"{seed}:{die_at}").choice(["best", "before log", "after log", "saving", "saved"])
     original_save, original_line, original_best = checkpoint.write_json, training.write_line, training.keep_best
 
     def line(log, entry):  # noqa: ANN001, ANN202
-        if entry["step"] == die_at and moment == "before log":
+        if dies(entry["step"]) and moment == "before log":
             log.write('{"step": ')  # half a line
             raise Killed
         original_line(log, entry)
-        if entry["step"] == die_at and moment == "after log":
+        if dies(entry["step"]) and moment == "after log":
             raise Killed
 
     def best(r, t):  # noqa: ANN001, ANN202
         original_best(r, t)
-        if die_at is not None and t.progress.step >= die_at and moment == "best":
+        if dies(t.progress.step) and moment == "best":
             raise Killed  # best/ is newer than the newest checkpoint
 
     def json_file(path, value):  # noqa: ANN001, ANN202
-        if die_at is not None and value["progress"]["step"] >= die_at and moment == "saving":
+        if dies(value["progress"]["step"]) and moment == "saving":
             raise Killed
         original_save(path, value)
-        if die_at is not None and value["progress"]["step"] >= die_at and moment == "saved":
+        if dies(value["progress"]["step"]) and moment == "saved":
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -95,10 +97,9 @@ def same(a: tuple, b: tuple) -> None:
 def test_killed_anywhere_and_resumed_is_never_stopped(seed: int, tmp_path: Path, uninterrupted: tuple) -> None:
     r, folder = random.Random(seed), tmp_path / "run"
     for die_at in sorted(r.sample(range(1, 12), 3)):  # killed, resumed, killed again
-        try:
+        with pytest.raises(Killed):
             run(folder, recipe(), die_at, seed)
-        except Killed:
-            torch.manual_seed(r.randrange(1000))  # another process starts with other random numbers
+        torch.manual_seed(r.randrange(1000))  # another process starts with other random numbers
     run(folder, recipe())
     same(contents(folder), uninterrupted)
 
@@ -217,11 +218,48 @@ def test_minutes_and_a_time_budget_give_points_on_a_slow_machine() -> None:
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"])
 def test_schedules_rise_then_fall(schedule: str) -> None:
     c = TrainConfig(steps=100, warmup=10, learning_rate=1.0, schedule=schedule)
-    rates = [learning_rate(c, step, step / 100) for step in range(1, 101)]
-    peak = 0.9 if schedule == "linear" else 1.0  # by the end of the warm-up a tenth of the run is over
-    assert rates[0] == pytest.approx(0.1, rel=0.02) and max(rates) == pytest.approx(peak, rel=0.03)
-    assert all(a <= b for a, b in pairwise(rates[:10]))
-    assert all(a >= b for a, b in pairwise(rates[10:]))
-    assert rates[-1] == pytest.approx(
-        {"inverse-sqrt": 10**-0.5, "cosine": 0.1, "linear": 0.0, "stable-decay": 0.0, "constant": 1.0}[schedule]
-    )
+    rates = [learning_rate(c, step, (step - 1) / 100) for step in range(1, 101)]
+    assert rates[:10] == pytest.approx([step / 10 for step in range(1, 11)])  # in the warm-up nothing falls
+    assert max(rates) == rates[9] == 1.0
+    assert all(a >= b for a, b in pairwise(rates[9:]))
+    last = {"inverse-sqrt": 10**-0.5, "cosine": 0.1, "linear": 1 / 90, "stable-decay": 5 / 90, "constant": 1.0}[
+        schedule
+    ]
+    assert rates[-1] == pytest.approx(last, abs=1e-3) and rates[-1] > 0
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "stable-decay"])
+@pytest.mark.parametrize("end", [{"time_budget": 10.0}, {"epochs": 3.0}])
+def test_a_schedule_of_unknown_length_also_falls_after_its_warm_up(schedule: str, end: dict[str, float]) -> None:
+    """300 updates fit, which get slower; a warm-up of 20 of them, or of a tenth of the run where the recipe asks for more."""
+    shares = [(update / 300) ** 1.5 for update in range(300)]
+    for warmup in (0, 20, 1000):
+        c = TrainConfig(steps=1000, warmup=warmup, learning_rate=1.0, schedule=schedule, cosine_floor=0.0, **end)
+        rates = [learning_rate(c, step, done) for step, done in enumerate(shares, 1)]
+        top = rates.index(max(rates))
+        assert max(rates) == pytest.approx(1, abs=0.02) and 0 < rates[-1] < 0.05
+        assert (top + 1 == max(warmup, 1)) if warmup < 1000 else shares[top - 1] < 0.1 <= shares[top]
+        assert all(a <= b for a, b in pairwise(rates[: top + 1])) and all(a >= b for a, b in pairwise(rates[top:]))
+
+
+def test_the_cosine_ends_at_its_floor() -> None:
+    for floor in (0.0, 0.1, 0.5):
+        c = TrainConfig(steps=1000, warmup=10, learning_rate=2.0, schedule="cosine", cosine_floor=floor)
+        assert learning_rate(c, 1000, 0.999) == pytest.approx(2 * floor, abs=1e-4)
+        assert learning_rate(c, 11, 0.01) == 2.0
+
+
+def test_the_average_of_the_weights_is_short_at_first_then_as_long_as_asked() -> None:
+    """average = d average + (1 - d) weights with d = min(ema, (1 + step) / (10 + step)): 2/11 after the first update."""
+    t = loop.prepare(build(recipe().model), TrainConfig(ema=0.5))
+    expected = {name: p.clone() for name, p in t.average.items()}
+    for update in range(1, 15):
+        t.progress.step = update
+        with torch.no_grad():
+            for name, p in t.network.named_parameters():
+                p.add_(torch.randn_like(p))
+                share = min(0.5, (1 + update) / (10 + update))
+                expected[name] = share * expected[name] + (1 - share) * p
+        loop.update_average(t, 0.5)
+    for name, p in t.average.items():
+        torch.testing.assert_close(p, expected[name], atol=1e-5, rtol=1e-5)

@@ -154,6 +154,16 @@ def test_bad_calls_are_errors_in_words(model: Model) -> None:
         make("lstm-seq2seq").translate(TEXTS, alignments=True)
 
 
+def test_the_longest_translation(model: Model) -> None:
+    """Twice the source and 20, or so many tokens more than it; with a bound of its own too, the smaller one."""
+    longest, source = model.translator().longest, [5] * 7
+    assert longest(source, Request()) == 34
+    assert longest(source, Request(extra_length=0)) == 7
+    assert longest(source, Request(extra_length=5)) == longest(source, Request(max_length=30, extra_length=5)) == 12
+    assert longest(source, Request(max_length=9, extra_length=5)) == 9
+    assert longest(source, Request(extra_length=10**8)) == model.config.max_length
+
+
 def test_a_packed_copy_follows_the_weights() -> None:
     model = make()
     assert model.packed() is model.packed()
@@ -211,7 +221,10 @@ def test_links_of_a_handmade_attention() -> None:
         [0.2, 0.3, 0.1, 0.2, 0.2, 0.0],   # alone this token would go to word 0 ...
         [0.0, 0.0, 0.0, 0.5, 0.4, 0.1],   # ... together the two go to word 2
     ])  # fmt: skip
-    assert links(weights, source, target) == [(1, 0), (2, 1)]
+    # source word 0 is nobody's first choice: it goes to target word 1, whose tokens give it 0.25 on average
+    assert links(weights, source, target) == [(0, 1), (1, 0), (2, 1)]
+    uneven = torch.tensor([[0.4, 0.6], [0.2, 0.8], [0.2, 0.8], [0.2, 0.8]])  # the mean over a word's tokens counts
+    assert links(uneven, [0, 1], [0, 1, 1, 1]) == [(0, 0), (1, 0), (1, 1)]
     assert pharaoh([(0, 0), (1, 2)]) == "0-0 1-2"
     assert links(weights, [None] * 6, target) == []
 
@@ -248,10 +261,15 @@ def test_alignments_are_read_from_the_attention_of_the_whole_text(name: str) -> 
         words = one.text.split()
         assert {target for _, target in one.alignment} == set(range(len(words)))
         written = [t for t in ids if t != 2]
-        for at, target in one.alignment:
-            rows = [i for i, w in enumerate(words_at(one.text, written_spans(written, model.tokenizer))) if w == target]
-            sums = [looks[rows][:, columns(text, word)].sum().item() for word in range(len(text.split()))]
-            assert sums[at] == pytest.approx(max(sums), abs=1e-5)
+        owners = words_at(one.text, written_spans(written, model.tokenizer))
+        rows = [[i for i, word in enumerate(owners) if word == target] for target in range(len(words))]
+        table = torch.tensor([[looks[own][:, columns(text, word)].sum(1).mean() for word in range(len(text.split()))]
+                              for own in rows])  # fmt: skip  # (target words, source words)
+        first = {(best, target) for target, best in enumerate(table.argmax(1).tolist())}
+        assert first <= set(one.alignment)
+        for at, target in set(one.alignment) - first:
+            assert at not in {source for source, _ in first} and table[:, at].argmax() == target
+        assert {at for at, _ in one.alignment} == set(range(len(text.split())))
 
 
 def columns(text: str, word: int) -> list[int]:

@@ -83,28 +83,27 @@ def test_each_layer_learns_slower_than_the_one_above() -> None:
     found = scales(network(ENCODER), TuneConfig(layer_decay=0.5, head_rate=10))
     assert {s for n, s in found.items() if n.startswith("head.")} == {10}
     for i in range(3):
-        assert {s for n, s in found.items() if n.startswith(f"stack.blocks.{i}.")} == {0.5 ** (2 - i)}
-    assert {s for n, s in found.items() if n.startswith("embed.")} == {0.5**3}
+        assert {s for n, s in found.items() if n.startswith(f"stack.blocks.{i}.")} == {0.5 ** (3 - i)}
+    assert {s for n, s in found.items() if n.startswith("embed.")} == {0.5**4}
 
 
 def test_a_shared_matrix_and_positions_belong_to_the_lowest_place() -> None:
     found = scales(network(DECODER), TuneConfig(layer_decay=0.5, head_rate=10))
-    assert "head.weight" not in found and found["embed.tokens.weight"] == 0.5**3
-    assert found["stack.norm.weight"] == 1
-    assert [found[f"stack.positions.{i}.keys"] for i in range(3)] == [0.25, 0.5, 1]
+    assert "head.weight" not in found and found["embed.tokens.weight"] == 0.5**4
+    assert found["stack.norm.weight"] == 0.5
+    assert [found[f"stack.positions.{i}.keys"] for i in range(3)] == [0.125, 0.25, 0.5]
     albert = scales(network(ENCODER.changed(share_layers=True)), TuneConfig(layer_decay=0.5))
-    assert {s for n, s in albert.items() if ".blocks." in n} == {0.25}
+    assert {s for n, s in albert.items() if ".blocks." in n} == {0.125}
 
 
 def test_each_half_of_an_encoder_decoder_counts_for_itself() -> None:
     found = scales(network(BOTH), TuneConfig(layer_decay=0.5))
-    assert (
-        found["encoder.blocks.2.attention.layer.query.weight"] == found["decoder.blocks.1.cross.layer.key.weight"] == 1
-    )
-    assert found["encoder.blocks.0.attention.layer.query.weight"] == 0.25
-    assert found["decoder.blocks.0.attention.layer.query.weight"] == 0.5
-    assert found["source.tokens.weight"] == found["encoder.positions.0.table"] == 0.125
-    assert found["decoder.positions.0.table"] == 0.25
+    top = found["encoder.blocks.2.attention.layer.query.weight"], found["decoder.blocks.1.cross.layer.key.weight"]
+    assert top == (0.5, 0.5)
+    assert found["encoder.blocks.0.attention.layer.query.weight"] == 0.125
+    assert found["decoder.blocks.0.attention.layer.query.weight"] == 0.25
+    assert found["source.tokens.weight"] == found["encoder.positions.0.table"] == 0.0625
+    assert found["decoder.positions.0.table"] == 0.125
 
 
 @pytest.mark.parametrize("name", ["bert-base", "gpt2", "llama-7b", "t5-small", "vit-b16", "rnnsearch"])
@@ -122,7 +121,7 @@ def test_without_settings_all_weights_learn_alike(c: ModelConfig, kind: str) -> 
     found = scales(n, TuneConfig(), kind)
     assert found.keys() == dict(n.named_parameters()).keys() and set(found.values()) == {1}
     groups = optimizer(n, TrainConfig(optimizer=kind, weight_decay=0.1)).param_groups
-    kinds = {(g["orthogonal"], g["weight_decay"] > 0, g["gates"]) for g in groups}
+    kinds = {(g["orthogonal"], g["weight_decay"] > 0, g["rows"]) for g in groups}
     assert len(kinds) == len(groups)  # no kind of weight is split
     assert {(orthogonal, decayed) for orthogonal, decayed, _ in kinds} == (
         {(False, True), (False, False), (True, True)} if kind == "muon" else {(False, True), (False, False)}
@@ -160,8 +159,8 @@ def test_a_layer_moves_by_its_share() -> None:
     before = {name: x.clone() for name, x in weights(t.network).items()}
     learn(t, ENCODER, how, 0, 1)
     moved = {name: float((x - before[name]).abs().max()) for name, x in weights(t.network).items()}
-    for name, share in (("head.output.weight", 4), ("stack.blocks.2.feedforward.layer.up.weight", 1),
-                        ("stack.blocks.0.feedforward.layer.up.weight", 0.25), ("embed.tokens.weight", 0.125)):  # fmt: skip
+    for name, share in (("head.output.weight", 4), ("stack.blocks.2.feedforward.layer.up.weight", 0.5),
+                        ("stack.blocks.0.feedforward.layer.up.weight", 0.125), ("embed.tokens.weight", 0.0625)):  # fmt: skip
         assert moved[name] == pytest.approx(1e-3 * share, rel=1e-3)
 
 

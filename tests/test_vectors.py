@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import needs_compiler
 from torch import Tensor
 
 from qkv.config.vectors import VectorsConfig
@@ -19,7 +20,6 @@ from qkv.vectors.model import Word2Vec
 from qkv.vectors.space import Vectors
 from qkv.vectors.vocabulary import Vocabulary, counted
 
-needs_compiler = pytest.mark.skipif(kernel.library() is None, reason="no C++ compiler here")
 LOSSES, MODELS = ["negative", "hierarchical", "softmax"], ["skip-gram", "cbow"]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from qkv.convert.manifest import seal
 from qkv.errors import FileError, QkvError
 from qkv.vectors.judge import judge_analogies, judge_similarity, scored
 from qkv.vectors.space import OneHot, Vectors
@@ -101,6 +102,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
                         ('{"words": ["a", "b", "c"], "counts": [1]}', "count")):  # fmt: skip
         save(tmp_path / "mine", some_vectors(3))
         (tmp_path / "mine" / "vocabulary.json").write_text(damage)
+        seal(tmp_path / "mine", ())
         with pytest.raises(FileError, match=why):
             open_vectors(tmp_path / "mine")
     broken = some_vectors(3)

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
-from qkv.commands.generate import Seed, Temperature, TopK, TopP
+from qkv.commands.generate import (
+    FrequencyPenalty,
+    MinP,
+    NoRepeat,
+    PresencePenalty,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -26,6 +36,11 @@ def run(
     temperature: Temperature = 0.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    no_repeat_ngram: NoRepeat = 0,
     seed: Seed = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
@@ -44,11 +59,14 @@ def run(
     """
     from qkv.api import load
     from qkv.generate.choose import Sampling
+    from qkv.generate.rules import Rules
 
     if sys.stdin is None:
         raise QkvError("there is no standard input to read messages from")
-    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p)
-    talk = load(folder, device=device.value).conversation(system, max_new_tokens, how, seed)
+    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
+    rules = Rules(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                  frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
+    talk = load(folder, device=device.value).conversation(system, max_new_tokens, how, seed, rules)
     typed = sys.stdin.isatty()
     if typed:
         print(HELP, file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -54,12 +54,26 @@ def writing() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
-def search_of(folder: Path, beam: int | None, length_penalty: float | None) -> dict[str, Any]:
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Rows of cells as lines of columns, the numbered ones flush left. Nothing is wrapped or cut: what is shown can be copied."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) if at in left else cell.rjust(width)
+                  for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]  # fmt: skip
+    return [line.rstrip() for line in lines]
+
+
+def search_of(folder: Path, beam: int | None, length_penalty: float | None, length_formula: str | None = None
+              ) -> dict[str, Any]:  # fmt: skip
     """How a model searches: as told, otherwise as its run did when it was scored or as its folder says, otherwise with 4
     hypotheses."""
     from qkv.convert.detect import open_defaults
 
-    return open_defaults(folder).chosen(beam=(beam, 4), length_penalty=(length_penalty, 1.0))
+    return open_defaults(folder).chosen(
+        beam=(beam, 4), length_penalty=(length_penalty, 1.0), length_formula=(length_formula, "power")
+    )
 
 
 def config_of(what: str, settings: list[str] | None) -> ModelConfig:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json
+from qkv.commands.common import Device, DeviceOption, Json, aligned
 from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, chosen, no_tables, of_run, to_stderr
 from qkv.errors import ConfigError
 
@@ -155,12 +155,5 @@ def verdict(row: Compared | Group, score: float) -> list[str]:
 
 
 def table(titles: list[str], rows: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    found = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        found.add_column(title, justify="left" if title in ("system", "metric", "") else "right", overflow="fold")
-    for row in rows:
-        found.add_row(*row)
-    Console(highlight=False).print(found)
+    left = [at for at, title in enumerate(titles) if title in ("system", "metric", "")]
+    print("\n".join(aligned([titles, *rows], left)))

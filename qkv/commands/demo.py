@@ -25,7 +25,7 @@ MORE = 1.5
 WHAT = (
     "[bold]Train a translator from raw text[/], English to German, on sentences of a small grammar that comes with qkv. "
     "Train a tokenizer and a small Transformer until its translations of held-out sentences are good ({good:g} BLEU), for at most "
-    "{budget}; keep the best weights and score them on a test set. Ctrl-C stops, the same command continues. Output: {out}\n"
+    "{budget}; keep the best weights and score them on a test set. Ctrl-C stops, the same command continues."
 )
 FILES = {
     "alignment.svg": "attention as a word alignment (open it in a browser)",
@@ -66,7 +66,8 @@ def run(
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.print(WHAT.format(budget=time_budget, out=out, good=GOOD))
+    console.print(WHAT.format(budget=time_budget, good=GOOD))
+    console.print(f"Output: {out}\n", markup=False, soft_wrap=True)
     changes = list(settings or [])
     finished = until_good(console, changes, out, time_budget, threads, workers)
     good = finished.training.progress.best >= GOOD
@@ -76,13 +77,12 @@ def run(
     for line in score_lines(finished.results):
         console.print(line, markup=False, soft_wrap=True)
     if not good:
-        console.print(
-            f"\n[bold]This model is not trained yet:[/] {unfinished(finished, time_budget, changes)}", soft_wrap=True
-        )
+        why = unfinished(finished, time_budget, changes)
+        console.print(f"\nThis model is not trained yet: {why}", markup=False, soft_wrap=True)
     console.print("\n[bold]Files[/]")
     for name, what in FILES.items():
         if (out / name).exists():
-            console.print(f"  {out / name!s:<28} {what}", soft_wrap=True)
+            console.print(f"  {out / name!s:<28} {what}", markup=False, soft_wrap=True)
     if good:
         next_steps(console, out)
     if serve:
@@ -130,10 +130,11 @@ def unfinished(finished: Run, time_budget: str, changes: list[str]) -> str:
 
 def next_steps(console: Console, out: Path) -> None:
     console.print("\n[bold]Next steps[/]")
-    started = sys.argv[0] if Path(sys.argv[0]).name == "qkv" else "python -m qkv"
+    started = shlex.quote(sys.argv[0]) if Path(sys.argv[0]).name == "qkv" else "python -m qkv"
     qkv = "qkv" if which("qkv") else started
     for command, what in NEXT:
-        console.print(f"  {command.format(out=out, qkv=qkv)}\n      {what}", markup=False, soft_wrap=True)
+        given = command.format(out=shlex.quote(str(out)), qkv=qkv)
+        console.print(f"  {given}\n      {what}", markup=False, soft_wrap=True)
 
 
 def show(console: Console, out: Path) -> None:

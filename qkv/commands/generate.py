@@ -15,25 +15,47 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.api import Model
 
-PROMPT = typer.Argument(metavar="[PROMPT]", help="What to go on from; without it, standard input.", show_default=False)
-CHAT = typer.Option("--chat", help="The prompt is a message: put it into the model's chat template.")
+PROMPT = typer.Argument(metavar="[PROMPT]", help="The text to continue; default: standard input.", show_default=False)
+CHAT = typer.Option("--chat", help="Treat the prompt as a chat message: apply the model's chat template.")
 TRUNCATE = typer.Option("--truncate", help="Keep the end of a prompt that is longer than the context.")
-SLIDE = typer.Option("--slide", help="Where the context is full, go on from its last half.")
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 = the likeliest token each time.")]
-TopK = Annotated[int | None, typer.Option(min=1, help="Sample among the k likeliest.")]
-TopP = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Sample among the likeliest that hold p.")]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same text.")]
+SLIDE = typer.Option("--slide", help="When the context is full, continue from its last half.")
+Temperature = Annotated[float, typer.Option(min=0.0, help="Softmax temperature; 0 = greedy decoding.")]
+TopK = Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")]
+TopP = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="Nucleus sampling: the most likely tokens up to total probability p."),
+]
+MinP = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Sample from tokens with at least p times the top token's probability.")
+]
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(help="Above 1: penalise tokens that occurred before, prompt included (CTRL); in greedy decoding too."),
+]
+PresencePenalty = Annotated[
+    float, typer.Option(min=-2.0, max=2.0, help="Subtract from the logit of each token generated before.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(min=-2.0, max=2.0, help="Subtract from a logit once per time its token was generated.")
+]
+NoRepeat = Annotated[int, typer.Option(min=0, help="Forbid repeated n-grams of this size, prompt included; 0 = off.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")]
 
 
 def run(
     folder: Folder,
     prompt: Annotated[str | None, PROMPT] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 100,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 100,
     temperature: Temperature = 0.0,
     top_k: TopK = None,
     top_p: TopP = None,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    no_repeat_ngram: NoRepeat = 0,
     seed: Seed = None,
-    n: Annotated[int, typer.Option("--n", min=1, max=1000, help="So many texts.")] = 1,
+    n: Annotated[int, typer.Option("--n", min=1, max=1000, help="Number of texts to sample.")] = 1,
     chat: Annotated[bool, CHAT] = False,
     system: Annotated[str | None, typer.Option(help="System message (implies --chat).")] = None,
     truncate: Annotated[bool, TRUNCATE] = False,
@@ -41,25 +63,29 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Let a model write on from a prompt (or translate it, where it has two halves), token by token.
+    """Generate text from a prompt, token by token (an encoder-decoder translates the prompt).
 
-    A model has a context: a prompt that is longer is an error, or loses its
-    beginning with --truncate; a text that fills it ends there where the model
-    cannot go further, or goes on from its last half with --slide. Several texts
-    (--n) have a line of dashes between them, or with --json are a line each.
+    A prompt longer than the model's context is an error; --truncate keeps its
+    end. A model that cannot exceed its context stops there; --slide continues
+    from its last half. Several texts (--n) are separated by a line of dashes, or
+    with --json are one line each.
 
     [dim]qkv generate my-model "Once upon a time" --temperature 0.8 --top-k 40 --seed 1[/]
+    [dim]qkv generate my-model "Once upon" --repetition-penalty 1.2 --min-p 0.05[/]
     [dim]echo "What is the capital of France?" | qkv generate chat-model --chat[/]
     [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --slide[/]
     """
     from qkv.api import load
     from qkv.generate.choose import Sampling
+    from qkv.generate.rules import Rules
 
     if prompt is None and sys.stdin is None:
         raise QkvError("no prompt and no standard input: give a prompt")
     if n > 1 and temperature == 0:
         raise QkvError(f"--n {n}: without --temperature all texts are the same")
-    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p)
+    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
+    rules = Rules(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                  frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     model = load(folder, device=device.value)
     ids = model.prompt_ids(text, chat, system)
@@ -71,7 +97,7 @@ def run(
         )
     with writing():
         for number in range(n):
-            one = One(model, ids, max_new_tokens, slide)
+            one = One(model, ids, max_new_tokens, slide, rules)
             drawn = None if seed is None else seed + number
             shown = one.pieces(how, drawn)
             if as_json:
@@ -94,13 +120,13 @@ def show(pieces: Iterator[str], first: bool) -> None:
 class One:
     """One text as it is written, and why it ended."""
 
-    def __init__(self, model: Model, ids: list[int], most: int, slide: bool):
-        self.model, self.ids, self.most, self.slide = model, ids, most, slide
+    def __init__(self, model: Model, ids: list[int], most: int, slide: bool, rules: Any):
+        self.model, self.ids, self.most, self.slide, self.rules = model, ids, most, slide, rules
         self.written = 0
 
     def pieces(self, how: Any, seed: int | None) -> Iterator[str]:
         def counted() -> Iterator[int]:
-            for token in self.model.tokens(self.ids, self.most, how, seed, self.slide):
+            for token in self.model.tokens(self.ids, self.most, how, seed, self.slide, self.rules):
                 self.written += 1
                 yield token
 

@@ -40,31 +40,36 @@ OF_WORDS = {What.neighbours, What.contexts}
 """What is asked about a word, not about what the model reads."""
 EVERY = (What.attention, What.lens, What.attribution, What.answers)
 """What is shown where nothing is said, as far as the model has it."""
-GIVEN = typer.Argument(metavar="TEXT", help="What it reads: a text, or the file of a picture.", show_default=False)
+GIVEN = typer.Argument(metavar="TEXT", help="The input: a text, or the path of a picture.", show_default=False)
 WHAT = typer.Option(
-    "--what", "-w", help="What to look at; may be repeated. patch needs --other, contexts --other and --word; neighbours "
-    "takes a word."
+    "--what", "-w", help="Analyses to run; may be repeated. patch needs --other, contexts --other and --word; neighbours "
+    "takes a word as TEXT."
 )  # fmt: skip
-PAIR = typer.Option(metavar="TEXT", help="The second text of a model that compares two; the question about a text.")
-TARGET = typer.Option(metavar="TEXT", help="What it writes (a translation, a summary); default: its own.")
-LAYER = typer.Option(
-    help="attention, walk: which layer, 0 = the lowest; contexts: 0 = the embeddings; -1 = the last.",
+PAIR = typer.Option(
+    metavar="TEXT", help="The second text of a model of text pairs; for question answering, the question."
 )
-HEAD = typer.Option(help="attention: one head, default: all, with a menu; walk: which, default: 0.", show_default=False)
+TARGET = typer.Option(
+    metavar="TEXT", help="The output to inspect (a translation, a summary); default: the model's own."
+)
+LAYER = typer.Option(
+    help="attention, walk: the layer, 0 = the first; contexts: 0 = the embeddings; -1 = the last.",
+)
+HEAD = typer.Option(
+    help="attention: one head (default: all, with a menu); walk: the head (default: 0).", show_default=False
+)
 POSITION = typer.Option(
-    help="answers, attribution, effect, patch: the token at which is asked, 0 = the first; default: the gap, or the last.",
+    help="answers, attribution, effect, patch: index of the token inspected, 0 = the first; default: the gap, or the last.",
     show_default=False,
 )
 KIND = typer.Option(help="Attention of an encoder-decoder: encoder, decoder or cross.", show_default=False)
 OTHER = typer.Option(
-    metavar="TEXT", help="patch: the text of as many tokens that the patches come from; contexts: the second text."
+    metavar="TEXT",
+    help="patch: the text that activations are taken from, with as many tokens; contexts: the second text.",
 )
-WORD = typer.Option(metavar="WORD", help="contexts: the word that is in both texts.", show_default=False)
+WORD = typer.Option(metavar="WORD", help="contexts: a word that occurs in both texts.", show_default=False)
 METHOD = typer.Option(help="attribution: gradient, integrated or occlusion.")
-OUT = typer.Option("--out", "-o", metavar="FILE", help="The HTML file, which needs nothing else.")
-PNG = typer.Option(
-    "--png", metavar="FILE", help="Also a PNG, taken by a browser (chromium or chrome).", show_default=False
-)
+OUT = typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write (self-contained).")
+PNG = typer.Option("--png", metavar="FILE", help="Also write a PNG (needs chromium or chrome).", show_default=False)
 
 
 def run(
@@ -85,10 +90,10 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """See inside a model while it reads one input: attention of every head, lens, attribution, patching.
+    """Inspect a model on one input: attention of every head, logit lens, attribution, patching.
 
-    Writes one HTML file with pictures that can be hovered and switched (needs the extra qkv\\[look]);
-    with --json prints the numbers instead.
+    Writes one self-contained HTML file, for light and dark mode, desktop and
+    phone; a sentence explains each picture. With --json prints the numbers.
 
     [dim]qkv look example "I ate an apple."[/]
     [dim]qkv look my-gpt "The old man" --what lens --what heads --out lens.html[/]
@@ -100,7 +105,7 @@ def run(
     if out.suffix not in (".html", ".htm"):
         raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")
     if not given.strip():
-        raise QkvError("there is nothing to look at: the text is empty")
+        raise QkvError("the text is empty: give a text or the path of a picture")
     model = load(folder, device=device.value)
     if not hasattr(model, "looker"):
         raise QkvError(f"{folder} holds word vectors, and no network to look into: ask them with `qkv nearest`")
@@ -118,6 +123,9 @@ def run(
         return seen(look, one, layer, head, kind, method, position)
 
     found = {one.value: show(one) for one in what} if what else whatever_there_is(show)
+    for name, one in found.items():
+        if note := getattr(one, "note", ""):
+            print(f"{name}: {note}", file=sys.stderr)
     if as_json:
         with writing():
             print(json.dumps({name: one.to_json() for name, one in found.items()}, ensure_ascii=False))
@@ -178,11 +186,11 @@ def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None,
 
 def write(found: dict[str, Result], texts: list[str], out: Path, png: Path | None) -> None:
     from qkv.convert.files import write_text
-    from qkv.look import plots
+    from qkv.look import report
 
-    html = plots.page(texts, found)
+    html = report.page(texts, found)
     write_text(out, html)
     print(f"wrote {out}: {', '.join(found)}")
     if png is not None:
-        plots.png(html, png, *plots.room(texts, found))
+        report.png(html, png)
         print(f"wrote {png}")

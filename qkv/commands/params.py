@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Json, Settings, config_of
+from qkv.commands.common import Json, Settings, aligned, config_of
+
+if TYPE_CHECKING:
+    from qkv.models.params import Count
 
 WHAT = typer.Argument(metavar="NAME|RECIPE|FOLDER", help="A preset, a recipe or a model.", show_default=False)
 
@@ -16,14 +19,11 @@ WHAT = typer.Argument(metavar="NAME|RECIPE|FOLDER", help="A preset, a recipe or 
 def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = None) -> None:
     """Count the parameters by matrix, without allocating memory.
 
-    Beside the full count stands, for decoders, the way lecture 003 counts: matrices only, one per head.
+    For decoders also counts as lecture 003 does: matrices alone, one per head, the output matrix even where it is shared.
 
     [dim]qkv params gpt3-175b --json[/]
     [dim]qkv params transformer-base --set model.d_model=256[/]
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from qkv.config.rules import config_warnings
     from qkv.models.params import count
 
@@ -34,14 +34,22 @@ def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = 
     if as_json:
         print(json.dumps(counted.as_json(), indent=2))
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("matrix", "shape", "times", "parameters"):
-        table.add_column(title, justify="left" if title == "matrix" else "right", overflow="fold")
-    for row in counted.rows:
-        table.add_row(row.name, " x ".join(f"{n:,}" for n in row.shape), f"{row.times:,}", f"{row.total:,}")
-    console = Console()
-    console.print(table)
-    console.print(f"\n[bold]{counted.parameters:,}[/] parameters", highlight=False)
+    for line in aligned(cells(counted)):
+        print(line)
+    print(f"\n{counted.parameters:,} parameters")
     if counted.lecture is not None:
         matrices = f"{counted.lecture.weights:,} weights in {counted.lecture.matrices:,} matrices"
-        console.print(f"as lecture 003 counts: {matrices} (no biases, norms, positions)", highlight=False)
+        print(f"matrices alone, one per head, output matrix included:\n{matrices} (as in lecture 003)")
+
+
+def cells(counted: Count) -> list[list[str]]:
+    """A row for each matrix; those of all blocks of a stack under its name, so that lines fit into 80 columns."""
+    rows, group = [["matrix", "shape", "times", "parameters"]], ""
+    for row in counted.rows:
+        before, repeated, name = row.name.rpartition("*.")
+        if before + repeated != group and repeated:
+            rows.append([before + "*", "", "", ""])
+        group = before + repeated
+        shape = " x ".join(f"{n:,}" for n in row.shape)
+        rows.append(["  " * bool(repeated) + name, shape, f"{row.times:,}", f"{row.total:,}"])
+    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,9 @@ Workers = Annotated[
         "--workers", min=1, max=1024, help="Data-parallel worker processes; default: one per core where that is faster."
     ),
 ]
+Changed = Annotated[
+    bool, typer.Option("--changed-data", help="Continue a run although its training data have changed since it began.")
+]
 
 
 def run(
@@ -32,6 +36,7 @@ def run(
     time_budget: Annotated[str | None, BUDGET] = None,
     threads: Threads = None,
     workers: Workers = None,
+    changed_data: Changed = False,
 ) -> None:
     """Train a model of any task, score it on the test set, and write its card.
 
@@ -59,7 +64,7 @@ def run(
     if learns_vectors(find(recipe), settings):
         word_vectors(recipe, list(settings or []), out, time_budget, threads)
         return
-    finished = trained(recipe, list(settings or []), out, time_budget, threads, workers)
+    finished = trained(recipe, list(settings or []), out, time_budget, threads, workers, changed_data)
     folder, progress = finished.folder, finished.training.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
@@ -68,7 +73,7 @@ def run(
     for line in (*score_lines(finished.results), *verdict(finished.results)):
         print(line)
     print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")
-    print(f"use it: {finished.task.use(str(folder))[0]}")
+    print(f"use it: {finished.task.use(shlex.quote(str(folder)))[0]}")
 
 
 def word_vectors(
@@ -106,7 +111,7 @@ def kept_text(path: Path, changes: list[str]) -> str:
 
 
 def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
-            workers: int | None = None) -> Run:  # fmt: skip
+            workers: int | None = None, changed_data: bool = False) -> Run:  # fmt: skip
     """Train to the end. Whoever is stopped on the way leaves here, with the exit code that shells expect."""
     import torch
 
@@ -126,7 +131,8 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
         torch.set_num_threads(threads)
     if workers is None and threads is not None:
         workers = 1
-    finished = training.run(loaded, kept_text(path, changes), out or Path("runs") / path.stem, Report(), workers)
+    folder = out or Path("runs") / path.stem
+    finished = training.run(loaded, kept_text(path, changes), folder, Report(), workers, changed_data)
     if finished.why.startswith("stopped"):
         raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
     if not finished.results:  # one of several workers: the first one tells

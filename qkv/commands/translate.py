@@ -37,6 +37,10 @@ BEAM = typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy. Default: t
 LENGTH_PENALTY = typer.Option(
     help="Scores are divided by length to this power: larger = longer. Default: the run's own, else 1."
 )
+LENGTH_FORMULA = typer.Option(
+    metavar="power|gnmt",
+    help="Base of the length penalty: length, or (5 + length) / 6. Default: the run's own, else power.",
+)
 CHUNK = 512
 """Lines that are read, sorted by length and translated together."""
 PAUSE = 0.05
@@ -48,6 +52,7 @@ def run(
     file: Annotated[str | None, SECOND] = None,
     beam: Annotated[int | None, BEAM] = None,
     length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
+    length_formula: Annotated[str | None, LENGTH_FORMULA] = None,
     n_best: Annotated[int, typer.Option(min=1, help="So many translations: lines of `0 ||| text ||| score`.")] = 1,
     alignments: Annotated[bool, typer.Option("--alignments", help="Add ` ||| 0-0 1-2`: source word - word.")] = False,
     as_json: Json = False,
@@ -88,7 +93,7 @@ def run(
     """
     path, source = arguments(folder, file)
     model = opened(path, source, device.value)
-    how: dict[str, Any] = search_of(path, beam, length_penalty) | {
+    how: dict[str, Any] = search_of(path, beam, length_penalty, length_formula) | {
         "n_best": n_best, "max_length": max_length, "prefix": prefix, "alignments": alignments, "scores": True,
         "batch_tokens": batch_tokens, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
         "repetition_penalty": repetition_penalty, "groups": groups, "diversity": diversity,

@@ -5,14 +5,14 @@ impossible combination raises `ConfigError` with the field, what was given and w
 """
 
 from qkv.config.interval import Interval, interval, minutes
-from qkv.config.model import ModelConfig, RotaryScaling
+from qkv.config.model import INITIAL, ModelConfig, RotaryScaling
 from qkv.config.recipe import Recipe, load_recipe
 from qkv.config.run import CorpusConfig, DataConfig, DecodeConfig, TrainConfig
 from qkv.config.strict import CHANGE, Strict, checked, format_value, merged, override, read_toml
 from qkv.config.task import AugmentConfig, CorruptConfig, TaskName, TuneConfig
 
 __all__ = [
-    "ModelConfig", "RotaryScaling", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "TuneConfig", "CorruptConfig",
+    "ModelConfig", "RotaryScaling", "INITIAL", "CorpusConfig", "DataConfig", "TrainConfig", "DecodeConfig", "TuneConfig", "CorruptConfig",
     "AugmentConfig",
     "Interval", "interval", "minutes", "TaskName", "Recipe", "load_recipe",
     "CHANGE", "Strict", "checked", "merged", "override", "read_toml", "format_value",

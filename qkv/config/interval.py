@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
 def interval(value: int | str) -> Interval:
     """500 -> every 500 updates; "10%" -> ten times in the run; "5m" -> every 5 minutes. ConfigError for anything else."""
-    if isinstance(value, int) and value > 0:
+    if isinstance(value, int) and 0 < value <= 10**12:
         return Interval(updates=value)
     if isinstance(value, str):
         number = positive(value[:-1])

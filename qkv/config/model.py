@@ -21,6 +21,10 @@ Head = Literal[
 ]
 
 
+INITIAL = ("init", "init_std", "init_embed_std", "init_residual")
+"""Fields that matter for fresh weights alone."""
+
+
 class RotaryScaling(Strict):
     """Llama 3's stretching of rotary wavelengths: long ones by `factor`, short ones not, a ramp between."""
 
@@ -30,7 +34,7 @@ class RotaryScaling(Strict):
     """Wavelengths over original_length / low_freq_factor are stretched in full."""
     high_freq_factor: float = Field(gt=0)
     """Wavelengths under original_length / high_freq_factor stay as they are."""
-    original_length: int = Field(gt=0)
+    original_length: int = Field(gt=0, le=100_000_000)
     """Context length before the stretching."""
 
 
@@ -79,6 +83,9 @@ class ModelConfig(Strict):
     """LayerNorm, LayerNorm without its bias (PaLM), or RMSNorm."""
     norm_eps: float = Field(default=1e-5, gt=0, lt=1)
     """Added to the variance under the root."""
+    head_norm_eps: float = Field(default=1e-3, gt=0, lt=1)
+    """Mixer gated-linear: the same for the norm of each head. The first token of a text gives it (q . k) v, which may be anything
+    near 0, and whose rounding a small number magnifies; GLA's own code has 1e-6."""
     norm_order: Literal["pre", "post", "parallel"] = "post"
     """Which slot of the residual is filled: before the sublayer, after the sum, or one norm before both sublayers side by side (PaLM)."""
     final_norm: bool | None = None
@@ -95,13 +102,15 @@ class ModelConfig(Strict):
     """Base of the sinusoidal or rotary wavelengths (10,000 in 2017; 500,000 in Llama 3)."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
     """Sinusoids as sin cos sin cos (the paper) or all sines then all cosines (Marian, tensor2tensor)."""
-    position_offset: int = Field(default=0, ge=0)
+    position_offset: int = Field(default=0, ge=0, le=1_000_000)
     """Rows skipped at the start of a learned table (BART 2, RoBERTa pad + 1)."""
     rotary_scaling: RotaryScaling | None = None
     """Llama 3's stretching of the wavelengths."""
-    relative_distance: int = Field(default=128, gt=0)
+    relative_distance: int = Field(default=128, gt=0, le=100_000_000)
     """Distance beyond which relative positions are all the same (T5, Shaw)."""
-    relative_buckets: int = Field(default=32, gt=1)
+    relative_per_head: bool = False
+    """Shaw: each head of a layer has vectors of its own (the paper's base model), or all share them (its big one)."""
+    relative_buckets: int = Field(default=32, gt=1, le=1_000_000)
     """T5: number of distance buckets."""
     attention_bias: Literal["none", "qkv", "all"] = "all"
     """Which attention projections have a bias vector."""
@@ -109,18 +118,18 @@ class ModelConfig(Strict):
     """Bias vectors in the feed-forward layer."""
     score: Score = "scaled-dot"
     """How a query is compared with a key."""
-    score_rank: int | None = Field(default=None, gt=0)
+    score_rank: int | None = Field(default=None, gt=0, le=1_000_000)
     """Rank of the low-rank bilinear score."""
     mixer: tuple[Mixer, ...] = Field(default=("softmax",), min_length=1)
     """How a token sees the others: an average by scores, or (gated-linear, s4d, selective) a state that is carried along;
     several are dealt to the layers in turn."""
-    window: int = Field(default=256, gt=0)
+    window: int = Field(default=256, gt=0, le=100_000_000)
     """Window mixer: how many tokens a query sees on each side."""
-    n_global: int = Field(default=0, ge=0)
+    n_global: int = Field(default=0, ge=0, le=100_000_000)
     """Window mixer: the first tokens, which see all and are seen by all (Longformer)."""
-    mixer_rank: int = Field(default=64, gt=0)
+    mixer_rank: int = Field(default=64, gt=0, le=1_000_000)
     """Linformer: projected length; Performer: number of random features."""
-    compression: int = Field(default=3, gt=0)
+    compression: int = Field(default=3, gt=0, le=1_000_000)
     """Compressed mixer: stride of the convolution over keys and values."""
     share_layers: bool = False
     """All layers are one and the same block (ALBERT)."""
@@ -177,19 +186,27 @@ class ModelConfig(Strict):
     """On attention weights; above 0 the fast kernel cannot be used on a CPU."""
     ffn_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Inside the feed-forward layer, after the activation."""
+    init: Literal["xavier", "lecun", "torch"] = "xavier"
+    """Initial matrices (out, in): uniform with variance 2 / (in + out), normal with variance 1 / in (T5, PaLM), or uniform within
+    1 / sqrt(in), PyTorch's default (Mamba). With score = "dot" queries start smaller by sqrt(d_head)."""
     init_std: float | None = Field(default=None, gt=0)
-    """Standard deviation of the initial weights; None = Xavier."""
+    """Standard deviation of the initial matrices and embeddings, whatever their sizes and `init`; None = as `init` says."""
+    init_embed_std: float | None = Field(default=None, gt=0)
+    """Standard deviation of the initial word vectors; None = init_std, or 1 / sqrt(width) without one."""
+    init_residual: bool = False
+    """Divide the initial output map of each sublayer by the square root of the number of sublayers in the stack, so that the
+    residual stream does not grow with depth (GPT-2, Mamba). No effect in recurrent networks."""
 
     # --- special tokens
-    pad_id: int = Field(default=0, ge=0)
+    pad_id: int = Field(default=0, ge=0, lt=10_000_000)
     """Padding."""
-    bos_id: int | None = Field(default=None, ge=0)
+    bos_id: int | None = Field(default=None, ge=0, lt=10_000_000)
     """Begin of sentence."""
     eos_id: int | tuple[int, ...] | None = None
     """End of sentence; several where a model has several."""
-    start_id: int | None = Field(default=None, ge=0)
+    start_id: int | None = Field(default=None, ge=0, lt=10_000_000)
     """First token of the decoder in an encoder-decoder; None = bos_id."""
-    forced_id: int | None = Field(default=None, ge=0)
+    forced_id: int | None = Field(default=None, ge=0, lt=10_000_000)
     """Token that every output of an encoder-decoder begins with, after start_id (BART's forced_bos_token_id)."""
 
     @model_validator(mode="before")

@@ -30,11 +30,21 @@ def config_warnings(c: ModelConfig) -> list[str]:
     text, added = c.image_size is None, c.position == "sinusoidal" and c.position_use != "concat"
     if not (text and added and not c.embed_scale):
         return []
-    std = c.init_std or (c.d_embed or c.d_model) ** -0.5
+    std = c.init_embed_std or c.init_std or (c.d_embed or c.d_model) ** -0.5
     return [
         f"warning: sinusoidal positions (about 0.7 per component) outweigh word vectors that are not scaled (about {std:.2g}): "
         'a fresh network hardly sees the words. Set model.embed_scale = true or model.position = "rotary"'
     ]
+
+
+def outside(c: ModelConfig) -> list[str]:
+    """Special ids for which a word matrix has no row: "eos_id = 50256". A recipe may have some until its vocabulary is known."""
+    sizes = {c.vocab_size, c.target_size} if c.family == "encoder-decoder" and c.image_size is None else {c.target_size}
+    ids = {"bos_id": c.bos_id, "start_id": c.start_id, "forced_id": c.forced_id}
+    named = [*ids.items(), *(("eos_id", i) for i in c.eos_ids)]
+    wrong = [(name, i) for name, i in named if i is not None and i >= c.target_size]
+    wrong += [("pad_id", c.pad_id)] if c.pad_id >= min(sizes) else []
+    return [f"{name} = {i}" for name, i in wrong] if c.target_size else []
 
 
 def sizes(c: ModelConfig) -> Rules:
@@ -98,7 +108,8 @@ def heads_and_words(c: ModelConfig) -> Rules:
          f"n_segments = {c.n_segments} belongs to family 'encoder', not {c.family!r}"),
         (c.bigram_buckets > 0 and (c.family != "encoder" or c.image_size is not None),
          f"bigram_buckets = {c.bigram_buckets} belongs to family 'encoder' with text: a decoder's steps see one token"),
-        (any(i < 0 for i in c.eos_ids), f"eos_id = {c.eos_id} is not a token: ids begin at 0"),
+        (any(not 0 <= i < 10_000_000 for i in c.eos_ids) or len(c.eos_ids) > 1000,
+         f"eos_id = {str(c.eos_id)[:60]} is not a token: ids are from 0 to 9,999,999"),
     ]  # fmt: skip
 
 
@@ -135,12 +146,15 @@ def mixers(c: ModelConfig) -> Rules:
          f"d_key = {c.d_key} is for mixers 'taylor' and 'gated-linear'; all others have d_head"),
         (c.position.startswith("rotary") and not {*c.mixer} - CARRIED - {"taylor"},
          f"position = {c.position!r} turns queries and keys, which mixer = {c.mixer} leaves as they are: use 'none'"),
+        (c.position.startswith("rotary") and "linear" in c.mixer,
+         f"position = {c.position!r} does not work with mixer 'linear', whose feature map elu(x) + 1 loses the relative position: "
+         "use position 'learned', 'sinusoidal' or 'none', or mixer 'performer'"),
         (c.family != "encoder" and "linformer" in c.mixer,
          "mixer 'linformer' mixes all positions, so it cannot be causal: use it in family 'encoder'"),
         (any(m != "softmax" for m in c.mixer) and c.score not in ("dot", "scaled-dot"),
          f"mixer = {c.mixer} works on dot products, not on score = {c.score!r}"),
         (any(m != "softmax" for m in c.mixer) and c.position in ("relative", "t5", "alibi"),
-         f"position = {c.position!r} acts on scores, which mixer = {c.mixer} does not form; use 'rotary', 'learned' or 'sinusoidal'"),
+         f"position = {c.position!r} acts on scores, which mixer = {c.mixer} does not form; use 'learned' or 'sinusoidal'"),
         (c.share_layers and len(set(c.mixer)) > 1,
          f"share_layers = true has one block, so it can have one mixer, not {c.mixer}"),
         (c.attention_dropout > 0 and any(m != "softmax" for m in c.mixer),

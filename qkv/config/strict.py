@@ -15,9 +15,11 @@ from qkv.errors import ConfigError
 
 
 class Strict(BaseModel):
-    """A frozen record that refuses unknown keys and silent conversions ("3" is not 3)."""
+    """A frozen record that refuses unknown keys, silent conversions ("3" is not 3), NaN and infinite numbers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def changed(self, **fields: Any) -> Any:
         """The same record with some fields replaced, checked again."""
@@ -76,8 +78,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return override(tomllib.loads(text), kept_changes(text))
     except OSError as error:
         raise ConfigError(f"cannot read recipe {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # also: no UTF-8, a number of 5,000 digits, a thousand brackets
+        raise ConfigError(f"{path} is not TOML: {' '.join(str(error).split())[:200]}") from None
 
 
 def override(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def kept_changes(text: str) -> list[str]:
 def _toml_value(text: str, setting: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         if text.startswith(("[", "{")):
             raise ConfigError(
                 f"--set {setting} is not TOML: names stand in double quotes, and for the shell all of it in single ones, "

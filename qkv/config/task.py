@@ -18,13 +18,14 @@ class TuneConfig(Strict):
     start: str | None = None
     """Folder of the model to start from, ours or Hugging Face's: network and vocabulary come from it. [model] may change what
     fine-tuning can change (head, dropout, max_length, fewer layers); fields that contradict the model are errors."""
-    freeze: int = Field(default=0, ge=-1)
+    freeze: int = Field(default=0, ge=-1, le=10_000)
     """So many of the lowest layers stay as they are, with the embeddings; -1 = all but the head."""
     layer_decay: float = Field(default=1.0, gt=0, le=1)
-    """Learning rate of a layer as a share of that of the layer above it (Howard and Ruder 2018); 1 = the same for all."""
+    """Learning rate of a layer as a share of that of the layer above it (Howard and Ruder 2018), of the top one as a share of
+    train.learning_rate; 1 = the same for all."""
     head_rate: float = Field(default=1.0, gt=0)
     """Learning rate of the head as a multiple of the others'."""
-    lora_rank: int = Field(default=0, ge=0)
+    lora_rank: int = Field(default=0, ge=0, le=1_000_000)
     """Rank of the low-rank updates that are learned in place of the matrices (Hu et al. 2022); 0 = the matrices themselves."""
     lora_alpha: float = Field(default=16.0, gt=0)
     """The update is scaled by lora_alpha / lora_rank."""
@@ -64,3 +65,6 @@ class CorruptConfig(Strict):
     """Hide all pieces of a word together."""
     span: float = Field(default=3.0, ge=1)
     """Mean length of a hidden span in tokens (T5, BART)."""
+    generator_size: float = Field(default=0.25, gt=0, le=1)
+    """Task "replaced": width, heads and inner width of the generator as a share of the discriminator's. ELECTRA has 1/4 in small and
+    large, 1/3 in base."""

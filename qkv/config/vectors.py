@@ -35,11 +35,11 @@ class VectorsConfig(Strict):
     """Random words are drawn by their count to this power."""
     sample: float = Field(default=1e-3, ge=0, lt=1)
     """Words with a larger share of the text are left out at times, the more the more frequent; 0 = never."""
-    min_count: int = Field(default=5, gt=0)
+    min_count: int = Field(default=5, gt=0, le=10**12)
     """Words that occur less often are deleted from the text."""
     max_words: int = Field(default=1_000_000, gt=1, le=10_000_000)
     """Words in the vocabulary at the most, the most frequent ones."""
-    epochs: int = Field(default=5, gt=0)
+    epochs: int = Field(default=5, gt=0, le=1_000_000)
     """Passes over the text."""
     learning_rate: float = Field(default=0.025, gt=0)
     """At the start; cbow, whose gradient is divided among the neighbours, learns best with about three times as much."""

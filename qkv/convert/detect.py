@@ -45,7 +45,8 @@ def open_defaults(path: str | Path) -> Defaults:
     results = Path(path) / "results.json"
     own = read_json(results).get("test") if kind == "qkv" and results.is_file() else None
     known = own if isinstance(own, dict) else {}
-    return Defaults(beam=known.get("beam"), length_penalty=known.get("length_penalty"))
+    names = ("beam", "length_penalty", "length_formula", "extra_length")
+    return Defaults(**{name: known.get(name) for name in names})
 
 
 def open_config(path: str | Path) -> ModelConfig:

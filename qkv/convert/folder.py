@@ -1,8 +1,8 @@
 """Our own folder: config.json, model.safetensors, tokenizer.json, README.md (card), and COMPLETE, written last.
 A translator whose two languages have a vocabulary each has target_tokenizer.json as well.
 
-A folder without the marker was not finished and is never opened. Nothing is allocated before the configuration and the
-weights file are known to agree.
+A folder without the marker was not finished and is never opened; the marker lists checksums, and a file that differs from
+its own is refused. Nothing is allocated before the configuration and the weights file are known to agree.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import qkv
 from qkv.config import ModelConfig, checked
+from qkv.config.rules import outside
 from qkv.convert.files import (
     Entry,
     new_folder,
@@ -27,15 +28,18 @@ from qkv.convert.files import (
     write_tensors,
     write_text,
 )
+from qkv.convert.manifest import MARKER, seal, verify
 from qkv.convert.tokenizer_files import TARGET, open_tokenizer, save_tokenizer
 from qkv.errors import FileError
 from qkv.models.build import Network, NoDraws, build, skeleton
 from qkv.models.weights import weights
 from qkv.text.tokenizer import Tokenizer
 
-MARKER = "COMPLETE"
 MODEL_TYPE = "qkv"
-FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", TARGET, "README.md", MARKER}
+SEALED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", TARGET,
+          "adapter_config.json", "adapter_model.safetensors"}  # fmt: skip
+"""Files whose checksums are in the marker."""
+FILES = SEALED | {"README.md", MARKER}
 """What a save replaces; other files in the folder stay."""
 MAX_TABLES = 2**28
 """Most elements of tables that a network computes for itself (sinusoids, random features)."""
@@ -49,6 +53,10 @@ def agree(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: str) -
     plausible(config, len(shapes), where)
     outline = skeleton(config)
     compare(shapes_of(weights(outline)), shapes, where)
+    if wrong := outside(config):
+        raise FileError(
+            f"{where}: {', '.join(wrong)} is outside the vocabulary of {config.target_size:,} words: correct the configuration"
+        )
     if sum(buffer.numel() for buffer in outline.buffers()) > MAX_TABLES:
         raise FileError(f"{where}: the configuration asks for tables of absurd size; correct config.json")
 
@@ -80,27 +88,32 @@ def compare(wanted: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...
 def fill(config: ModelConfig, tensors: dict[str, Tensor], where: str) -> Network:
     """The network of `config` with these weights, in float32 and in evaluation mode."""
     agree(config, shapes_of(tensors), where)
-    return filled(config, tensors)
+    return filled(config, tensors, where)
 
 
-def filled(config: ModelConfig, tensors: dict[str, Tensor]) -> Network:
+def filled(config: ModelConfig, tensors: dict[str, Tensor], where: str = "the model") -> Network:
     """`fill` for tensors that are known to agree."""
     with NoDraws():
         network = build(config)
-    copy_into(network, tensors)
+    copy_into(network, tensors, where)
     return network.eval()
 
 
 def put(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
     """Give a network these weights."""
     compare(shapes_of(weights(network)), shapes_of(tensors), where)
-    copy_into(network, tensors)
+    copy_into(network, tensors, where)
 
 
-def copy_into(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+def copy_into(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
+    """Copy weights; FileError for one that is not a number or infinite, which would make all answers meaningless."""
     with torch.no_grad():
         for name, tensor in weights(network).items():
             tensor.copy_(tensors[name])
+            if not tensor.isfinite().all():
+                raise FileError(
+                    f"{where}: {name} has numbers that are infinite or not a number (NaN): the file is damaged, or training diverged"
+                )
 
 
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -137,7 +150,7 @@ def write(folder: Path, config: ModelConfig, network: nn.Module, tokenizer: Toke
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, target)
     write_text(folder / "README.md", card(config, network))
-    write_text(folder / MARKER, f"saved whole by qkv {qkv.__version__}\n")
+    seal(folder, SEALED)
 
 
 def card(config: ModelConfig, network: nn.Module) -> str:
@@ -154,18 +167,20 @@ def card(config: ModelConfig, network: nn.Module) -> str:
 
 
 def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
-    """Read a folder that `save` has finished."""
+    """Read a folder that `save` has finished, each file verified."""
     folder = Path(folder)
+    verify(folder)
     config = read_config(folder)
     entries: dict[str, Entry] = read_headers(folder)
     agree(config, {name: entry.shape for name, entry in entries.items()}, str(folder))
-    return config, filled(config, read_tensors(folder)), open_tokenizer(folder)
+    return config, filled(config, read_tensors(folder), str(folder)), open_tokenizer(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
     """config.json of our folder, checked."""
     if not (folder / MARKER).is_file():
         raise FileError(f"{folder} has no {MARKER} file: its saving was interrupted; save or fetch it again")
+    verify(folder, "config.json")
     values: dict[str, Any] = read_json(folder / "config.json")
     unknown = sorted(values.keys() - {"model_type", "qkv_version", "model"})
     if values.get("model_type") != MODEL_TYPE or not isinstance(values.get("model"), dict) or unknown:

@@ -75,7 +75,8 @@ def read_defaults(folder: Path) -> Defaults:
 
 
 def generation_json(c: ModelConfig, how: Defaults) -> dict[str, Any]:
-    """What transformers' `generate` needs to write what we write."""
+    """What transformers' `generate` needs to write what we write. It divides by length^penalty only: of a search with another
+    length formula the exponent is kept."""
     ends = c.eos_ids[0] if len(c.eos_ids) == 1 else list(c.eos_ids) or None
     common = {"bos_token_id": c.bos_id, "eos_token_id": ends, "pad_token_id": c.pad_id, "do_sample": False}
     if c.family == "decoder":

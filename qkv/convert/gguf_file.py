@@ -56,6 +56,8 @@ OPTIONAL = {
 CHECKED = {"llama.vocab_size", "llama.rope.dimension_count", "llama.attention.value_length", "llama.rope.scaling.type"}
 """Fields that must agree with the others; any further llama.* field is something this reader does not know."""
 NORMAL, CONTROL, USER = 1, 3, 4
+BROKEN = (ValueError, LookupError, OverflowError, RecursionError, OSError)
+"""What the package's reader raises on a broken file; any other exception is a bug, which must not be taken for one."""
 
 
 def read(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
@@ -70,7 +72,7 @@ def read(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
         heads = {"query": config.n_heads, "key": config.kv_heads}.get(our_name(name).split(".")[-2])
         plain = dequantised(tensor, path)
         tensors[our_name(name)] = plain if heads is None else halves(plain, heads)
-    return config, filled(config, tensors), read_tokenizer(fields, path)
+    return config, filled(config, tensors, str(path)), read_tokenizer(fields, path)
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -106,7 +108,7 @@ def open_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         return fields, {tensor.name: tensor for tensor in reader.tensors}
-    except Exception as error:  # a broken file fails in any way
+    except BROKEN as error:
         reason = " ".join(str(error).split())[:120]
         raise FileError(f"{path} is truncated or corrupt ({reason}); fetch it again") from None
 

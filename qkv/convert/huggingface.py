@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv.config import ModelConfig
+from qkv.config import INITIAL, ModelConfig
 from qkv.convert.hf_decoders import GPT2, LLAMA, STARCODER2
 from qkv.convert.hf_encoder_decoders import BART, BLENDERBOT, MARIAN, T5
 from qkv.convert.hf_encoders import BERT, ELECTRA, ROBERTA, VIT
@@ -185,7 +185,7 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "dropout",
         "attention_dropout",
         "ffn_dropout",
-        "init_std",
+        *INITIAL,
         "final_norm",
         "bos_id",
         "start_id",
@@ -202,6 +202,7 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "position_offset": c.position != "learned",
         "relative_distance": c.position not in ("t5", "relative"),
         "relative_buckets": c.position != "t5",
+        "relative_per_head": c.position != "relative",
         "score_rank": c.score != "low-rank",
         "window": not {"window", "compressed"} & set(c.mixer),
         "n_global": "window" not in c.mixer,

@@ -9,11 +9,12 @@ from typing import Any
 from tokenizers import AddedToken, processors
 
 from qkv.convert.files import read_json, read_text, write_json, write_text
+from qkv.convert.manifest import verify
 from qkv.errors import FileError
 from qkv.pretrained import find
 from qkv.text.kinds import byte_level_bpe, put_around, wordpiece
 from qkv.text.sentencepiece_file import read_sentencepiece
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import MAX_ID, Tokenizer
 
 SENTENCEPIECE = ("spiece.model", "tokenizer.model")
 """SentencePiece files whose ids are the model's. Those of Marian (source.spm) and XLM-R (sentencepiece.bpe.model) are not:
@@ -46,6 +47,7 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
 def open_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer of a folder, None where it has none."""
     folder = Path(folder)
+    verify(folder, "tokenizer.json", "tokenizer_config.json")
     settings = read_settings(folder)
     if (folder / "tokenizer.json").is_file():
         return Tokenizer.from_json(read_text(folder / "tokenizer.json"), settings, str(folder / "tokenizer.json"))
@@ -69,6 +71,7 @@ def unread_tokenizer_files(path: str | Path) -> list[str]:
 def open_target_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer of the target language, None where it has no vocabulary of its own."""
     path = find(folder) / TARGET
+    verify(path.parent, TARGET)
     return Tokenizer.from_json(read_text(path), None, str(path)) if path.is_file() else None
 
 
@@ -92,7 +95,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 def open_gpt2(vocab_path: Path, merges_path: Path, settings: dict[str, Any]) -> Tokenizer:
     vocab = read_json(vocab_path)
-    if not all(type(index) is int and 0 <= index < 2**31 for index in vocab.values()):
+    if not all(type(index) is int and 0 <= index < MAX_ID for index in vocab.values()):
         raise FileError(f"{vocab_path} must hold words and their ids; is it the right file?")
     lines = [line for line in read_text(merges_path).split("\n") if line and not line.startswith("#version")]
     merges = [tuple(line.split(" ")) for line in lines]

@@ -101,21 +101,30 @@ class Pair(NamedTuple):
     follows: bool
 
 
-def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], room: int, r: random.Random) -> list[Pair]:
+def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Random) -> list[Pair]:
     """Each group of sentences, (number of its document, two or more sentences), is cut in two between sentences; half of
-    the second parts are exchanged for one of another document, where there is another."""
+    the second parts are exchanged for one of another document, where there is another.
+
+    Which one is taken must not show in anything but its meaning. So the candidates are alike: of the other second parts the
+    one nearest in length, and the longer of the two loses its end, whether it is taken or not. (Exchanged as they are, the
+    length of the row gives the answer away.)
+    """
     cuts = [r.randint(1, len(sentences) - 1) for _, sentences in documents]
+    parts = [(number, joined(sentences[:cut]), joined(sentences[cut:]))
+             for (number, sentences), cut in zip(documents, cuts, strict=True)]  # fmt: skip
+    candidates = r.sample(parts, len(parts))  # in any order: of equally long ones not always the same is the nearest
     found = []
-    for (number, sentences), cut in zip(documents, cuts, strict=True):
-        others = [other for other, (its, _) in enumerate(documents) if its != number]
+    for number, first, second in parts:
+        others = [other for its, _, other in candidates if its != number]
+        other = min(others, key=lambda o: abs(len(o) - len(second)), default=second)
+        length = min(len(second), len(other))
         follows = not others or r.random() < 0.5
-        second = sentences[cut:]
-        if not follows:
-            other = r.choice(others)
-            second = documents[other][1][cuts[other] :]
-        first = [token for sentence in sentences[:cut] for token in sentence]
-        found.append(Pair(first, [t for s in second for t in s][: room - len(first)], follows))
+        found.append(Pair(first, (second if follows else other)[:length], follows))
     return found
+
+
+def joined(sentences: Sequence[Ids]) -> list[int]:
+    return [token for sentence in sentences for token in sentence]
 
 
 # --- T5 (Raffel et al. 2020, 3.1.4): spans

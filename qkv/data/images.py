@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
@@ -27,7 +28,7 @@ from qkv.data.fetch import cache, fetch
 from qkv.data.header import usual_columns
 from qkv.data.lines import open_binary
 from qkv.data.shapes import Scene, ShapeSource
-from qkv.data.sources import Corpus, Memory, Part, Record, Table, strided
+from qkv.data.sources import Corpus, Listing, Memory, Part, Record, Table, strided
 from qkv.errors import ConfigError, FileError, QkvError
 
 Pixels = NDArray[np.uint8]
@@ -45,7 +46,7 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str) 
     if c.shapes is not None:
         source = ShapeSource(split, c.shapes)
     elif c.images is not None:
-        source = Memory(listing(root / c.images))
+        source = Listing(listing(root / c.images))
     elif c.table is not None:
         task = "captions" if model.family == "encoder-decoder" else "images"
         columns = c.columns or usual_columns(root / c.table, task) or (0, 1)
@@ -115,29 +116,47 @@ def pixels(picture: Any, size: int, channels: int) -> Pixels:
 
 def opened(path: Path, size: int, channels: int) -> Pixels:
     """The picture in a file from outside: known formats only, bounded before anything is unpacked."""
-    from PIL import Image
-
     try:
         if path.stat().st_size > MAX_BYTES:
             raise FileError(f"{path} has more than {MAX_BYTES // 10**6} MB: make it smaller")
-        with Image.open(path, formats=sorted(set(FORMATS.values()))) as image:
+        with open(path, "rb") as file:
+            image = open_picture(file, str(path))
             if image.width * image.height > MAX_PIXELS:
                 raise FileError(f"{path} has {image.width} x {image.height} pixels: make it smaller")
-            image.draft("RGB" if channels == 3 else "L", (size, size))  # a JPEG is unpacked at about this size
-            return fitted(image, size, channels)
+            return unpack(image, size, channels, str(path))
     except FileNotFoundError:
         raise FileError(f"{path} does not exist: correct the path") from None
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        EOFError,
-        struct.error,
-        zlib.error,
-        Image.DecompressionBombError,
-    ) as error:
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}; correct the path") from None
+
+
+def open_picture(file: BinaryIO, name: str) -> Any:
+    """A Pillow image of which only the header is read: its pixels are unpacked when its size is known."""
+    from PIL import Image
+
+    with decoding(name):
+        return Image.open(file, formats=sorted(set(FORMATS.values())))
+
+
+def unpack(image: Any, size: int, channels: int, name: str) -> Pixels:
+    """The pixels of an image that was just opened, (channels, size, size)."""
+    from PIL import ImageOps
+
+    with decoding(name):
+        image.draft("RGB" if channels == 3 else "L", (size, size))  # a JPEG is unpacked at about this size
+        image.load()
+        image = ImageOps.exif_transpose(image)
+    return fitted(image, size, channels)
+
+
+@contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """Pillow alone is called within: a broken file makes it raise any exception, which here is a FileError."""
+    try:
+        yield
+    except Exception as error:
         reason = " ".join(str(error).split())[:100]
-        raise FileError(f"{path} is not a picture that can be read ({reason}): give a PNG or JPEG file") from None
+        raise FileError(f"{name} is not a picture that can be read ({reason}): give a PNG or JPEG file") from None
 
 
 def fitted(image: Any, size: int, channels: int) -> Pixels:
@@ -298,7 +317,7 @@ def digits(split: str) -> list[Record]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise QkvError("the digits come with scikit-learn: pip install scikit-learn") from None
+        raise QkvError("the digits come with scikit-learn: pip install 'qkv[sklearn]'") from None
     found = load_digits()
     order = list(range(len(found.target)))
     random.Random(0).shuffle(order)

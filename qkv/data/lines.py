@@ -66,7 +66,7 @@ def _open_zst(path: Path) -> BinaryIO:
     try:
         import zstandard
     except ImportError:
-        raise FileError(f"{path} is zstandard-compressed: pip install zstandard, or decompress it first") from None
+        raise FileError(f"{path} is zstandard-compressed: pip install 'qkv[zstd]', or decompress it first") from None
     return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb")))  # type: ignore[arg-type]
 
 

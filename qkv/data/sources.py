@@ -159,7 +159,8 @@ class Table:
         """The columns as numbers; a header is there where some are named."""
         absent = [c for c in self.columns if isinstance(c, str) and c not in header]
         if absent:
-            raise FileError(f"{self.path} has no column {absent[0]!r}; its header is {', '.join(header)}")
+            found = " ".join(", ".join(header).split())[:200]
+            raise FileError(f"{self.path} has no column {absent[0]!r}; its header is {found}")
         return [header.index(c) if isinstance(c, str) else c for c in self.columns]
 
     def cells(self, row: list[str], places: list[int]) -> Record | None:
@@ -266,3 +267,7 @@ class Memory:
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         yield from strided(enumerate(islice(self.records, start, None), start + 1), stride)
+
+
+class Listing(Memory):
+    """Records (path, label) of files that are opened later."""

@@ -16,7 +16,7 @@ from qkv.data.fetch import cache, fetch
 from qkv.data.glue import TASKS, glue
 from qkv.data.lines import MAX_ROW, open_binary
 from qkv.data.places import Held, Mapped, find, look_for
-from qkv.data.sources import Corpus, Memory, Record, Table
+from qkv.data.sources import Corpus, Listing, Memory, Record, Table
 from qkv.data.tagged import Tagged
 from qkv.errors import ConfigError, FileError
 
@@ -103,7 +103,7 @@ def review(record: Record) -> Record | None:
     return (text, SENTIMENTS.get(record[1], record[1])) if text else None
 
 
-class Reviews(Memory):
+class Reviews(Listing):
     """The files of aclImdb/train or aclImdb/test: one for each review, in a folder for each label; read when asked for."""
 
     def __init__(self, folder: Path):

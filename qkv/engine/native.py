@@ -1,5 +1,5 @@
 """native.cpp and learn.cpp, compiled on first use, and their structures. Where there is no compiler, `library()` is None and
-torch does the same work."""
+torch does the same work; where there is one that fails, its error is reported too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -40,14 +42,26 @@ def library() -> ctypes.CDLL | None:
     return found
 
 
+class CompileError(Exception):
+    """The compiler's first error, and where its whole message is."""
+
+
+def find_compiler() -> str | None:
+    """Return the path of the C++ compiler, or None where there is none (or where `long` has not 64 bits)."""
+    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    return found if ctypes.sizeof(WHOLE) == 8 else None
+
+
 def opened(sources: list[Path]) -> ctypes.CDLL | None:
-    """What these C++ files (and headers) are compiled to; None where there is no compiler for them."""
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None or ctypes.sizeof(WHOLE) != 8:
+    """What these C++ files (and headers) are compiled to; None where there is no compiler for them, and, with a line on
+    stderr, where they cannot be compiled or loaded."""
+    compiler = find_compiler()
+    if compiler is None:
         return None
     try:
         return ctypes.CDLL(str(compiled(compiler, sources)))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, CompileError) as problem:
+        print(f"warning: cannot use {sources[0].name}, falling back to slower code: {problem}", file=sys.stderr)
         return None
 
 
@@ -55,17 +69,51 @@ def compiled(compiler: str, sources: list[Path]) -> Path:
     """The shared library for these sources and this processor, from the cache or made now."""
     texts = "".join(source.read_text() for source in sources)
     key = texts + " ".join([compiler, *FLAGS, platform.platform(), torch.__version__, processor()])
-    path = Path.home() / ".cache" / "qkv" / "native" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    if not path.is_file() or not private(path):
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            run = lambda *words: subprocess.run([compiler, *words], check=True, capture_output=True, cwd=folder)  # noqa: E731
             files = [source for source in sources if source.suffix == ".cpp"]
-            run(*FLAGS, "-c", *map(str, files))
+            log = path.with_suffix(".log")
+            run([compiler, *FLAGS, "-c", *map(str, files)], folder, log)
             # linked without -fopenmp: its threads are then torch's, which has them loaded, and not a second pool
-            run("-shared", *(f"{file.stem}.o" for file in files), "-o", "native.so")
+            run([compiler, "-shared", *(f"{file.stem}.o" for file in files), "-o", "native.so"], folder, log)
+            (Path(folder) / "native.so").chmod(0o700)
             os.replace(Path(folder) / "native.so", path)
     return path
+
+
+def cache_folder() -> Path:
+    """The folder of compiled libraries: ~/.cache/qkv/native, or a temporary folder where there is no home to write to.
+
+    What lies there is executed: a folder that somebody else owns or may write to is not used.
+    """
+    try:
+        return private_folder(Path.home() / ".cache" / "qkv" / "native")
+    except (RuntimeError, OSError):  # Path.home() raises RuntimeError where there is none
+        return private_folder(Path(tempfile.gettempdir()) / f"qkv-native-{os.geteuid()}")
+
+
+def private_folder(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not private(path) or not os.access(path, os.W_OK):
+        raise PermissionError(f"{path} belongs to another user or is writable by others: remove it, or chmod 700")
+    return path
+
+
+def private(path: Path) -> bool:
+    """Whether the file or folder itself, not what it links to, is owned by this user and writable by no other."""
+    found = path.lstat()
+    return not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def run(command: list[str], folder: str, log: Path) -> None:
+    """Run the compiler; if it fails, write its message to `log` and raise a CompileError of one line."""
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
+    if done.returncode:
+        log.write_text(f"{' '.join(command)}\n{done.stderr}")
+        errors = [line.strip() for line in done.stderr.splitlines() if "error:" in line]
+        first = errors[0][:200] if errors else f"the compiler ended with exit code {done.returncode}"
+        raise CompileError(f"{first} (full message: {log})")
 
 
 def processor() -> str:

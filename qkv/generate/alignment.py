@@ -46,20 +46,32 @@ def attention(network: nn.Module, batch: Batch, layer: int | None = None) -> Ten
 
 
 def links(weights: Tensor, source: Sequence[int | None], target: Sequence[int | None]) -> list[Link]:
-    """Each target word with the source word that its tokens look at most.
+    """Each target word with the source word that its tokens look at most, and each source word that none looks at most with
+    the target word that looks at it most: several words may stand for one, on either side.
 
     weights (T, S) of tokens; `source` and `target` say which word each token belongs to, None for special tokens.
     """
-    columns = [(at, word) for at, word in enumerate(source) if word is not None]
-    if not columns:
+    sources, targets = numbers(source), numbers(target)
+    if not sources or not targets:
         return []
-    looks: dict[int, dict[int, float]] = {}
-    for row, word in zip(weights.tolist(), target, strict=True):
-        if word is not None:
-            sums = looks.setdefault(word, dict.fromkeys((w for _, w in columns), 0.0))
-            for at, source_word in columns:
-                sums[source_word] += row[at]
-    return sorted((max(sums, key=lambda w: sums[w]), word) for word, sums in looks.items())
+    to_source, to_target = membership(source, sources), membership(target, targets)  # (S, m), (T, n)
+    looks = (
+        (to_target / to_target.sum(0)).T @ weights.double().cpu() @ to_source
+    )  # (n, m): mean over rows, sum over columns
+    found = {(sources[best], targets[word]) for word, best in enumerate(looks.argmax(1).tolist())}
+    left = set(sources) - {word for word, _ in found}
+    found |= {(i, targets[best]) for i, best in zip(sources, looks.argmax(0).tolist(), strict=True) if i in left}
+    return sorted(found)
+
+
+def numbers(words: Sequence[int | None]) -> list[int]:
+    """The words that some token belongs to."""
+    return sorted({word for word in words if word is not None})
+
+
+def membership(words: Sequence[int | None], among: Sequence[int]) -> Tensor:
+    """(tokens, words): 1 where the token belongs to the word."""
+    return torch.tensor([[float(word == one) for one in among] for word in words], dtype=torch.float64)
 
 
 def pharaoh(found: Sequence[Link]) -> str:

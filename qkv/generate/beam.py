@@ -45,25 +45,25 @@ def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequ
 
 def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequence[int], beam: Beam,
                   rules: Rules = FREE) -> list[Hypothesis]:  # fmt: skip
-    """The most probable token each time, and its log-probability."""
+    """The most probable token each time, and its log-probability; penalties act on the logits, as in `steps`."""
     texts: list[list[int]] = [[] for _ in limits]
     log_probs: list[list[float]] = [[] for _ in limits]
-    totals = [0.0] * len(limits)
 
     def choice(scores: Tensor, rows: list[int]) -> Tensor:
-        own = scores.clone() if rules.reweigh else scores
+        own = scores.float().log_softmax(-1) if rules.reweigh else scores  # (R, V): what the model gives
         if not rules.idle:
             rules.apply(scores, [texts[row] for row in rows], rows)
-        gains, tokens = best(scores, 1)  # (R, 1)
-        columns = [x[:, 0].tolist() for x in (tokens, gains, own.gather(-1, tokens))]
-        for row, token, gain, log_prob in zip(rows, *columns, strict=True):
+        tokens = best(scores, 1)[1]  # (R, 1)
+        for row, token, log_prob in zip(
+            rows, tokens[:, 0].tolist(), own.gather(-1, tokens)[:, 0].tolist(), strict=True
+        ):
             texts[row].append(token)
-            totals[row] += gain
             log_probs[row].append(log_prob)
         return tokens[:, 0]
 
-    for _ in write(network, batch, limits, choice, ends, log_probs=True):
+    for _ in write(network, batch, limits, choice, ends, log_probs=not rules.reweigh):
         pass
+    totals = [sum(own) for own in log_probs]
     return [
         Hypothesis(ids, own, total, beam.score(total, len(ids)), ids[-1] in ends)
         for ids, own, total in zip(texts, log_probs, totals, strict=True)

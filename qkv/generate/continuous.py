@@ -21,6 +21,10 @@ from qkv.generate.rules import Rules
 from qkv.generate.search import FREE, GREEDY, Writer, last_real
 from qkv.parts.state import State
 
+PADDED = 8
+"""Once 1 / PADDED of all places hold no token of any text, because the longest ones have gone, the state is cut. Cutting copies
+it; padding costs memory and work at every step: with 1 / 2 a busy batch held nearly twice what its texts needed."""
+
 
 class Step(NamedTuple):
     """A token that was written, its log-probability, and the likeliest ones that could have stood there."""
@@ -67,6 +71,8 @@ class Text:
     rules: Rules = FREE
     number: int = 0
     """Which of the rules' prefixes is its own."""
+    given: Sequence[int] = ()
+    """Its first tokens, where they were read with the prompt: penalties count them as written."""
 
     @property
     def live(self) -> list[Hypothesis]:
@@ -142,7 +148,11 @@ class Continuous:
         for places in self.alike():
             rows = [at * self.width + k for at in places for k in range(len(self.going[at].live))]
             own = scores if len(rows) == len(scores) else scores[rows]
-            for at, found in zip(places, continuations(own, [self.going[at] for at in places]), strict=True):
+            texts = [self.going[at] for at in places]
+            # a penalty on what is drawn needs the logits: the log-probabilities have lost their signs
+            penalised = texts[0].rules.reweigh and isinstance(texts[0].body, Drawn)
+            logits = self.network.head(self.last[rows]).float() if penalised else None  # type: ignore[operator]  # (R, V)
+            for at, found in zip(places, continuations(own, texts, logits), strict=True):
                 moves[at] = self.going[at].body.advance(found)
         return moves
 
@@ -166,7 +176,7 @@ class Continuous:
         self.move(kept, origins, max(map(len, origins)))
         if len(kept) < len(self.going):
             self.going = [self.going[at] for at in kept]
-            if self.state.padding > self.state.length // 2:  # whoever read so much has gone
+            if self.state.padding > self.state.length // PADDED:
                 self.state = self.state.trimmed()
         return True
 
@@ -174,6 +184,8 @@ class Continuous:
         rows = [
             at * self.width + origin for at, own in zip(kept, origins, strict=True) for origin in filled(own, width)
         ]
+        if rows == list(range(len(self.last))):  # as with drawn texts of which none has ended
+            return
         stay = None if len(kept) == len(self.going) else torch.tensor(kept, device=self.last.device)
         index = torch.tensor(rows, device=self.last.device)
         self.last, self.state, self.width = self.last[index], self.state.move(index, stay), width
@@ -184,13 +196,15 @@ def filled(own: list[int], width: int) -> list[int]:
     return own + own[:1] * (width - len(own))
 
 
-def continuations(scores: Tensor, texts: Sequence[Text]) -> list[list[Continuations]]:
+def continuations(log_probs: Tensor, texts: Sequence[Text], logits: Tensor | None = None) -> list[list[Continuations]]:
     """For each live beginning of each of these texts, which are all alike, the tokens that may follow it; of a drawn text
-    the one that does, and those that could. `scores` (R, V) are log-probabilities, which the rules edit."""
-    log_probs, rules = scores, texts[0].rules
+    the one that does, and those that could. The rules edit the logits where they are given, else the log-probabilities, both
+    (R, V)."""
+    rules = texts[0].rules
+    scores = logits if logits is not None else log_probs.clone() if rules.reweigh else log_probs
     if not rules.idle:
-        log_probs = scores.clone() if rules.reweigh else scores
-        rules.apply(scores, [h.ids for t in texts for h in t.live], [t.number for t in texts for _ in t.live])
+        written = [[*t.given, *h.ids] if t.given else h.ids for t in texts for h in t.live]
+        rules.apply(scores, written, [t.number for t in texts for _ in t.live])
     first = texts[0].body
     if isinstance(first, Drawn):
         tokens, gains = drawn(scores, log_probs, [text.body for text in texts if isinstance(text.body, Drawn)])
@@ -235,8 +249,8 @@ def opened(inputs: Sequence[list[int]], sources: Sequence[list[int]] = (), pad_i
     return Batch(ids, own, source=source, source_mask=None if real.all() else real)
 
 
-def text_of(how: Sampling | Beam, longest: int, ends: Sequence[int], rules: Rules = FREE, seed: int = 0, top: int = 0
-            ) -> Text:  # fmt: skip
+def text_of(how: Sampling | Beam, longest: int, ends: Sequence[int], rules: Rules = FREE, seed: int = 0, top: int = 0,
+            given: Sequence[int] = ()) -> Text:  # fmt: skip
     """A text that is searched for with a beam, or drawn."""
     body = Sentence(how, longest, ends) if isinstance(how, Beam) else Drawn(longest, ends, how, seed, top)
-    return Text(body, rules)
+    return Text(body, rules, given=given)

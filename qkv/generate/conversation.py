@@ -9,9 +9,11 @@ import torch
 
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling, choose, seeded
+from qkv.generate.choose import Sampling, seeded
 from qkv.generate.cursor import Cursor
 from qkv.generate.pieces import pieces
+from qkv.generate.rules import Rules
+from qkv.generate.search import FREE, GREEDY, next_token
 from qkv.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -24,10 +26,10 @@ class Conversation:
     """
 
     def __init__(self, c: ModelConfig, network: Any, tokenizer: Tokenizer, system: str | None = None,
-                 max_new_tokens: int = 256, how: Sampling = Sampling(), seed: int | None = None):  # fmt: skip
+                 max_new_tokens: int = 256, how: Sampling = GREEDY, seed: int | None = None, rules: Rules = FREE):  # fmt: skip
         if c.family != "decoder":
             raise QkvError(f"a conversation needs a decoder with a chat template; this is of family {c.family!r}")
-        self.config, self.tokenizer, self.how = c, tokenizer, how
+        self.config, self.tokenizer, self.how, self.rules = c, tokenizer, how, rules
         self.cursor = Cursor(network)
         self.room = min(max_new_tokens, max(1, c.max_length // 2))
         """Longest answer: a prompt may always take half of the context."""
@@ -80,10 +82,12 @@ class Conversation:
             self.turns = [*turns, {"role": "assistant", "content": "".join(said).strip()}]
 
     def tokens(self, prompt: list[int]) -> Iterator[int]:
-        ids = list(prompt)
+        written: list[int] = []
+        rules = self.rules.after(prompt, self.config.eos_ids)
         for _ in range(self.room):
-            token = int(choose(self.cursor.next(ids), self.how, self.streams))
+            logits = self.cursor.next([*prompt, *written])
+            token = int(next_token(logits, self.how, self.streams, rules, [written], [0]))
             if token in self.config.eos_ids:
                 return
-            ids.append(token)
+            written.append(token)
             yield token

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.generate.choose import Sampling, choose, seeded
+from qkv.generate.choose import Sampling, seeded
+from qkv.generate.rules import Rules
+from qkv.generate.search import FREE, GREEDY, next_token
 from qkv.models.decoder import Decoder
 from qkv.parts.state import State
 
@@ -39,12 +41,14 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def slide(network: Decoder, prompt: Sequence[int], count: int, context: int, eos_ids: Sequence[int] = (),
-          how: Sampling = Sampling(), seed: int = 0) -> Iterator[int]:  # fmt: skip
+          how: Sampling = GREEDY, seed: int = 0, rules: Rules = FREE) -> Iterator[int]:  # fmt: skip
     """Tokens that follow the prompt, further than the context reaches: where that is full, the network goes on from its
     last half, which it reads anew. The end token is the last one given."""
     cursor, known, streams = Cursor(network), list(prompt[-context:]), seeded(seed, 1)
+    written: list[int] = []
     for _ in range(count):
-        token = int(choose(cursor.next(known), how, streams))
+        token = int(next_token(cursor.next(known), how, streams, rules, [written], [0]))
+        written.append(token)
         yield token
         if token in eos_ids:
             return

@@ -14,6 +14,8 @@ class Defaults:
     """Hypotheses kept per text; 1 = greedy."""
     length_penalty: float | None = None
     """Scores are divided by length to this power."""
+    length_formula: str | None = None
+    """Base of the length penalty: "power" = length, "gnmt" = (5 + length) / 6."""
     max_length: int | None = None
     """Longest output in tokens, its end token counted."""
     min_length: int | None = None
@@ -22,6 +24,8 @@ class Defaults:
     """No n-gram of this size occurs twice."""
     early: bool | None = None
     """Stop as soon as `beam` texts have ended."""
+    extra_length: int | None = None
+    """Longest output: so many tokens more than the source."""
     forced_end: bool | None = None
     """A text that reaches max_length ends there with the end token, which costs nothing."""
 

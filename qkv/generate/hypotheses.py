@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from qkv.errors import QkvError
 from qkv.generate.constraints import Candidate, Phrase, dealt, met, next_tokens
 
+LENGTH_FORMULAS = {"power": float, "gnmt": lambda length: (5 + length) / 6}
+"""What a sum of log-probabilities is divided by, before the exponent. Both grow with the length, which `Group.settled` needs."""
+
 
 @dataclass(frozen=True)
 class Beam:
@@ -28,6 +31,8 @@ class Beam:
     """What a token costs for each earlier group that has just written it."""
     early: bool = False
     """Stop as soon as `size` texts have ended, although a better one may be on its way."""
+    length_formula: str = "power"
+    """Base of the length penalty: "power" = length; "gnmt" = (5 + length) / 6 (Wu et al. 2016, Vaswani et al. 2017)."""
 
     def __post_init__(self) -> None:
         if not (self.size >= 1 and 1 <= self.n_best <= self.size):
@@ -36,9 +41,11 @@ class Beam:
             raise QkvError(f"a beam of {self.size} does not divide into {self.groups} groups")
         if not (abs(self.length_penalty) <= 10 and 0 <= self.diversity < math.inf):
             raise QkvError("length_penalty is a number from -10 to 10, diversity one from 0 upwards")
+        if self.length_formula not in LENGTH_FORMULAS:
+            raise QkvError(f"length_formula is one of {', '.join(LENGTH_FORMULAS)}, given {self.length_formula!r}")
 
     def score(self, total: float, length: int) -> float:
-        return total / length**self.length_penalty
+        return total / LENGTH_FORMULAS[self.length_formula](length) ** self.length_penalty
 
 
 @dataclass(frozen=True)

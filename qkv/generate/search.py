@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.generate.choose import Sampling, choose, seeded
-from qkv.generate.rules import Rules
+from qkv.generate.rules import Rules, Written
 from qkv.models.decoder import Decoder
 from qkv.models.encoder_decoder import EncoderDecoder
 
@@ -67,16 +67,22 @@ def steps(network: Writer, batch: Batch, max_new_tokens: int | Sequence[int], eo
     texts: list[list[int]] = [[] for _ in streams]
 
     def choice(logits: Tensor, rows: list[int]) -> Tensor:
-        if not rules.idle:
-            logits = logits.float().log_softmax(-1)  # (R, V)
-            rules.apply(logits, [texts[row] for row in rows], rows)
-        ids = choose(logits, how, [streams[row] for row in rows])  # (R,)
+        ids = next_token(logits, how, [streams[row] for row in rows], rules, [texts[row] for row in rows], rows)  # (R,)
         if not rules.idle:
             for row, token in zip(rows, ids.tolist(), strict=True):
                 texts[row].append(token)
         return ids
 
     return write(network, batch, max_new_tokens, choice, eos_ids)
+
+
+def next_token(logits: Tensor, how: Sampling, streams: Sequence[torch.Generator], rules: Rules, written: Written,
+               sentences: Sequence[int]) -> Tensor:  # fmt: skip
+    """Edit the logits (R, V) as the rules say, then take the best token or draw one: ids (R,)."""
+    if not rules.idle:
+        logits = logits.float().clone()
+        rules.apply(logits, written, sentences)
+    return choose(logits, how, streams)
 
 
 def rows_of(written: Iterator[list[int | None]], count: int) -> list[list[int]]:

@@ -30,7 +30,7 @@ class Translation:
 
     text: str
     score: float = 0.0
-    """log_prob / length^penalty, the end token counted."""
+    """log_prob / length^penalty (or what the length formula says), the end token counted."""
     log_prob: float = 0.0
     """Natural logarithm of the probability that the model gives this text."""
     tokens: list[str] = field(default_factory=list)
@@ -70,10 +70,14 @@ class Request:
     """Which layer of the decoder shows them; None = the upper half together."""
     batch_tokens: int = 2048
     """Source tokens, with padding, that are translated at once."""
+    extra_length: int | None = None
+    """Longest translation: so many tokens more than the source, end tokens counted; with max_length, the smaller bound."""
 
     def __post_init__(self) -> None:
         if self.batch_tokens < 1 or (self.max_length is not None and self.max_length < 1):
             raise QkvError("batch_tokens and max_length are counts of tokens, 1 or more")
+        if self.extra_length is not None and self.extra_length < 0:
+            raise QkvError(f"extra_length is a count of tokens, 0 or more, given {self.extra_length}")
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,9 @@ class Translator:
 
     def longest(self, source: Sequence[int], how: Request) -> int:
         """It depends on the text alone, so that a translation is the same in any batch."""
-        return min(how.max_length or 2 * len(source) + 20, self.config.max_length)
+        bounds = [] if how.max_length is None else [how.max_length]
+        bounds += [] if how.extra_length is None else [len(source) + how.extra_length]
+        return min(*(bounds or [2 * len(source) + 20]), self.config.max_length)
 
     def batch(self, jobs: Sequence[Job], how: Request) -> list[Translation]:
         """Texts of similar length together."""
@@ -197,8 +203,8 @@ class Translator:
         c = self.config
         own = prefixes if any(prefixes) else ()
         opening = () if c.forced_id is None else (c.forced_id,)
-        return Rules(c.eos_ids, never_written(c), how.min_length, how.no_repeat_ngram, how.repetition_penalty, own,
-                     opening, limits)  # fmt: skip
+        return Rules(c.eos_ids, never_written(c), how.min_length, how.no_repeat_ngram, how.repetition_penalty,
+                     prefixes=own, opening=opening, limits=limits)  # fmt: skip
 
     def opened(self, job: Job) -> tuple[list[int], list[int] | None]:
         """What a search starts from: the token that opens a target, and the source that is read beside it."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, whole_numbers
-from qkv.look.question import Question, measure
+from qkv.look.question import Question, measure, repeated
 from qkv.look.result import Result
 from qkv.look.stream import halves
 from qkv.parts.recurrent import StepAttention
@@ -118,15 +118,26 @@ class Effect(Result):
 
 
 @torch.no_grad()
-def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None = None, mean_of: Batch | None = None
-                    ) -> Effect:  # fmt: skip
-    """Each head off in turn."""
-    own = chosen(network, None, kind)
+def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None = None, mean_of: Batch | None = None,
+                    layer: int | None = None) -> Effect:  # fmt: skip
+    """Each head off in turn, of one layer or of all: a pass for a layer, in which each row has another head off."""
+    own = chosen(network, layer, kind)
     table = torch.zeros(len(own), max(site.heads for site in own))
     for row, site in enumerate(own):
-        for head in range(site.heads):
-            with without(network, [(site.layer, head)], kind=site.kind, mean_of=mean_of):
-                table[row, head] = ask(network(batch))[0]
+        tap = tap_of(network, site)
+        mean = None if mean_of is None else averages(network, mean_of, [tap], site.kind)[tap]
+        with edit(network, {tap: each_alone(mean)}):
+            table[row, : site.heads] = ask(network(repeated(batch, site.heads))).cpu()
     whole, kind = float(ask(network(batch))[0]), own[0].kind
     number = "score" if measure(network.head) == "score" else "logit"
     return Effect(kind, [site.layer for site in own], whole, table, measure=number)
+
+
+def each_alone(mean: Tensor | None) -> Change:
+    """Of H rows (H, H, T, D) the i-th without its i-th head: 0 in its place, or the mean."""
+
+    def change(x: Tensor) -> Tensor:
+        own = torch.eye(x.size(1), dtype=torch.bool, device=x.device)[:, :, None, None]
+        return torch.where(own, torch.zeros_like(x) if mean is None else mean.to(x.dtype), x)
+
+    return change

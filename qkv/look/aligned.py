@@ -1,8 +1,8 @@
 """How well attention aligns words (claim C22): the error rate of every head against alignments that are known to be right.
 
-Each target word is linked to the source word that its tokens look at most, and a source word that none looks at most to the
-target word that looks at it most: several words may stand for one, on either side. The alignment error rate (Och and Ney 2003) of
-links A against the gold G is 1 - 2 |A and G| / (|A| + |G|). Words count, marks (. , ?) do not.
+The links are those of `translate --alignments` (generate/alignment.py), of each head alone and of the mean that it reads. The
+alignment error rate (Och and Ney 2003) of links A against the gold G is 1 - 2 |A and G| / (|A| + |G|). Words count, marks
+(. , ?) do not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.data.grammar import Pair
-from qkv.generate.alignment import Link, Span
+from qkv.generate.alignment import Link, Span, links
 from qkv.look.attention import Site, chosen, visit
 from qkv.look.result import Result
 from qkv.text.tokenizer import Tokenizer
@@ -61,7 +61,7 @@ def errors(network: Any, sentences: Iterable[Sentence]) -> AlignmentErrors:
     for one in sentences:
         for row, tables in enumerate(looks(network, one.batch.to(device), own)):
             for head, weights in enumerate(tables):  # (T, S)
-                found = links(weights, one.source, one.target)
+                found = set(links(weights, one.source, one.target))
                 right[row, head] += len(found & one.gold)
                 total[row, head] += len(found) + len(one.gold)
     rates = 1 - 2 * right / total.clamp(min=1)
@@ -75,31 +75,6 @@ def looks(network: Any, batch: Batch, own: Sequence[Site]) -> list[Tensor]:
     tables = [torch.cat(kept, 1) for kept in parts.values()]
     upper = tables[len(tables) // 2 :]
     return [*tables, torch.stack([table.mean(0, keepdim=True) for table in upper]).mean(0)]
-
-
-def links(weights: Tensor, source: Sequence[int | None], target: Sequence[int | None]) -> set[Link]:
-    """Both ways, from weights (T, S) between tokens."""
-    columns, rows = by_word(source), by_word(target)
-    if not columns or not rows:
-        return set()
-    table = weights.cpu().float()
-    looks = torch.stack([
-        torch.stack([table[where][:, among].sum(1).mean() for among in columns.values()]) for where in rows.values()
-    ])  # fmt: skip  # (target words, source words): from a target word's tokens, on average, to all of a source word's
-    sources, targets = list(columns), list(rows)
-    found = {(sources[best], targets[word]) for word, best in enumerate(looks.argmax(1).tolist())}
-    chosen_ones = {i for i, _ in found}
-    return found | {(i, targets[best]) for i, best in zip(sources, looks.argmax(0).tolist(), strict=True)
-                    if i not in chosen_ones}  # fmt: skip
-
-
-def by_word(words: Sequence[int | None]) -> dict[int, list[int]]:
-    """word -> its tokens."""
-    found: dict[int, list[int]] = {}
-    for token, word in enumerate(words):
-        if word is not None:
-            found.setdefault(word, []).append(token)
-    return found
 
 
 # --- sentences of the grammar

@@ -9,7 +9,7 @@ tokens (`Site.weighs` is False) have none, and are passed over where all layers 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from qkv.parts.linear_attention import Linear, wide
 from qkv.parts.masks import Mask
 from qkv.parts.mixers import Window
 from qkv.parts.positions import Place
-from qkv.parts.recurrent import StepAttention
+from qkv.parts.recurrent import RecurrentStack, StepAttention
 from qkv.parts.scores import Additive, of_heads
 from qkv.parts.softmax import Softmax, repeat_heads
 from qkv.parts.tap import Hook, hooked
@@ -47,7 +47,7 @@ class Site:
     weighs: bool = True
     """Whether it has a weight for each token; gated, compressed and Linformer's attention read a summary of them."""
     walks: bool = False
-    """Whether walk.py can explain it: a softmax over scores."""
+    """Whether walk.py can show its steps: a softmax over scores."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,14 @@ class Map(Result):
     layer: int
     heads: list[int]
     rows: list[str]
+    """A query each: its token, in a decoder that reads a source also the one it predicts, "after X, predicting Y"."""
     columns: list[str]
     weights: Tensor
     """(heads, rows, columns)."""
+    after: list[str] = field(default_factory=list)
+    """X of the rows that are named "after X, predicting Y"; of others empty."""
+    predicting: list[str] = field(default_factory=list)
+    """Y."""
 
 
 # --- which attention there is
@@ -79,7 +84,7 @@ def sites(network: nn.Module, kind: str | None = None) -> list[Site]:
             walks = plain and isinstance(module.mixer, Softmax)
             found.append(Site(name, "cross" if module.cross else own, layer, heads, weighs, walks))
         elif isinstance(module, StepAttention):
-            found.append(Site(name, "cross", 0, 1))
+            found.append(Site(name, "cross", 0, 1, walks=True))
     return [site for site in found if kind in (None, site.kind)]
 
 
@@ -109,6 +114,12 @@ def chosen(network: nn.Module, layer: int | None = None, kind: str | None = None
     if not found:
         raise QkvError(f"layers with attention of kind {kind}: {numbers(own)}; given {layer}")
     return found
+
+
+def attends_before_reading(network: Any) -> bool:
+    """Whether the query of a recurrent decoder is its state before the last token is read (Bahdanau), not behind it (Luong)."""
+    stack = getattr(network, "decoder", None)
+    return isinstance(stack, RecurrentStack) and stack.attention is not None and stack.feed is None
 
 
 def numbers(own: Sequence[Site]) -> str:

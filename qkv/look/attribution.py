@@ -22,7 +22,7 @@ from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.patch import activations, one_at_a_time
 from qkv.look.question import Question, one_input, repeated
-from qkv.look.result import Result
+from qkv.look.result import Result, plain
 from qkv.look.stream import halves
 from qkv.parts.tap import edit
 
@@ -50,6 +50,36 @@ class Attribution(Result):
     """(answers, tokens)."""
     difference: Tensor
     """(answers,): f of the input minus f of the blank one."""
+
+    @property
+    def gap(self) -> Tensor:
+        """(answers,): the sum of the scores minus the difference. Integrated gradients are complete: 0 but for the error of
+        the integral. The other methods promise nothing of the kind."""
+        return self.scores.double().sum(1) - self.difference.double()
+
+    @property
+    def converged(self) -> list[bool] | None:
+        """Of integrated gradients, whether the scores of each answer add up to the difference; None of the others."""
+        pairs = zip(self.gap.tolist(), self.difference.tolist(), strict=True)
+        return [complete(gap, whole) for gap, whole in pairs] if self.method == "integrated" else None
+
+    @property
+    def note(self) -> str:
+        """Which answers' scores have not converged; "" where there is nothing to say."""
+        found = zip(self.answers, self.converged or [], self.gap.tolist(), self.difference.tolist(), strict=False)
+        late = [f"{answer!r}: the scores add up to {gap + whole:.4g}, the difference is {whole:.4g}"
+                for answer, done, gap, whole in found if not done]  # fmt: skip
+        return f"integrated gradients not converged after {MOST_NODES:,} steps: {'; '.join(late)}" if late else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """With the completeness gap, whether each answer's scores have converged, and the note."""
+        told = {"gap": self.gap, "converged": self.converged, "note": self.note}
+        return super().to_json() | {name: plain(value) for name, value in told.items()}
+
+
+def complete(gap: float, difference: float) -> bool:
+    """Whether the scores add up to the difference, as far as is asked for."""
+    return abs(gap) <= CLOSE * abs(difference) + 1e-6
 
 
 def entrances(network: Any) -> list[str]:
@@ -103,13 +133,13 @@ def gradients(network: Any, batch: Batch, ask: Question, entering: dict[str, Ten
 
 def integrated(network: Any, batch: Batch, ask: Question, x: dict[str, Tensor], b: dict[str, Tensor], difference: float
                ) -> list[Tensor]:  # fmt: skip
-    """(T,) for each entrance: the path in ever more panels, until the scores add up to the difference."""
+    """(T,) for each entrance: the path in ever more panels, until the scores add up to the difference, or there are enough."""
     panels = 1
     while True:
         means = path_mean(network, batch, ask, x, b, *nodes(panels))
         scores = [((x[name] - b[name]) * means[name]).sum(-1)[0] for name in x]
-        gap = abs(sum(float(score.sum()) for score in scores) - difference)
-        if gap <= CLOSE * abs(difference) + 1e-6 or 2 * panels * NODES > MOST_NODES:
+        gap = sum(float(score.double().sum()) for score in scores) - difference
+        if complete(gap, difference) or 2 * panels * NODES > MOST_NODES:
             return scores
         panels *= 2
 

@@ -6,14 +6,16 @@ the output itself. In a recurrent decoder the points are the hidden vectors of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qkv.batch import Batch
+from qkv.look.attention import whole_numbers
 from qkv.look.question import measure, of_the_whole, probabilities
 from qkv.look.result import Result
 from qkv.look.stream import halves, hidden_states, points, stream
@@ -21,7 +23,8 @@ from qkv.parts.heads import Span
 from qkv.parts.recurrent import RecurrentStack
 
 ROWS = 64
-"""Tokens whose words are weighed at a time: the table of all tokens and all words, at every point, would be gigabytes."""
+"""Vectors that go through the head at a time. Fewer would read the whole word matrix for a few products each; the table of all
+points, tokens and words would be gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Lens(Result):
     """(points, tokens): in nats; of a span, how open it is among all tokens where it begins and ends."""
     measure: str = "probability"
     """What the numbers are: of a regression not probabilities, but its score."""
+    columns: list[int] = field(default_factory=list)
+    """Positions of `tokens` in the input; empty where there is one column for all of it."""
 
     def since(self, first: int) -> Lens:
         """The columns from one token on; of one column for all of the input, that."""
@@ -47,7 +52,8 @@ class Lens(Result):
             return self
         likeliest, final, entropy = (table[:, first:] for table in (self.probabilities, self.final, self.entropy))
         words = [row[first:] for row in self.words]
-        return Lens(self.points, self.tokens[first:], words, likeliest, final, entropy, self.measure)
+        columns = self.columns[first:]
+        return Lens(self.points, self.tokens[first:], words, likeliest, final, entropy, self.measure, columns)
 
 
 def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -68,39 +74,48 @@ def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 
 def tables(network: Any, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-    """The probabilities (t, n) of all answers for one input's vectors x (1, T, C), some tokens at a time; of classes (1, n)."""
+    """The probabilities (r, n) of all answers for one input's vectors x (P, T, C) at P points, row by row and some rows at a time;
+    of classes a row for each point."""
     head = network.head
     if of_the_whole(head):
-        yield probabilities(head, head(x, mask))
-        return
-    for part in [x] if isinstance(head, Span) else x.split(ROWS, 1):  # of a span, all tokens are one choice
-        yield probabilities(head, head(part, None))[0]
+        yield from (probabilities(head, head(one[None], mask)) for one in x)
+    elif isinstance(head, Span):  # all tokens of a point are one choice
+        yield from (probabilities(head, head(one[None], None))[0] for one in x)
+    else:
+        yield from (probabilities(head, head(rows[None], None))[0] for rows in x.flatten(0, 1).split(ROWS))
 
 
 @torch.no_grad()
-def lens(network: Any, batch: Batch, tokens: list[str], name: Callable[[int], str], k: int = 5) -> Lens:
-    """The lens on the first input of a batch; `name` gives the words of ids, or the classes."""
-    whole = of_the_whole(network.head)  # or say that it has no answers
+def lens(network: Any, batch: Batch, tokens: list[str], name: Callable[[int], str], k: int = 5,
+         columns: Sequence[int] | None = None) -> Lens:  # fmt: skip
+    """The lens on the first input of a batch; `name` gives the words of ids, or the classes. With `columns` at these tokens alone:
+    the head, most of the work where there are many words, reads no others."""
+    whole, span = of_the_whole(network.head), isinstance(network.head, Span)  # or say that it has no answers
     mask = None if batch.mask is None else batch.mask[:1]
-    found = [(label, x[:1]) for label, x in vectors(network, batch)]
-    answers = [p.argmax(-1) for p in tables(network, found[-1][1], mask)]  # (t,) each
-    words: list[list[list[str]]] = []
-    kept: list[list[Tensor]] = []
-    for _, x in found:
-        parts = zip(tables(network, x, mask), answers, strict=True)
-        seen = [read(p, answer, k, isinstance(network.head, Span)) for p, answer in parts]
-        ids, *numbers = (torch.cat(some) for some in zip(*seen, strict=True))
-        words.append([[name(i) for i in row] for row in ids.tolist()])
-        kept.append(numbers)
-    likeliest, final, entropy = (torch.stack(some).cpu() for some in zip(*kept, strict=True))
-    labels, columns = [label for label, _ in found], ["(all)"] if whole else list(tokens)
-    return Lens(labels, columns, words, likeliest, final, entropy, measure(network.head))
+    labels, found = zip(*((label, x[0]) for label, x in vectors(network, batch)), strict=True)
+    x = torch.stack(found)  # (P, T, C)
+    some = [] if whole else whole_numbers(columns, x.size(1), "token").tolist()
+    x = x if whole or span else x[:, some]
+    answers = torch.cat([p.argmax(-1) for p in tables(network, x[-1:], mask)])  # (T,), or (1,) of classes
+    wanted, seen = answers.repeat(len(x)), []
+    for p in tables(network, x, mask):
+        seen.append(read(p, wanted[: len(p)], k, span))
+        wanted = wanted[len(p) :]
+    ids, likeliest, final, entropy = (torch.cat(parts).unflatten(0, (len(x), -1)) for parts in zip(*seen, strict=True))
+    if span:
+        ids, likeliest, final, entropy = (table[:, some] for table in (ids, likeliest, final, entropy))
+    word = cache(name)
+    words = [[[word(i) for i in best] for best in row] for row in ids.tolist()]
+    names = ["(all)"] if whole else [tokens[i] for i in some]
+    likeliest, final, entropy = likeliest.cpu(), final.cpu(), entropy.cpu()
+    return Lens(list(labels), names, words, likeliest, final, entropy, measure(network.head), some)
 
 
 def read(p: Tensor, answer: Tensor, k: int, span: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of probabilities (t, n) what is kept: the k likeliest answers (t, k) and theirs, those of the final answers (t,), and the
     entropy (t,), of a span over the tokens; a score is no distribution and has none."""
     top = p.topk(min(k, p.size(-1)), -1)
-    parts = torch.special.entr(p) if p.size(-1) > 1 else torch.zeros_like(p)
+    # p log p, with 0 for p = 0; torch.special.entr takes twice as long
+    parts = -p * p.clamp(min=torch.finfo(p.dtype).tiny).log() if p.size(-1) > 1 else torch.zeros_like(p)
     entropy = parts.sum(0)[answer] if span else parts.sum(-1)
     return top.indices, top.values, p.gather(-1, answer[:, None])[:, 0], entropy

@@ -40,11 +40,15 @@ class Sweep(Result):
     """That of the input the patches come from."""
     values: Tensor
     """(places, columns): the number after this patch."""
+    note: str = ""
+    """Set where both inputs give the same number: no patch can be measured against their difference."""
 
     @property
     def carried(self) -> Tensor:
-        """(places, columns): how far each patch moves the answer: 0 = not at all, 1 = as far as the other input's."""
-        return (self.values - self.without) / (self.other - self.without)
+        """(places, columns): how far each patch moves the answer: 0 = not at all, 1 = as far as the other input's. Where both
+        inputs give the same number (`note` says so), the change itself."""
+        change = self.values - self.without
+        return change if self.note else change / (self.other - self.without)
 
 
 @contextmanager
@@ -115,7 +119,14 @@ def sweep(network: Any, batch: Batch, other: Batch, ask: Question, what: str = "
     values = torch.stack([one_at_a_time(network, batch, ask, name, donor[name]) for _, name in found])
     labels = [str(i) for i in range(values.size(1))] if columns is None or what == "heads" else columns
     own, others = (float(ask(network(one))[0]) for one in (batch, other))
-    return Sweep(what, [label for label, _ in found], labels, own, others, values)
+    return Sweep(what, [label for label, _ in found], labels, own, others, values, same(own, others))
+
+
+def same(own: float, other: float) -> str:
+    """What to say of two inputs with the same number, as far as float32 can tell; "" where they differ."""
+    if abs(other - own) > 1e-6 * max(1.0, abs(own), abs(other)):
+        return ""
+    return f"both inputs give {own:.4g}: there is no difference to carry over, so the values are changes"
 
 
 def one_at_a_time(network: Any, batch: Batch, ask: Question, name: str, new: Tensor) -> Tensor:

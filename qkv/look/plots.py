@@ -1,40 +1,21 @@
-"""Pictures of what look/ finds, drawn by plotly: one function per result, each a table of colours or a row of bars.
+"""Pictures of what look/ finds, drawn by plotly.
 
     look.attention(layer=1).figure().show()
 
-In a notebook results show themselves. `page` puts several into one HTML file that needs nothing else, `png` takes its photograph.
+In a notebook results show themselves. `qkv look` writes its report without plotly (report.py).
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import singledispatch
 from html import escape
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
-from qkv.look.ablate import Effect
-from qkv.look.aligned import AlignmentErrors
-from qkv.look.attention import Map
-from qkv.look.attribution import Attribution
-from qkv.look.heads import STATISTICS, HeadStatistics
-from qkv.look.lens import Lens
-from qkv.look.patch import Sweep
-from qkv.look.probe import Contexts, Probe
+from qkv.look.pictures import Bars, picture
 from qkv.look.result import Result
-from qkv.look.rollout import Rollout
-from qkv.look.space import Neighbours, Positions
-from qkv.look.stream import Residual
-from qkv.look.view import WHOLE, Answers, Everywhere, Pull
-from qkv.look.walk import Walk
 
 PLAIN, TWO_WAYS = "Blues", "RdBu"
 """Colours of weights from 0, and of numbers on both sides of it."""
@@ -43,16 +24,9 @@ LETTERS, SLANT = 13, 50
 LONGEST = 42
 """Letters of a name; the rest is cut off."""
 LARGEST = 12_000
-"""Pixels, of a picture of very many tokens: browsers photograph no page that is much larger."""
-STYLE = (
-    "<style>body{font-family:system-ui,sans-serif;margin:32px;color:#1f2933}h1{font-size:22px;line-height:30px;margin:0 0 10px}"
-    "h2{font-size:18px;line-height:30px;margin:20px 0 0;border-top:1px solid #d9dee4}</style>"
-)
+"""Pixels, of a picture of very many tokens."""
 QUIET = {"displayModeBar": False}
-"""No toolbar: it would lie over the title, and be in the photograph. Drag to enlarge, double-click to see all again."""
-SECONDS = 120
-"""A browser that has taken no picture by then takes none."""
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+"""No toolbar: it would lie over the title. Drag to enlarge, double-click to see all again."""
 
 
 def plotly() -> Any:
@@ -62,6 +36,21 @@ def plotly() -> Any:
     except ImportError:
         raise QkvError('pictures need plotly: pip install "qkv[look]"') from None
     return found
+
+
+def figure(result: Result) -> Any:
+    """The picture of a result."""
+    found = picture(result)
+    if isinstance(found, Bars):
+        return bars(found.title, found.names, found.values)
+    return table(
+        found.title, found.panels, found.rows, found.columns, found.two_ways, found.words, found.across, found.down
+    )
+
+
+def fragment(result: Result) -> str:
+    """A picture as a piece of HTML, with plotly itself in it."""
+    return figure(result).to_html(full_html=False, include_plotlyjs=True, config=QUIET)  # type: ignore[no-any-return]
 
 
 # --- the two kinds of picture
@@ -159,216 +148,9 @@ def short(name: str) -> str:
 
 
 def marks(names: Iterable[str]) -> list[str]:
-    """Names as plotly shows them: < is no tag, and a space before or behind a word can be seen."""
-    return [shown(dotted(name)) for name in names]
+    """Names as plotly shows them: < is no tag."""
+    return [shown(name) for name in names]
 
 
 def shown(text: str) -> str:
     return escape(text, quote=False)  # plotly has its own list of what it reads back, and quotes are not on it
-
-
-def dotted(name: str) -> str:
-    word = name.strip(" ")
-    before, _, behind = name.partition(word) if word else (name or " ", "", "")
-    return "·" * len(before) + word.replace("\n", "↵") + "·" * len(behind)
-
-
-def quoted(name: str) -> str:
-    """In a title: a token without the space before it, unless there is nothing else."""
-    return f"'{name.strip() or dotted(name)}'"
-
-
-# --- one for each result
-
-
-@singledispatch
-def figure(result: Result) -> Any:
-    """The picture of a result."""
-    raise QkvError(f"there is no picture of {type(result).__name__}: print it, or take its to_json()")
-
-
-@figure.register
-def _(result: Map) -> Any:
-    panels = {f"head {head}": weights for head, weights in zip(result.heads, result.weights, strict=True)}
-    if len(panels) > 1:
-        panels = {"mean of heads": result.weights.mean(0), **panels}
-    name = "attention" if result.kind == "self" else f"attention ({result.kind})"
-    return table(f"{name}, layer {result.layer}", panels, result.rows, result.columns)
-
-
-@figure.register
-def _(result: Lens) -> Any:
-    if result.measure == "score":
-        words = [[f"{value:.2f}" for value in row] for row in result.final.tolist()]
-        return table("lens: the score that would be given here", {"": result.final}, result.points, result.tokens,
-                     words=words)  # fmt: skip
-    words = [[tops[0] for tops in row] for row in result.words]
-    title = "logit lens: what would be answered here, and how likely the final answer already is"
-    return table(title, {"final": result.final}, result.points, result.tokens, words=words)
-
-
-@figure.register
-def _(result: Attribution) -> Any:
-    answer = quoted(result.answers[0]) if len(result.answers) == 1 else "each answer"
-    title = f"attribution ({result.method}): what each token did for {answer}"
-    return table(title, {"": result.scores}, result.answers, result.tokens, two_ways=True)
-
-
-@figure.register
-def _(result: Sweep) -> Any:
-    across = "head" if result.what == "heads" else ""
-    title = f"patching {result.what}: how far the output follows the other input"
-    return table(title, {"": result.carried}, result.places, result.columns, True, across=across, down="layer")
-
-
-@figure.register
-def _(result: Effect) -> Any:
-    name = f" of {quoted(result.word)}" if result.word and result.measure == "logit" else ""
-    title = f"what the {result.measure}{name} loses without each head"
-    return by_head(title, {"": result.whole - result.alone}, result.layers, True)
-
-
-@figure.register
-def _(result: HeadStatistics) -> Any:
-    panels = {f"{name}: {STATISTICS[name]}": values for name, values in result.statistics.items()}
-    return by_head("where heads look", panels, result.layers)
-
-
-@figure.register
-def _(result: AlignmentErrors) -> Any:
-    return by_head("alignment error rate", {"": result.rates}, result.layers)
-
-
-@figure.register
-def _(result: Rollout) -> Any:
-    if result.grid is None:
-        return table("attention rollout", {"": result.weights}, result.tokens, result.tokens)
-    sides = [str(i) for i in range(len(result.grid))]
-    return table("attention rollout: what the [class] vector looked at", {"": result.grid}, sides, sides)
-
-
-@figure.register
-def _(result: Positions) -> Any:
-    places = [str(i) for i in range(len(result.similarity))]
-    return table(f"positions ({result.scheme}): how alike they are", {"": result.similarity}, places, places, True)
-
-
-@figure.register
-def _(result: Contexts) -> Any:
-    numbers = torch.cat([result.cosines, result.static[:, None]], 1)  # (texts, texts + 1)
-    rows = [f"{number}: {text}" for number, text in enumerate(result.texts, 1)]
-    columns = [*(str(number) for number in range(1, len(rows) + 1)), "without context"]
-    words = [[f"{value:.2f}" for value in row] for row in numbers.tolist()]
-    title = f"'{result.word}' in context: how alike its vectors are (cosine)"
-    return table(title, {"": numbers}, rows, columns, True, words)
-
-
-@figure.register
-def _(result: Pull) -> Any:
-    panels = {
-        f"{result.token.strip()} → {other.strip()}": result.weights[..., i] for i, other in enumerate(result.others)
-    }
-    return by_head(f"what {quoted(result.token)} looks at", panels, result.layers)
-
-
-@figure.register
-def _(result: Walk) -> Any:
-    """Its tables: what positions add, scores, who may look, weights."""
-    parts = {"scores": result.scores, "what positions add": result.bias, "who may look": result.allowed,
-             "weights": result.weights}  # fmt: skip
-    panels = {name: part for name, part in reversed(parts.items()) if part is not None}
-    rows, columns = (
-        names or [str(i) for i in range(size)]
-        for names, size in zip((result.rows, result.columns), result.scores.shape, strict=True)
-    )
-    return table(
-        f"head {result.head} of layer {result.layer} ({result.kind}), step by step", panels, rows, columns, True
-    )
-
-
-@figure.register
-def _(result: Residual) -> Any:
-    panels = {"length of the vector": result.norms, "cosine with the vector before": result.turned}
-    return table("the residual stream", panels, result.points, result.tokens)
-
-
-@figure.register
-def _(result: Everywhere) -> Any:
-    rows = [f"{number + 1}." for number in range(result.probabilities.size(1))]
-    words = [list(row) for row in zip(*result.words, strict=True)]
-    return table("answers at every token", {"": result.probabilities.T}, rows, result.tokens, words=words)
-
-
-@figure.register
-def _(result: Probe) -> Any:
-    title = f"a probe tells {', '.join(result.labels)} apart"
-    return bars(title, ["accuracy", "chance"], torch.tensor([result.accuracy, result.chance]))
-
-
-@figure.register
-def _(result: Neighbours) -> Any:
-    made = f", which is made of {' + '.join(map(dotted, result.pieces))}" if len(result.pieces) > 1 else ""
-    return bars(f"nearest to '{result.word}'{made} (cosine)", result.words, result.cosines)
-
-
-@figure.register
-def _(result: Answers) -> Any:
-    if result.measure == "score":
-        return bars(f"score: {float(result.probabilities[0]):.3f}", result.words, result.probabilities)
-    at = "about all of the input" if result.at == WHOLE else f"at {quoted(result.at)}"
-    return bars(f"answers {at}, and how likely they are", result.words, result.probabilities)
-
-
-def by_head(title: str, panels: Mapping[str, Tensor], layers: Sequence[int], two_ways: bool = False) -> Any:
-    heads = [str(i) for i in range(next(iter(panels.values())).size(1))]
-    return table(title, panels, [str(layer) for layer in layers], heads, two_ways, across="head", down="layer")
-
-
-# --- files
-
-
-def fragment(result: Result, library: bool) -> str:
-    """A picture as a piece of HTML, with plotly itself in it or not."""
-    return figure(result).to_html(full_html=False, include_plotlyjs=library, config=QUIET)
-
-
-def page(texts: Sequence[str], results: Mapping[str, Result]) -> str:
-    """One HTML file that needs nothing else: the texts that were read as its heading, and a picture for each result."""
-    parts = [
-        f"<h2>{escape(section(name, one))}</h2>{fragment(one, number == 0)}"
-        for number, (name, one) in enumerate(results.items())
-    ]
-    title = texts[0] if len(texts[0]) <= 80 else texts[0][:79] + "…"
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    headings = "".join(f"<h1>{escape(text)}</h1>" for text in texts)
-    return f"<!doctype html><html><head>{head}{STYLE}</head><body>{headings}{''.join(parts)}</body></html>\n"
-
-
-def section(name: str, result: Result) -> str:
-    """What a picture is about: a regression gives no answers."""
-    return "score" if isinstance(result, Answers) and result.measure == "score" else name
-
-
-def room(texts: Sequence[str], results: Mapping[str, Result]) -> tuple[int, int]:
-    """Width and height of the page, its headings and margins included; the sizes are those of STYLE."""
-    sizes = [figure(one).layout for one in results.values()]
-    width = max(800, *(size.width for size in sizes))
-    lines = sum(1 + 14 * len(text) // width for text in texts)
-    return width + 80, 80 + 40 * lines + sum(size.height + 50 for size in sizes)
-
-
-def png(html: str, path: Path, width: int = 1400, height: int = 1000) -> None:
-    """A photograph of a page by a browser without a window."""
-    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
-    if browser is None:
-        raise QkvError("a PNG needs a browser (chromium or chrome), and none was found: install one, or take the HTML")
-    with tempfile.TemporaryDirectory() as folder:
-        source, shot = Path(folder) / "page.html", Path(folder) / "page.png"
-        source.write_text(html, encoding="utf-8")
-        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={shot}",
-                   f"--window-size={width},{height}", "--virtual-time-budget=8000", source.as_uri()]  # fmt: skip
-        with suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
-        if not shot.is_file():
-            raise QkvError(f"{Path(browser).name} took no picture of the page: open the HTML instead")
-        shutil.copyfile(shot, path)

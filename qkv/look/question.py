@@ -77,10 +77,11 @@ def chances(output: Output, position: int | None) -> Tensor:
 
 @torch.no_grad()
 def question(network: Any, batch: Batch, position: int | None = None, answer: int | None = None,
-             instead: int | None = None) -> Question:  # fmt: skip
-    """The question, checked and filled in: at the last token where none is said, about what the network itself answers."""
-    output = network(batch)
-    whole, length = of_the_whole(network.head), output.hidden.size(1)
+             instead: int | None = None, output: Output | None = None) -> Question:  # fmt: skip
+    """The question, checked and filled in: at the last token where none is said, about what the network itself answers. `output`
+    is that of the network for this batch, where it is known already."""
+    output = network(batch) if output is None else output
+    whole, length = of_the_whole(output.head), output.hidden.size(1)
     if whole and position is not None:
         raise QkvError("this model has one answer for all of its input: ask without a position")
     position = None if whole else -1 if position is None else position

@@ -29,7 +29,7 @@ class Result:
         from qkv.look.plots import fragment
 
         try:
-            return fragment(self, library=True)
+            return fragment(self)
         except QkvError:
             return None
 

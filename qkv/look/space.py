@@ -100,7 +100,9 @@ def table_of(scheme: Any, mask: Mask) -> Positions:
         bias = scheme(mask).bias(torch.zeros(()))[0]  # (H, T, T)
         return Positions("t5" if isinstance(scheme, T5Bias) else "alibi", bias, bias.mean(0))
     assert isinstance(scheme, Relative)
-    return Positions("relative", scheme.keys, cosines(scheme.keys))
+    # where each head has its own vectors, they stand side by side
+    keys = scheme.keys if scheme.keys.dim() == 2 else scheme.keys.transpose(0, 1).flatten(1)  # (2k+1, D or H * D)
+    return Positions("relative", keys, cosines(keys))
 
 
 def cosines(vectors: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
 from qkv.look import ablate, attribution, patch, rollout, taps
-from qkv.look.attention import Map, chosen, looks_at, maps, whole_numbers
+from qkv.look.attention import Map, attends_before_reading, chosen, looks_at, maps, whole_numbers
 from qkv.look.heads import HeadStatistics, head_statistics
 from qkv.look.lens import Lens, lens
 from qkv.look.question import Question, chances, measure, of_the_whole, probabilities, question
@@ -26,9 +26,23 @@ from qkv.look.result import Result
 from qkv.look.space import Positions, positions
 from qkv.look.stream import Residual, layers, residual
 from qkv.look.walk import Walk, walk
+from qkv.models.output import Output
 
 WHOLE = "(all)"
 """Where a question is asked that is about all of the input."""
+START, NEXT = "(start)", "(next)"
+"""Before any token is read, and the token behind the last."""
+
+
+class Sides(NamedTuple):
+    """Names of queries and keys."""
+
+    rows: list[str]
+    columns: list[str]
+    after: list[str] = []
+    """X of rows that are named "after X, predicting Y"."""
+    predicting: list[str] = []
+    """Y."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +102,12 @@ class Look:
 
     # --- what it says
 
-    def answers(self, position: int | None = None, k: int = 10) -> Answers:
-        """The likeliest next words (classes, tags)."""
-        ask = self.question(position)
+    def answers(self, position: int | None = None, k: int = 10, output: Output | None = None) -> Answers:
+        """The likeliest next words (classes, tags); `output` is that of the network, where it is known already."""
         with torch.no_grad():
-            found = chances(self.network(self.batch), ask.position)[0]  # (n,)
+            output = self.network(self.batch) if output is None else output
+            ask = self.question(position, output=output)
+            found = chances(output, ask.position)[0]  # (n,)
         best = found.topk(min(k, len(found)))
         words = [self.name(i) for i in best.indices.tolist()]
         return Answers(self.at(ask), words, best.values.cpu(), measure(self.network.head))
@@ -110,14 +125,15 @@ class Look:
             self.tokens, [[self.name(i) for i in row] for row in best.indices.tolist()], best.values.cpu()
         )
 
-    def question(self, position: int | None = None, answer: int | None = None, instead: int | None = None) -> Question:
+    def question(self, position: int | None = None, answer: int | None = None, instead: int | None = None,
+                 output: Output | None = None) -> Question:  # fmt: skip
         """What is asked of the network: about its own answer at the last token (in the gap), unless said otherwise. A model that
         guesses hidden words is not asked at the end of a text, where none is hidden."""
         position = self.place if position is None else position
         if position is None and self.config.head in ("masked", "masked-next"):
             gap = f"write {self.gap} where a word is missing, or " if self.gap else ""
             raise QkvError(f"there is no gap in this text: {gap}say at which token is asked (--position)")
-        return question(self.network, self.batch, position, answer, instead)
+        return question(self.network, self.batch, position, answer, instead, output)
 
     def at(self, ask: Question) -> str:
         return WHOLE if ask.position is None else self.tokens[ask.position]
@@ -129,32 +145,38 @@ class Look:
         """Exact weights of one layer: all heads or some, all rows or some. `kind`: "encoder", "decoder" or "cross"."""
         (site,) = chosen(self.network, layer, kind, weighs=True)
         own = whole_numbers([head] if isinstance(head, int) else head, site.heads, "head").tolist()
-        from_, to = self.sides(site.kind)
+        names = self.sides(site.kind)
         weights = maps(self.network, self.batch, site.layer, site.kind, own, rows)[0].cpu()  # (h, r, S)
-        some = whole_numbers(rows, len(from_), "row").tolist()
-        return Map(site.kind, site.layer, own, [from_[i] for i in some], to, weights)
+        some = whole_numbers(rows, len(names.rows), "row").tolist()
+        parts = ([part[i] for i in some] if part else [] for part in (names.rows, names.after, names.predicting))
+        named, after, predicting = parts
+        return Map(site.kind, site.layer, own, named, names.columns, weights, after, predicting)
 
-    def sides(self, kind: str) -> tuple[list[str], list[str]]:
-        """Names of rows and columns; in cross-attention the rows are told by the word that is being written."""
+    def sides(self, kind: str) -> Sides:
+        """Names of rows and columns. A row of a decoder that reads a source belongs to the token that was read last, but what comes
+        of it is the next one: "after X, predicting Y". RNNsearch's query is the state before the last token is read."""
         if kind == "encoder":
-            return self.source, self.source
-        if kind == "cross":
-            return [*self.tokens[1:], "(next)"], self.source
-        return self.tokens, self.tokens
+            return Sides(self.source, self.source)
+        if not self.source:
+            return Sides(self.tokens, self.tokens)
+        early = kind == "cross" and attends_before_reading(self.network)
+        after = [START, *self.tokens[:-1]] if early else self.tokens
+        predicting = [*self.tokens[1:], NEXT]
+        rows = [f"after {x}, predicting {y}" for x, y in zip(after, predicting, strict=True)]
+        return Sides(rows, self.source if kind == "cross" else self.tokens, after, predicting)
 
     def looks_at(self, row: int, columns: Sequence[int], kind: str | None = None) -> Pull:
         """What one token looks at among some others: "it" at "chicken" and "road", in every layer and head."""
         there = chosen(self.network, None, kind, weighs=True)
-        from_, to = self.sides(there[0].kind)
-        own = whole_numbers(columns, len(to), "token").tolist()
+        names = self.sides(there[0].kind)
+        own = whole_numbers(columns, len(names.columns), "token").tolist()
         weights = looks_at(self.network, self.batch, row, own, kind).cpu()
-        return Pull(from_[row], [to[i] for i in own], weights, [site.layer for site in there])
+        return Pull(names.rows[row], [names.columns[i] for i in own], weights, [site.layer for site in there])
 
     def walk(self, layer: int = -1, head: int = 0, kind: str | None = None) -> Walk:
         """One head step by step: queries, keys, values, scores, mask, weights, output."""
         found = walk(self.network, self.batch, layer, head, kind)
-        rows, columns = self.sides(found.kind)
-        return replace(found, rows=rows, columns=columns)
+        return replace(found, **self.sides(found.kind)._asdict())
 
     def heads(self, kind: str | None = None) -> HeadStatistics:
         """Where each head looks on average, on this text."""
@@ -169,9 +191,9 @@ class Look:
 
     # --- the stream
 
-    def lens(self, k: int = 5) -> Lens:
-        """What would be answered after every sublayer."""
-        return lens(self.network, self.batch, self.tokens, self.name, k)
+    def lens(self, k: int = 5, columns: Sequence[int] | None = None) -> Lens:
+        """What would be answered after every sublayer, at all tokens or some of them."""
+        return lens(self.network, self.batch, self.tokens, self.name, k, columns)
 
     def hidden(self, source: bool = False) -> list[Tensor]:
         """n + 1 tensors (T, C): the embeddings, what each block gives, the last one after the final norm."""
@@ -199,10 +221,23 @@ class Look:
         with ablate.without(self.network, heads, layers, kind, None if mean_of is None else mean_of.batch):
             yield self
 
-    def effect_of_heads(self, ask: Question | None = None, kind: str | None = None) -> ablate.Effect:
-        """What each head does for an answer: the answer's logit with that head switched off."""
+    def effect_of_heads(self, ask: Question | None = None, kind: str | None = None, layer: int | None = None
+                        ) -> ablate.Effect:  # fmt: skip
+        """What each head, of one layer or of all, does for an answer: the answer's logit with that head switched off."""
         ask = ask or self.question()
-        return replace(ablate.effect_of_heads(self.network, self.batch, ask, kind), word=self.name(ask.answer))
+        batch, short = self.up_to(ask)
+        found = ablate.effect_of_heads(self.network, batch, short, kind, layer=layer)
+        return replace(found, word=self.name(ask.answer))
+
+    def up_to(self, ask: Question) -> tuple[Batch, Question]:
+        """The input as far as an answer depends on it, and the question to that: a decoder reads nothing behind its position."""
+        ids, mask = self.batch.inputs, self.batch.mask
+        if self.config.family == "encoder" or ids is None or ask.position is None:
+            return self.batch, ask
+        end = ask.position % ids.size(1) + 1
+        return replace(self.batch, inputs=ids[:, :end], mask=mask if mask is None else mask[:, :end]), replace(
+            ask, position=-1
+        )
 
     def patch(
         self,

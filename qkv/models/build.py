@@ -16,6 +16,7 @@ from qkv.config import ModelConfig
 from qkv.models.decoder import Decoder
 from qkv.models.encoder import Encoder
 from qkv.models.encoder_decoder import EncoderDecoder
+from qkv.models.initial import initialise
 from qkv.parts.attention import Attention
 from qkv.parts.block import Block, ParallelBlock, Residual
 from qkv.parts.embed import Bigrams, PatchEmbed, TokenEmbed
@@ -143,7 +144,7 @@ def self_layer(c: ModelConfig, index: int) -> nn.Module:
     kind = c.mixer[index % len(c.mixer)]
     heads = c.d_model, c.n_heads, c.kv_heads, c.head_width
     if kind == "gated-linear":
-        return GatedLinear(*heads, c.attention_bias, c.d_key)
+        return GatedLinear(*heads, c.attention_bias, c.d_key, c.head_norm_eps)
     if kind == "s4d":
         return StateSpace(c.d_model, c.d_state)
     if kind == "selective":
@@ -209,7 +210,10 @@ def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Modu
         return [Alibi(c.n_heads)]
     if c.position == "relative":
         scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
-        return [Relative(c.head_width, c.relative_distance, scale) for _ in range(1 if c.share_layers else n_layers)]
+        heads = c.n_heads if c.relative_per_head else None
+        return [
+            Relative(c.head_width, c.relative_distance, scale, heads) for _ in range(1 if c.share_layers else n_layers)
+        ]
     return []
 
 
@@ -287,23 +291,3 @@ def vocabulary(c: ModelConfig, embed: nn.Module, d_in: int) -> Vocabulary:
     width = (c.d_embed or c.d_model) if tied is not None else d_in
     scale = c.d_model**-0.5 if c.output_scale else 1.0
     return Vocabulary(c.target_size, width, d_in, tied, c.output_bias, scale)  # type: ignore[arg-type]
-
-
-# --- fresh weights
-
-
-def initialise(network: nn.Module, c: ModelConfig) -> None:
-    """Linear layers: Xavier, or normal with init_std; biases 0. Word vectors: normal, so that they enter the stream
-    at about unit size when the embedding is scaled, and small otherwise."""
-    if next(network.parameters()).is_meta:
-        return  # a skeleton has nothing to fill
-    for module in network.modules():
-        if isinstance(module, nn.Linear):
-            if c.init_std is None:
-                nn.init.xavier_uniform_(module.weight)
-            else:
-                nn.init.normal_(module.weight, std=c.init_std)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=c.init_std or module.embedding_dim**-0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +11,17 @@ from torch import Tensor, nn
 from qkv.parts.dropout import Dropout
 from qkv.parts.tap import Tap
 
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """GELU by GPT-2's approximation, x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2. A function rather than a partial,
+    so that a copy of a network has the same one, which the engine recognises."""
+    return F.gelu(x, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
-    "gelu-tanh": partial(F.gelu, approximate="tanh"),
+    "gelu-tanh": gelu_tanh,
     "silu": F.silu,
     "tanh": torch.tanh,
     "bilinear": lambda x: x,

@@ -74,7 +74,7 @@ class Linear(nn.Module):
 
     chunk = 128
     turns = True
-    """Whether rotary positions turn its queries and keys."""
+    """Whether rotary positions turn its queries and keys; refused with elu(x) + 1, which loses the relative position."""
 
     def features(self, x: Tensor) -> Tensor:
         """elu(x) + 1 > 0, also where elu(x) would round to -1: (B, H, S, D) -> (B, H, S, F)."""
@@ -131,7 +131,8 @@ class Performer(Linear):
     """Softmax attention by random features, FAVOR+ (Choromanski et al. 2021): O(n).
 
     exp(q . k) = E[f(q) . f(k)] with f(x) = exp(w . x - |x|^2 / 2) over normal w; positive, so the average is one.
-    The w are drawn orthogonal, which lowers the variance, and stay fixed.
+    The w are drawn orthogonal, which lowers the variance, and stay fixed. Rotary positions turn q and k before f: the
+    expectation then depends on relative positions alone, and the estimate nearly so, the more features it has.
     """
 
     def __init__(self, scale: float, d_head: int, n_features: int):
@@ -196,9 +197,6 @@ FASTEST = -2.0
 """No channel fades faster than by e^-2 a token (the gate's sigmoid would have to fall below e^-32), so that exp of a chunk of
 decays, at most e^64, which `GatedSum.in_chunks` divides by, stays far from the end of float32."""
 
-HEAD_EPS = 1e-3
-"""The first token gets (q . k) v, which may be anything near 0: with a small eps the norm would blow its rounding up."""
-
 
 class GatedLinear(Attention):
     """S_t = diag(a_t) S_(t-1) + k_t v_t^T, out_t = q_t S_t / sqrt(D_k) (GLA, Yang et al. 2023).
@@ -208,12 +206,12 @@ class GatedLinear(Attention):
     """
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, bias: str = "all",
-                 d_key: int | None = None):  # fmt: skip
+                 d_key: int | None = None, eps: float = 1e-3):  # fmt: skip
         super().__init__(d_model, n_heads, n_kv_heads, d_head, GatedSum(), bias, d_key=d_key)
         self.decay_down = nn.Linear(d_model, GATE_RANK, bias=False)  # W
         self.decay_up = nn.Linear(GATE_RANK, n_kv_heads * self.d_key)  # U, b
         self.gate = nn.Linear(d_model, n_heads * d_head, bias != "none")  # W_r
-        self.norm = RMSNorm(d_head, HEAD_EPS)
+        self.norm = RMSNorm(d_head, eps)
 
     def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip

@@ -181,6 +181,8 @@ class Compressed(nn.Module):
 
     Without the causal rule a query sees every slot that holds a token. With it, one sees the slots that are complete
     at its position and, as they are, the tokens of the next one up to itself: all of the past, nothing of the future.
+    Rotary positions turn the keys before the convolution, whose trained matrices mix the turned channels: scores then depend on
+    absolute positions too.
     """
 
     def __init__(self, scale: float, n_kv_heads: int, d_head: int, stride: int):

@@ -144,7 +144,7 @@ class Rotary(Fixed):
     def forward(self, mask: Mask) -> Place:
         rates: Tensor = self.rates  # type: ignore[assignment]
         angles = mask.positions[:, None, :, None] * rates  # (B or 1, 1, T, D/2)
-        return Turned(angles.cos(), angles.sin(), self.interleaved)
+        return Turned(angles, self.interleaved)
 
 
 def stretch(rates: Tensor, scaling: object) -> Tensor:
@@ -156,10 +156,10 @@ def stretch(rates: Tensor, scaling: object) -> Tensor:
 
 
 class Turned(Place):
-    """The cosines and sines (B or 1, 1, T, D/2) of one pass."""
+    """The angles (B or 1, 1, T, D/2) of one pass, with their cosines and sines."""
 
-    def __init__(self, cos: Tensor, sin: Tensor, interleaved: bool):
-        self.cos, self.sin, self.interleaved = cos, sin, interleaved
+    def __init__(self, angles: Tensor, interleaved: bool):
+        self.angles, self.cos, self.sin, self.interleaved = angles, angles.cos(), angles.sin(), interleaved
 
     def turn(self, x: Tensor) -> Tensor:
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
@@ -234,14 +234,16 @@ def alibi_slopes(n_heads: int) -> Tensor:
 class Relative(nn.Module):
     """A learned vector per clipped distance, for keys and for values (Shaw et al. 2018); one scheme per layer.
 
-    score(i, j) = q_i . (k_j + a_(j-i)) * scale; output_i = sum_j w_ij (v_j + b_(j-i)).
+    score(i, j) = q_i . (k_j + a_(j-i)) * scale; output_i = sum_j w_ij (v_j + b_(j-i)). The vectors serve all heads of the
+    layer, (2k+1, D), or with `n_heads` each head has its own, (H, 2k+1, D).
     """
 
-    def __init__(self, width: int, max_distance: int, scale: float):
+    def __init__(self, width: int, max_distance: int, scale: float, n_heads: int | None = None):
         super().__init__()
         self.max_distance, self.scale = max_distance, scale
-        self.keys = nn.Parameter(torch.randn(2 * max_distance + 1, width) * 0.02)  # a
-        self.values = nn.Parameter(torch.randn(2 * max_distance + 1, width) * 0.02)  # b
+        shape = (2 * max_distance + 1, width) if n_heads is None else (n_heads, 2 * max_distance + 1, width)
+        self.keys = nn.Parameter(torch.randn(shape) * 0.02)  # a
+        self.values = nn.Parameter(torch.randn(shape) * 0.02)  # b
 
     def forward(self, mask: Mask) -> Place:
         clipped = distances(mask).clamp(-self.max_distance, self.max_distance) + self.max_distance  # (B or 1, T, S)
@@ -257,15 +259,17 @@ class Related(Place):
         self.clipped, self.keys, self.values, self.scale = clipped, keys, values, scale
 
     def bias(self, query: Tensor) -> Tensor:
-        per_distance = query @ self.keys.T * self.scale  # (B, H, T, 2k+1)
+        per_distance = query @ self.keys.transpose(-1, -2) * self.scale  # (B, H, T, 2k+1)
         return per_distance.gather(-1, self._index(per_distance))  # (B, H, T, S)
 
     def of_values(self, weights: Tensor) -> Tensor:
-        per_distance = weights.new_zeros(*weights.shape[:-1], self.values.size(0))  # (B, H, T, 2k+1)
+        per_distance = weights.new_zeros(*weights.shape[:-1], self.values.size(-2))  # (B, H, T, 2k+1)
         return per_distance.scatter_add(-1, self._index(weights), weights) @ self.values  # (B, H, T, D)
 
     def of(self, heads: Tensor, rows: Tensor) -> Place:
-        return Related(self.clipped[:, rows], self.keys, self.values, self.scale)  # the vectors serve all heads
+        shared = self.keys.dim() == 2
+        keys, values = (self.keys, self.values) if shared else (self.keys[heads], self.values[heads])
+        return Related(self.clipped[:, rows], keys, values, self.scale)
 
     def _index(self, like: Tensor) -> Tensor:
         return self.clipped[:, None].expand(like.size(0), like.size(1), -1, -1)

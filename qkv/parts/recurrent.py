@@ -7,7 +7,6 @@ kernels where nothing happens between the steps, and step by step where a decode
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -257,7 +256,7 @@ class RecurrentStack(nn.Module):
         assert self.attention is not None and memory is not None, "a decoder with attention needs a memory"
         key = layers[-1]["memory_key"] if "memory_key" in layers[-1] else self.attention.key(memory.vectors)[:, None]
         allowed = Mask.for_memory(1, memory).dense  # (B, 1, 1, S)
-        look = partial(self.attention, key=key, value=memory.vectors, allowed=allowed)
+        look = lambda hidden: self.attention(hidden, key, memory.vectors, allowed)  # type: ignore[misc]  # noqa: E731
         # unbound and sliced once: in the loop, each step's gradient would be a table of zeros as large as the whole
         entered = self.enter("l0", x).unbind(1)  # T of (B, gates * C)
         beside = self.cells.weight_ih_l0[:, self.d_model :]  # type: ignore[index]

@@ -78,6 +78,7 @@ class StateSpace(nn.Module):
         self.leave = nn.Parameter(torch.randn(d_model, half, 2) * math.sqrt(0.5))  # C, real and imaginary part
         self.skip = nn.Parameter(torch.ones(d_model))  # D
         self.output = nn.Linear(d_model, 2 * d_model)
+        self.stacked = {"output": (d_model, d_model)}  # value and gate
         self.fast = True
         """False: always token by token."""
 
@@ -183,6 +184,8 @@ class Selective(nn.Module):
         )  # A = -1, -2, ..., -N
         self.skip = nn.Parameter(torch.ones(inner))  # D
         self.output = nn.Linear(inner, d_model, bias)
+        self.stacked = {"enter": (inner, inner), "select": tuple(self.sizes)}
+        """Maps that stand one above the other in one matrix, and how many rows each has: an optimiser takes them apart."""
         self.scan: Scan = scan
         """What runs the recurrence: token by token, or a kernel (engine/scan.py)."""
 

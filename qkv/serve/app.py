@@ -44,7 +44,7 @@ def application(service: Service) -> Front:
     if service.origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(service.origins), allow_methods=["GET", "POST"],
                            allow_headers=["Authorization", "Content-Type"])  # fmt: skip
-    service.front = Front(app, service.limits, service.metrics)
+    service.front = Front(app, service.limits, service.metrics, service.hosts)
     return service.front
 
 
@@ -85,7 +85,7 @@ def errors(app: FastAPI) -> None:
         return refuse(request, Refusal(error.status_code, str(error.detail)))
 
     async def broken(request: Request, error: Exception) -> Response:
-        return refuse(request, Refusal(500, "something went wrong here; the server's log says what"))
+        return refuse(request, Refusal(500, "internal error: the server's log has the details"))
 
     for kind, handler in ((Refusal, refused), (QkvError, wrong), (RequestValidationError, invalid),
                           (HTTPException, other), (Exception, broken)):  # fmt: skip

@@ -17,7 +17,7 @@ from qkv.errors import QkvError
 from qkv.generate.free_cores import on_free_cores
 from qkv.serve.limits import Limits
 from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import busy
+from qkv.serve.refusal import Refusal, busy
 
 Work = Callable[[list[Any]], Sequence[Any]]
 """Items -> an answer for each, in their order."""
@@ -63,7 +63,7 @@ class Caller(threading.Thread):
             self.forget()
             count = sum(len(other.items) for other in self.waiting)
             if count + len(call.items) > self.limits.waiting:
-                raise busy(f"{count} texts wait already")
+                raise busy(f"the queue is full ({count} texts)")
             self.waiting.append(call)
             self.changed.notify()
         return await call.answer
@@ -111,7 +111,7 @@ class Caller(threading.Thread):
             return None
         except Exception as error:
             if len(calls) == 1:
-                if not isinstance(error, QkvError):
+                if not isinstance(error, QkvError | Refusal):
                     self.metrics.failures.labels(self.model).inc()
                 return settle(calls[0], error)
             for call in calls:

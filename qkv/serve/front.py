@@ -1,13 +1,14 @@
-"""The front of the server, before any route: bodies are read whole and bounded, forms become JSON, answers get the headers
-that keep a browser safe, and everything is counted."""
+"""The front of the server, before any route: the host is checked, bodies are read whole and bounded, forms become JSON, answers
+get the headers that keep a browser safe, and everything is counted."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -35,7 +36,10 @@ OPENING = re.compile(rb'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.S)
 FIELDS = 1000
 """Fields of a form."""
 FORMS = ("/translate", "/detect")
-"""Routes whose clients may also put fields into the address, as LibreTranslate's do."""
+"""Routes that also read forms, and fields in the address, as LibreTranslate's clients send them. The others read JSON only: a
+page of another site can send a form anywhere, but no JSON."""
+JSON = re.compile(r"application/([\w.-]+\+)?json")
+HOST = re.compile(r"\[(?P<address>[\da-f:.]+)\](:\d+)?|(?P<name>[\w.-]+?)\.?(:\d+)?", re.I)
 URLENCODED = "application/x-www-form-urlencoded"
 BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})', re.I)
 NAME = re.compile(rb'^content-disposition:[^\r\n]{0,200}?\bname="([^"\r\n]*)"', re.I | re.M)
@@ -44,8 +48,10 @@ NAME = re.compile(rb'^content-disposition:[^\r\n]{0,200}?\bname="([^"\r\n]*)"', 
 class Front:
     """The outermost layer (ASGI)."""
 
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics):
+    def __init__(self, app: Any, limits: Limits, metrics: Metrics, hosts: Collection[str] = ()):
         self.app, self.limits, self.metrics = app, limits, metrics
+        self.hosts = {"localhost", *(host_name(host) or host.lower() for host in hosts)}
+        """Names under which the server may be addressed."""
         self.closing = False
         """The server ends: who is here is served, nobody else."""
         self.open = 0
@@ -85,8 +91,10 @@ class Front:
             if self.closing and scope["path"] != "/health":
                 raise busy("this server is shutting down", retry=5)
             if self.open > self.limits.connections and scope["path"] != "/health":
-                raise busy(f"{self.limits.connections:,} requests are being answered already")
+                raise busy(f"{self.limits.connections:,} requests are already in progress")
             headers = Headers(scope=scope)
+            if scope["path"] != "/health":  # load balancers ask for it by any name, or by none
+                check_host(headers.get("host", ""), self.hosts)
             async with asyncio.timeout(self.limits.seconds):
                 body = await self.body(headers, receive)
             body = as_json(body, headers, scope)
@@ -122,6 +130,34 @@ class Front:
         return b"".join(parts)
 
 
+def check_host(given: str, allowed: Collection[str]) -> None:
+    """Refuse a request that addresses the server by a name that it does not know.
+
+    A web page can let the name of its own site resolve to 127.0.0.1 and so, for the browser, become the same site as this
+    server (DNS rebinding); but its requests carry that name. An address in place of a name cannot be abused like this.
+    """
+    name = host_name(given)
+    if "*" in allowed or name in allowed or is_address(name):
+        return
+    raise Refusal(
+        421, f"the host {given[:100]!r} is not allowed: start the server with `--allowed-host {name[:100] or 'NAME'}`"
+    )
+
+
+def host_name(given: str) -> str:
+    """The name or address in "name:port"; empty where it is neither."""
+    found = HOST.fullmatch(given)
+    return "" if found is None else (found["address"] or found["name"]).lower()
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 def given(body: bytes, receive: Receive) -> Receive:
     """A `receive` that first gives the body, then what comes after it: that the client has gone."""
     waiting = [body]
@@ -135,10 +171,15 @@ def given(body: bytes, receive: Receive) -> Receive:
 
 
 def as_json(body: bytes, headers: Headers, scope: Scope) -> bytes:
-    """A form as the JSON that says the same. A body without a type, or JSON that is said to be a form, as `curl -d` and
-    urllib do, is taken for JSON."""
+    """A form as the JSON that says the same. Where forms are read, a body without a type, or JSON that is said to be a form, as
+    `curl -d` and urllib do, is taken for JSON."""
     said = headers.get("content-type", "")
     kind = said.partition(";")[0].strip().lower()
+    if scope["path"] not in FORMS:
+        if body and not JSON.fullmatch(kind):
+            found = f"the Content-Type of the body is {kind[:100]!r}" if kind else "the body has no Content-Type"
+            raise Refusal(415, f"{found}: send JSON with the header `Content-Type: application/json`")
+        return body
     pairs = form_of(body, kind, said, scope)
     if pairs is not None:
         body = json.dumps(fields_of(pairs)).encode()
@@ -151,8 +192,8 @@ def as_json(body: bytes, headers: Headers, scope: Scope) -> bytes:
 
 
 def form_of(body: bytes, kind: str, said: str, scope: Scope) -> list[tuple[str, str]] | None:
-    """The names and values of a form of either kind; where forms are usual also of the address. None: it is no form."""
-    query = scope["query_string"].decode("latin-1") if scope["path"] in FORMS and scope["method"] == "POST" else ""
+    """The names and values of a form of either kind, and of the address. None: it is no form."""
+    query = scope["query_string"].decode("latin-1") if scope["method"] == "POST" else ""
     try:
         if kind == "multipart/form-data":
             found = parts_of(body, said)

@@ -37,10 +37,10 @@ class Keys:
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         key = bearer.strip() if scheme.lower() == "bearer" else field or request.query_params.get("api_key", "")
         if not key:
-            raise Refusal(401, "this server asks for a key: send `Authorization: Bearer KEY` (or the field api_key)",
+            raise Refusal(401, "an API key is required: send `Authorization: Bearer KEY` (or the field api_key)",
                           code="missing_api_key")  # fmt: skip
         if not self.known(key):
-            raise Refusal(403 if field else 401, "this key is not known here", code="invalid_api_key")
+            raise Refusal(403 if field else 401, "the API key is not valid", code="invalid_api_key")
 
 
 def digest(key: str) -> bytes:

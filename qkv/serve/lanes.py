@@ -96,7 +96,7 @@ class Desk:
                 raise busy("this server is shutting down", retry=5)
             self.forget()
             if len(self.waiting) + len(tickets) > self.limits.waiting:
-                raise busy(f"{len(self.waiting)} texts wait already")
+                raise busy(f"the queue is full ({len(self.waiting)} texts)")
             self.waiting.extend(tickets)
             self.changed.notify_all()
 
@@ -205,9 +205,15 @@ class Lane(threading.Thread):
         send(news)
 
     def fail(self, tickets: Sequence[Ticket], error: Exception) -> None:
-        log.error("a text of %s cannot be written", self.model, exc_info=error)
-        self.metrics.failures.labels(self.model).inc()
-        send([(ticket, Refusal(500, f"this text cannot be written: {type(error).__name__}")) for ticket in tickets])
+        refusal = failed(error, self.model, self.metrics)
+        send([(ticket, refusal) for ticket in tickets])
+
+
+def failed(error: Exception, model: str, metrics: Metrics) -> Refusal:
+    """Log and count an internal error; the error message for the client."""
+    log.error("internal error while %s generates a text", model, exc_info=error)
+    metrics.failures.labels(model).inc()
+    return Refusal(500, f"internal error ({type(error).__name__}): the server's log has the details")
 
 
 def similar(tickets: list[Ticket]) -> list[list[Ticket]]:

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.generate.alignment import Link
+from qkv.generate.translate import Request as Translating
 from qkv.generate.translate import Translation
 from qkv.serve import sentences
 from qkv.serve.front import listed
 from qkv.serve.languages import guess, name_of
-from qkv.serve.limits import Many
+from qkv.serve.limits import BoundedStr, Many
 from qkv.serve.markup import Markup, Run
 from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
@@ -26,7 +27,7 @@ Code = Annotated[str, Field(max_length=40)]
 class Translate(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    q: str | Many[str]
+    q: BoundedStr | Many[BoundedStr]
     """One text or several."""
     source: Code = "auto"
     """Language code, or "auto"."""
@@ -40,7 +41,7 @@ class Translate(BaseModel):
 
 
 class Detect(BaseModel):
-    q: str | Many[str]
+    q: BoundedStr | Many[BoundedStr]
     api_key: str | None = Field(default=None, max_length=1000)
 
 
@@ -59,7 +60,7 @@ def router(service: Service) -> APIRouter:
         service.limits.at_most("alternatives", asked.alternatives, "alternatives")
         known = [code for code in codes_of(service) if code == asked.target or code in sources_of(service)]
         auto = asked.source == "auto"
-        guesses = await asyncio.to_thread(lambda: [guess(text, known) for text in texts]) if auto else []
+        guesses = await service.threaded(request, lambda: [guess(text, known) for text in texts]) if auto else []
         codes = [own[0][0] for own in guesses] if guesses else [asked.source] * len(texts)
         work = translated(service, texts, codes, asked)
         found = await service.attended(request, work)  # of each text its translation and the alternatives
@@ -81,11 +82,11 @@ def router(service: Service) -> APIRouter:
         return [{"code": code, "name": name_of(code), "targets": list(dict.fromkeys(targets[code]))} for code in codes]
 
     @routes.post("/detect", dependencies=[Depends(asks_for_key)])
-    async def detect(asked: Detect) -> list[dict[str, Any]]:
+    async def detect(asked: Detect, request: Request) -> list[dict[str, Any]]:
         """Which of the languages here a text is in, the likeliest first; where nothing speaks for any, one with confidence 0."""
         texts = something(asked.q)
         service.limits.texts_of(texts)
-        first, *others = guess(" ".join(texts), codes_of(service))
+        first, *others = await service.threaded(request, guess, " ".join(texts), codes_of(service))
         found = [first, *(other for other in others if other[1])]
         return [{"language": code, "confidence": round(share)} for code, share in found]
 
@@ -167,23 +168,37 @@ class Way(NamedTuple):
     parts: list[tuple[str, Translation]]
     """Its sentences."""
 
+    def whole(self) -> Translation:
+        """As one translation: the tokens of all sentences, and the mean of their scores by length; of one sentence, itself."""
+        own = [one for _, one in self.parts]
+        if len(own) == 1:
+            return own[0]
+        problem = next((one.problem for one in own if one.problem), "")
+        tokens, log_probs = [t for one in own for t in one.tokens], [p for one in own for p in one.token_log_probs]
+        score = sum(one.score * len(one.tokens) for one in own) / max(len(tokens), 1)
+        return Translation(self.text, score, sum(one.log_prob for one in own), tokens, log_probs, problem=problem)
+
 
 async def of_texts(served: Served, texts: Sequence[str], count: int) -> list[list[str]]:
     """`count` translations of each text or fewer, the best one first."""
-    return [list(dict.fromkeys(way.text for way in own)) for own in await ways_of(served, texts, count)]
+    found = await ways_of(served, texts, served.request(n_best=count))
+    return [list(dict.fromkeys(way.text for way in own)) for own in found]
 
 
-async def ways_of(served: Served, texts: Sequence[str], count: int) -> list[list[Way]]:
-    """`count` translations of each text, sentence by sentence: the second one is made of second-best sentences. What has no
+async def ways_of(served: Served, texts: Sequence[str], how: Translating) -> list[list[Way]]:
+    """n_best translations of each text, sentence by sentence: the second one is made of second-best sentences. What has no
     letter in it ("42", "...") stays as it is: a model would invent a sentence."""
+    if how.prefixes:  # the beginning of a translation is that of its first sentence alone: the text stays whole
+        whole = zip(texts, await served.search(texts, how), strict=True)
+        return [[Way(one.text, [(text, one)]) for one in bests(found)] for text, found in whole]
     split = await asyncio.to_thread(lambda: [sentences.split(text) for text in texts])
     parts = [part for own in split for part in own[::2]]
     served.limits.at_most("sentences", len(parts), "sentences")
-    found = iter(await served.search(list(filter(sentences.worded, parts)), served.request(n_best=count)))
+    found = iter(await served.search(list(filter(sentences.worded, parts)), how))
     results = []
     for own in split:
         best = [bests(next(found)) if sentences.worded(part) else [Translation(part)] for part in own[::2]]
-        chosen = [[each[min(n, len(each) - 1)] for each in best] for n in range(count)]
+        chosen = [[each[min(n, len(each) - 1)] for each in best] for n in range(how.beam.n_best)]
         results.append([Way(sentences.joined(own, [one.text for one in some]), list(zip(own[::2], some, strict=True)))
                         for some in chosen])  # fmt: skip
     return results
@@ -219,7 +234,9 @@ async def as_wholes(served: Served, runs: Sequence[Run], count: int) -> dict[Run
     """Translations of runs with tags in them, as far as the tags find their places."""
     runs = await asyncio.to_thread(lambda: [run for run in runs if whole(served, run)])
     found: dict[Run, list[str]] = {}
-    for run, ways in zip(runs, await ways_of(served, [run.text for run in runs], count), strict=True):
+    for run, ways in zip(
+        runs, await ways_of(served, [run.text for run in runs], served.request(n_best=count)), strict=True
+    ):
         tagged = [await asyncio.to_thread(run.with_text, way.text, await links_of(served, way)) for way in ways]
         if None not in tagged:
             found[run] = [one for one in tagged if one is not None]

@@ -11,8 +11,13 @@ from qkv.config.strict import Strict, checked, override
 from qkv.serve.refusal import Refusal
 
 T = TypeVar("T")
-Many = Annotated[list[T], Field(max_length=100_000, fail_fast=True)]
-"""A list in a request: its first wrong entry is told, not each of a million."""
+MOST_ITEMS = 100_000
+MOST_CHARACTERS = 10_000_000
+"""Bounds of the schema, which no `--limit` can exceed; the limits below are far tighter."""
+Many = Annotated[list[T], Field(max_length=MOST_ITEMS, fail_fast=True)]
+"""A list in a request: only its first wrong entry is reported, not each of a million."""
+BoundedStr = Annotated[str, Field(max_length=MOST_CHARACTERS)]
+"""A text in a request."""
 
 
 class Limits(Strict):
@@ -22,9 +27,9 @@ class Limits(Strict):
     """Bytes of a request."""
     nesting: int = Field(default=32, gt=0)
     """Lists and objects within each other in a request's JSON."""
-    characters: int = Field(default=10_000, gt=0)
+    characters: int = Field(default=10_000, gt=0, le=MOST_CHARACTERS)
     """Characters of one text."""
-    texts: int = Field(default=64, gt=0)
+    texts: int = Field(default=64, gt=0, le=MOST_ITEMS)
     """Texts that one request has read or, with all choices of a completion, written; messages of a chat."""
     sentences: int = Field(default=512, gt=0)
     """Sentences, in all texts of a request, that are translated."""
@@ -47,7 +52,7 @@ class Limits(Strict):
     seconds: float = Field(default=60.0, gt=0)
     """Time from the arrival of a request to the end of its answer."""
     waiting: int = Field(default=512, gt=0)
-    """Texts that wait for one model; whoever comes then is told to come again later."""
+    """Texts that wait for one model; further requests get 503 with Retry-After."""
     rows: int = Field(default=128, gt=0)
     """Rows of a running batch, of which a text takes as many as it has hypotheses."""
     batch_tokens: int = Field(default=16_384, gt=0)

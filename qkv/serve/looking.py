@@ -3,8 +3,8 @@ the model's calls, while texts are written by its packed twin."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -16,6 +16,7 @@ from pydantic import Field
 from qkv.look.attention import sites, whole_numbers
 from qkv.look.result import plain
 from qkv.look.view import Look
+from qkv.serve.limits import BoundedStr, Many
 from qkv.serve.own import Ask, pictures
 from qkv.serve.refusal import Refusal
 from qkv.serve.said import expected, measured, written
@@ -24,9 +25,10 @@ from qkv.serve.service import Service
 
 Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Indices = Annotated[list[Index], Field(max_length=10_000, fail_fast=True)]
-Head = Annotated[list[Index], Field(min_length=2, max_length=2)]
+Head = Annotated[list[Index], Field(min_length=2, max_length=2, fail_fast=True)]
 Kind = Literal["self", "encoder", "decoder", "cross"] | None
-DIGITS = 6
+DIGITS = 8
+"""Behind the point, of all numbers: what follows from them, recomputed, is right to five digits in a sum of many."""
 WRITTEN = 20
 """Tokens that a translation may have beyond twice its source: more is not looked into, whatever it is made of."""
 INTEGRALS = 16
@@ -36,13 +38,13 @@ INTEGRALS = 16
 class Looked(Ask):
     """What is looked at."""
 
-    text: str | None = None
+    text: BoundedStr | None = None
     """What the model reads."""
-    image: str | None = None
+    image: BoundedStr | None = None
     """A picture (PNG, JPEG ...) in base64, for a model that reads them."""
-    target: str | None = None
+    target: BoundedStr | None = None
     """What an encoder-decoder (or a decoder that writes summaries) writes; without it, its own answer."""
-    pair: str | None = None
+    pair: BoundedStr | None = None
     """The second text of a model that compares two; the question about a text in which it is answered."""
     chat: bool = False
     """The text is a message to the assistant."""
@@ -76,30 +78,38 @@ class OfKind(Looked):
 class Effects(OfKind):
     position: Index | None = None
     """The token at whose answer heads are measured; without one, the last."""
+    layer: Index | None = None
+    """Measure the heads of this layer; without one, those of all."""
 
 
 class Lens(Looked):
     top_k: int = Field(default=5, ge=1, le=2**31)
+    columns: Indices | None = None
+    """Tokens at which to look; without any, all."""
 
 
-class Ablation(Looked):
-    heads: Annotated[list[Head], Field(max_length=10_000)] = []
+class Off(Looked):
+    heads: Annotated[list[Head], Field(max_length=10_000, fail_fast=True)] = []
     """[layer, head] each: these are switched off."""
     layers: Indices = []
     """Whole layers that are switched off."""
     kind: Kind = None
+    max_tokens: int = Field(default=20, ge=0, le=2**31)
+    """Tokens to write; 0 = no text."""
+
+
+class Ablation(Off):
     position: Index | None = None
     """The token at which it is asked; without one, the last, or the gap of a text with one."""
-    max_tokens: int = Field(default=20, ge=1, le=2**31)
     top_k: int = Field(default=10, ge=1, le=2**31)
 
 
 class Patch(Looked):
-    other: str | None = None
+    other: BoundedStr | None = None
     """Another text of as many tokens, from which activations are taken."""
-    other_image: str | None = None
+    other_image: BoundedStr | None = None
     """Of a model that reads pictures, the other picture, in base64."""
-    other_target: str | None = None
+    other_target: BoundedStr | None = None
     what: Literal["stream", "attention", "cross", "feedforward", "heads"] = "stream"
     source: bool = False
     """Patch the reading half of an encoder-decoder."""
@@ -124,15 +134,14 @@ class Neighbours(Ask):
 
 class Contexts(Ask):
     word: str = Field(min_length=1, max_length=200)
-    texts: list[str] = Field(min_length=1)
+    texts: Many[BoundedStr] = Field(min_length=1)
     layer: Index = -1
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter(prefix="/api/look", tags=["Looking inside"], dependencies=[Depends(service.asks_for_key)])
-    maps(routes, service)
-    changes(routes, service)
-    words(routes, service)
+    for part in (maps, stream, ablations, changes, words):
+        part(routes, service)
     return routes
 
 
@@ -166,8 +175,10 @@ def maps(routes: APIRouter, service: Service) -> None:
 
     @routes.post("/walk")
     async def through_a_head(asked: Walk, request: Request) -> Any:
-        """One head step by step: x, q, k, v, scores, mask, softmax, output; `bias` (tokens, tokens) is what positions add to the
-        scores, `value_bias` (tokens, width) what they add to the mixed values."""
+        """One head step by step: x, q, k, v, where positions are rotary their rotation (`angles`, `rotated_query`,
+        `rotated_key`), scores, mask, softmax, output; `bias` (tokens, tokens) is what positions add to the scores, `value_bias`
+        (tokens, width) what they add to the mixed values, `residual` the stream that the output is added to. `shared` are the
+        heads that have the same keys and values."""
         return await look(request, asked, lambda one: one.walk(asked.layer, asked.head, asked.kind))
 
     @routes.post("/heads")
@@ -180,11 +191,16 @@ def maps(routes: APIRouter, service: Service) -> None:
         """How much of each token is in each vector at the end, all layers together."""
         return await look(request, asked, lambda one: one.rollout(asked.kind))
 
+
+def stream(routes: APIRouter, service: Service) -> None:
+    look = partial(looked, service)
+
     @routes.post("/lens")
     async def lens(asked: Lens, request: Request) -> Any:
-        """What would be answered after every sublayer (logit lens)."""
+        """What would be answered after every sublayer (logit lens), at all tokens or at `columns`; `input_tokens` are all of them."""
         service.limits.at_most("top", asked.top_k, "answers")
-        return await look(request, asked, lambda one: one.lens(asked.top_k))
+        work = lambda one: one.lens(asked.top_k, asked.columns).to_json() | {"input_tokens": one.tokens}  # noqa: E731
+        return await look(request, asked, work)
 
     @routes.post("/residual")
     async def residual(asked: Looked, request: Request) -> Any:
@@ -200,7 +216,7 @@ def maps(routes: APIRouter, service: Service) -> None:
 # --- what if
 
 
-def changes(routes: APIRouter, service: Service) -> None:
+def ablations(routes: APIRouter, service: Service) -> None:
     look = partial(looked, service)
 
     @routes.post("/ablation")
@@ -208,25 +224,48 @@ def changes(routes: APIRouter, service: Service) -> None:
         """Switch heads or layers off: what the model answers and writes before and after."""
         service.limits.at_most("top", asked.top_k, "answers")
         service.limits.at_most("tokens", asked.max_tokens, "tokens")
-        served, off = service.named(asked.model, "look"), [(layer, head) for layer, head in asked.heads]
+        served = service.named(asked.model, "look")
 
         def work(one: Look) -> dict[str, Any]:
             def said() -> dict[str, Any]:
-                answers = one.answers(asked.position, asked.top_k).to_json()
-                found = {"answers": answers, "expected": expected(served.model, one)}
+                with torch.no_grad():
+                    output = one.network(one.batch)
+                answers = one.answers(asked.position, asked.top_k, output).to_json()
+                found = {"answers": answers, "expected": expected(served.model, one, output)}
                 return {**found, "text": written(served, one, asked.max_tokens)}
 
             before = said()
-            with one.without(off, asked.layers, asked.kind):
-                return {"tokens": one.tokens, "source": one.source, "before": before, "after": said()}
+            with switched_off(one, asked):
+                after = said() if asked.heads or asked.layers else before
+            return {"tokens": one.tokens, "source": one.source, "before": before, "after": after}
 
         return await look(request, asked, work)
+
+    @routes.post("/generate")
+    async def generate(asked: Off, request: Request) -> Any:
+        """The text that the model writes, greedily, with these heads and layers switched off; null of one that does not write."""
+        service.limits.at_most("tokens", asked.max_tokens, "tokens")
+        served = service.named(asked.model, "look")
+
+        def work(one: Look) -> dict[str, Any]:
+            with switched_off(one, asked):
+                return {"text": written(served, one, asked.max_tokens)}
+
+        return await look(request, asked, work)
+
+
+def changes(routes: APIRouter, service: Service) -> None:
+    look = partial(looked, service)
 
     @routes.post("/effects")
     async def effects(asked: Effects, request: Request) -> Any:
         """What each head does for the answer: its logit with that head switched off. `word` is the answer that is measured: of a
         text the token that stands there next, at its end (and of other models) what the model itself answers."""
-        return await look(request, asked, lambda one: one.effect_of_heads(measured(one, asked.position), asked.kind))
+
+        def work(one: Look) -> Any:
+            return one.effect_of_heads(measured(one, asked.position), asked.kind, asked.layer)
+
+        return await look(request, asked, work)
 
     @routes.post("/patch")
     async def patch(asked: Patch, request: Request) -> Any:
@@ -235,7 +274,7 @@ def changes(routes: APIRouter, service: Service) -> None:
             raise Refusal(400, "this model reads pictures: give the other one as other_image, in base64")
         second = Looked(model=asked.model, text=asked.other, image=asked.other_image, target=asked.other_target,
                         pair=asked.pair, chat=asked.chat)  # fmt: skip
-        other = await opened(service, second)
+        other = await opened(service, request, second)
         return await look(request, asked, lambda one: one.patch(other(), None, asked.what, asked.source))
 
     @routes.post("/attribution")
@@ -252,6 +291,11 @@ def changes(routes: APIRouter, service: Service) -> None:
             return one.attribution(asked.method, positions)
 
         return await look(request, asked, work)
+
+
+def switched_off(one: Look, asked: Off) -> AbstractContextManager[Look]:
+    """Within the block the heads and layers of a request are off."""
+    return one.without([(layer, head) for layer, head in asked.heads], asked.layers, asked.kind)
 
 
 # --- words
@@ -279,8 +323,7 @@ def words(routes: APIRouter, service: Service) -> None:
         """How alike the vectors of one word are in several texts."""
         served = service.named(asked.model, "embed")
         service.limits.texts_of(asked.texts)
-        for text in asked.texts:
-            limited(service, served, text)
+        await service.threaded(request, limited, service, served, asked.texts)
         return await called(
             service, request, served, lambda: served.model.contexts(asked.word, asked.texts, asked.layer)
         )
@@ -291,29 +334,28 @@ def words(routes: APIRouter, service: Service) -> None:
 
 async def looked(service: Service, request: Request, asked: Looked, work: Callable[[Look], Any]) -> Any:
     """One input, looked into."""
-    look = await opened(service, asked)
+    look = await opened(service, request, asked)
     return await called(service, request, service.named(asked.model, "look"), lambda: work(look()))
 
 
-async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
+async def opened(service: Service, request: Request, asked: Looked) -> Callable[[], Look]:
     """What is asked about, checked; the call, which belongs into the thread of the network, makes it a Look."""
     served = service.named(asked.model, "look")
     if served.config.image_size is not None:  # a text would be the name of a file to such a model: it never gets there
         if asked.image is None or asked.pair is not None:
             raise Refusal(400, "this model reads pictures: give an image in base64")
-        (picture,) = await asyncio.to_thread(pictures, [asked.image], served)
-        limited(service, served, asked.target or "")
+        (picture,) = await service.attended(request, pictures([asked.image], served))
+        await service.threaded(request, limited, service, served, [asked.target])
         return lambda: served.model.look(picture, asked.target)
     if asked.text is None:
         raise Refusal(400, "there is nothing to look at: give a text")
     served.checked(1 if asked.pair is None else 2)
-    for text in (asked.text, asked.pair, asked.target):
-        limited(service, served, text or "")
+    await service.threaded(request, limited, service, served, [asked.text, asked.pair, asked.target])
     given: Any = asked.text
     if asked.chat:
         service.named(asked.model, "chat")
-        given = await asyncio.to_thread(served.prompt_ids, asked.text, asked.chat)
-        service.limits.at_most("looked", len(given), "tokens in a text that is looked into")
+        given = await service.threaded(request, served.prompt_ids, asked.text, asked.chat)
+        service.limits.at_most("looked", len(given), "tokens in a text to inspect")
     summary = served.task == "summary" and served.config.family == "decoder" and not asked.chat
 
     def look() -> Look:
@@ -327,13 +369,13 @@ async def opened(service: Service, asked: Looked) -> Callable[[], Look]:
     return look
 
 
-def limited(service: Service, served: Served, text: str) -> None:
-    """A text that is looked into is shorter than one that is only read: tables grow with the square of it."""
-    service.limits.at_most("characters", len(text), "characters in a text")
-    if served.model.tokenizer is not None and text:
-        words = served.model.tokenizer
-        count = max(len(words.encode(text)), len(words.plain([text])[0]))  # some tasks read names of tokens as text
-        service.limits.at_most("looked", count, "tokens in a text that is looked into")
+def limited(service: Service, served: Served, texts: Sequence[str | None]) -> None:
+    """Texts that are looked into are shorter than those that are only read: tables grow with the square of their length."""
+    for text in filter(None, texts):
+        service.limits.at_most("characters", len(text), "characters in a text")
+        if (words := served.model.tokenizer) is not None:
+            count = max(len(words.encode(text)), len(words.plain([text])[0]))  # some tasks read names of tokens as text
+            service.limits.at_most("looked", count, "tokens in a text to inspect")
 
 
 async def called(service: Service, request: Request, served: Served, work: Callable[[], Any]) -> Any:

@@ -37,7 +37,7 @@ class Metrics:
             "qkv_batch_texts", "Texts that were computed together, at each step", ("model",), registry=r, buckets=ROWS
         )
         self.tokens = Counter("qkv_tokens", "Tokens that were written", ("model",), registry=r)
-        self.failures = Counter("qkv_failures", "Batches that failed for reasons of our own", ("model",), registry=r)
+        self.failures = Counter("qkv_failures", "Internal errors", ("model",), registry=r)
 
         self.watched: list[tuple[Gauge, Callable[[], float]]] = []
 

@@ -14,32 +14,31 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Step
 from qkv.serve.front import listed
-from qkv.serve.limits import Many
-from qkv.serve.refusal import Refusal, busy
+from qkv.serve.limits import MOST_ITEMS, BoundedStr, Many
+from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
 from qkv.serve.service import Service
 from qkv.serve.told import Reader, chat_logprobs, completion_logprobs
-from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of, stops_of
+from qkv.serve.writing import Manner, Penalties, Prompt, Stream, Writing, begin, event, refusal_of, seed_of, stops_of
 
 Count = Annotated[int, Field(ge=0, le=2**31)]
 Ids = Annotated[Many[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]
-Texts = str | Many[str] | Ids | Many[Ids]
+Mapping = Annotated[dict[str, Any], Field(max_length=MOST_ITEMS)]
+Texts = BoundedStr | Many[BoundedStr] | Ids | Many[Ids]
 
 
 class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class Asked(BaseModel):
+class Asked(Penalties):
     """What completions and chats share."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     model: str = Field(max_length=200)
     """One of /v1/models."""
@@ -47,31 +46,36 @@ class Asked(BaseModel):
     """0 = the likeliest token each time; otherwise logits are divided by it. Default 1."""
     top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
     """Only the likeliest tokens that together have this probability."""
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    """Only so many of the likeliest; 0 or -1 = all. Like min_p no field of OpenAI's, but of many servers with its API."""
+    min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """Only tokens with at least this share of the likeliest one's probability."""
     n: int | None = Field(default=None, ge=1, le=2**31)
     """How many texts."""
-    stop: str | Many[str] | None = None
+    stop: BoundedStr | Many[BoundedStr] | None = None
     """Strings that end a text and are left out of it."""
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     """The same seed gives the same text."""
     stream: bool | None = None
     """Piece by piece, as server-sent events."""
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    presence_penalty: float | None = Field(default=None, allow_inf_nan=False)
-    frequency_penalty: float | None = Field(default=None, allow_inf_nan=False)
-    logit_bias: dict[str, Any] | None = None
+    user: BoundedStr | None = None
+    logit_bias: Mapping | None = None
 
     def stops(self, service: Service) -> list[str]:
         return stops_of(service.limits, listed(self.stop or []))
 
     def sampling(self) -> Sampling:
         temperature = 1.0 if self.temperature is None else self.temperature
-        return Sampling(temperature, top_p=1.0 if self.top_p is None else self.top_p)
+        return Sampling(
+            temperature, max(0, self.top_k or 0), 1.0 if self.top_p is None else self.top_p, self.min_p or 0.0
+        )
+
+    def manner(self, service: Service, tokens: int, top: int) -> Manner:
+        return Manner(tokens, self.sampling(), seed_of(self.seed), top, self.stops(service), self.rules())
 
     def unsupported(self, **others: Any) -> None:
-        asked = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
-                 "logit_bias": self.logit_bias, **others}  # fmt: skip
-        for name, value in asked.items():
+        for name, value in {"logit_bias": self.logit_bias, **others}.items():
             if value:
                 raise Refusal(400, f"{name} is not supported here: leave it out", "unsupported_parameter", name)
 
@@ -84,19 +88,19 @@ class Completion(Asked):
     """Log-probabilities of the tokens, and of so many that could have stood in their places."""
     echo: bool | None = None
     """Put the prompt before the answer."""
-    suffix: str | None = None
+    suffix: BoundedStr | None = None
     best_of: Count | None = None
 
 
 class Part(BaseModel):
     type: Literal["text"]
-    text: str
+    text: BoundedStr
 
 
 class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Many[Part]
-    name: str | None = None
+    content: BoundedStr | Many[Part]
+    name: BoundedStr | None = None
 
     def plain(self) -> dict[str, str]:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -109,9 +113,9 @@ class Chat(Asked):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Count | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
+    tools: Many[Any] | None = None
+    functions: Many[Any] | None = None
+    response_format: Mapping | None = None
 
 
 class Embedding(BaseModel):
@@ -123,7 +127,7 @@ class Embedding(BaseModel):
     encoding_format: Literal["float", "base64"] | None = None
     """Numbers (the default), or the bytes of float32 numbers in base64."""
     dimensions: Count | None = None
-    user: str | None = None
+    user: BoundedStr | None = None
 
 
 def router(service: Service) -> APIRouter:
@@ -144,7 +148,7 @@ def listing(routes: APIRouter, service: Service) -> None:
         return {"object": "list", "data": [card(one) for one in service.models]}
 
     @routes.get("/models/{name}")
-    async def model(name: str) -> dict[str, Any]:
+    async def model(name: Annotated[str, Path(max_length=200)]) -> dict[str, Any]:
         """One of them."""
         found = next((one for one in service.models if one.name == name), None)
         if found is None:
@@ -158,10 +162,10 @@ def writing(routes: APIRouter, service: Service) -> None:
         """Go on from a prompt; an encoder-decoder writes the target of it as a source."""
         asked.unsupported(suffix=asked.suffix, best_of=(asked.best_of or 1) > (asked.n or 1))
         served = service.named(asked.model, "generate")
-        prompts = await asyncio.to_thread(prompts_of, asked, served)
+        prompts = await service.threaded(request, prompts_of, asked, served)
         service.limits.at_most("top", asked.logprobs or 0, "logprobs")
         tokens = 16 if asked.max_tokens is None else asked.max_tokens
-        manner = Manner(tokens, asked.sampling(), seed_of(asked.seed), asked.logprobs or 0, asked.stops(service))
+        manner = asked.manner(service, tokens, asked.logprobs or 0)
         said = Completed(asked, served, prompts)
         return await answered(service, request, asked, served, repeated(service, prompts, asked.n), manner, said)
 
@@ -176,11 +180,11 @@ def writing(routes: APIRouter, service: Service) -> None:
         messages = [message.plain() for message in asked.messages]
         service.limits.texts_of([message["content"] for message in messages], "messages")
         service.limits.at_most("top", asked.top_logprobs or 0, "top_logprobs")
-        ids = await asyncio.to_thread(served.model.chat_ids, messages)
+        ids = await service.threaded(request, served.model.chat_ids, messages)
         wanted = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
         top = (asked.top_logprobs or 0) if asked.logprobs else 0
         tokens = service.limits.tokens if wanted is None else wanted
-        manner = Manner(tokens, asked.sampling(), seed_of(asked.seed), top, asked.stops(service))
+        manner = asked.manner(service, tokens, top)
         prompts = repeated(service, [Prompt(ids)], asked.n)
         return await answered(service, request, asked, served, prompts, manner, Chatted(asked, served))
 
@@ -190,7 +194,7 @@ def embedding(routes: APIRouter, service: Service) -> None:
     async def embeddings(asked: Embedding, request: Request) -> dict[str, Any]:
         """A vector for each text: the mean of its tokens' last vectors, of length 1."""
         served = service.named(asked.model, "embed")
-        texts = await asyncio.to_thread(served.spelled, asked.input)
+        texts = await service.threaded(request, served.spelled, asked.input)
         if not texts or not all(texts):
             raise Refusal(400, "there is nothing to embed: an input is empty", param="input")
         if asked.dimensions not in (None, served.config.d_model):
@@ -201,7 +205,7 @@ def embedding(routes: APIRouter, service: Service) -> None:
             {"object": "embedding", "index": index, "embedding": encoded(vector, asked.encoding_format)}
             for index, vector in enumerate(vectors)
         ]
-        count = await asyncio.to_thread(lambda: sum(len(ids) for ids in served.model.words().plain(texts)))
+        count = await service.threaded(request, lambda: sum(len(ids) for ids in served.model.words().plain(texts)))
         return {"object": "list", "model": served.name, "data": data,
                 "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
 
@@ -374,9 +378,8 @@ async def streamed(service: Service, request: Request, asked: Asked, writings: S
                     yield event(said.frame([piece], streamed=True, **more))
         if told:
             yield event(said.frame([], streamed=True, usage=usage(read, writings)))
-    except (Refusal, TimeoutError) as error:
-        refusal = error if isinstance(error, Refusal) else busy(f"this took longer than {service.limits.seconds:g} s")
-        yield event(refusal.content("/v1"))
+    except Exception as error:
+        yield event(refusal_of(error, said.served).content("/v1"))
     finally:
         for task, one in zip(tasks, writings, strict=True):
             task.cancel()
@@ -394,4 +397,4 @@ async def follow(index: int, one: Writing, said: Said, pieces: asyncio.Queue[Any
         pieces.put_nowait(said.piece(index, "", [], one.finish))
         pieces.put_nowait(None)
     except Exception as error:
-        pieces.put_nowait(error if isinstance(error, Refusal) else Refusal(500, "this text cannot be written"))
+        pieces.put_nowait(error)

@@ -5,33 +5,32 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import io
-import struct
-import zlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from qkv.data.images import FORMATS, Pixels, pixels
+from qkv.data.images import Pixels, open_picture, unpack
+from qkv.errors import FileError
 from qkv.generate.choose import Sampling
 from qkv.generate.translate import Translation
+from qkv.serve import sentences
 from qkv.serve.front import listed
-from qkv.serve.limits import Many
-from qkv.serve.refusal import Refusal, busy
+from qkv.serve.libretranslate import Way, links_of, ways_of
+from qkv.serve.limits import BoundedStr, Many
+from qkv.serve.refusal import Refusal
 from qkv.serve.served import Served
 from qkv.serve.service import Service
 from qkv.serve.told import number, token_records
-from qkv.serve.writing import Manner, Prompt, Stream, Writing, begin, event, seed_of, stops_of
+from qkv.serve.writing import Manner, Penalties, Prompt, Stream, Writing, begin, event, refusal_of, seed_of, stops_of
 
 Name = Annotated[str | None, Field(max_length=200)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Id = Annotated[int, Field(ge=0, le=2**31)]
-BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
-"""What Pillow raises on a file that is none."""
-TextOrPair = str | Annotated[Many[str], Field(min_length=2, max_length=2)]
+TextOrPair = BoundedStr | Annotated[Many[BoundedStr], Field(min_length=2, max_length=2)]
 FIELDS = 100
 """Fields of a request that are looked at."""
 
@@ -53,12 +52,12 @@ class Ask(BaseModel):
         return given
 
 
-class Generate(Ask):
-    prompt: str
+class Generate(Ask, Penalties):
+    prompt: BoundedStr
     """What to go on from; of an encoder-decoder the source."""
     chat: bool = False
     """The prompt is a message to the assistant."""
-    system: str | None = None
+    system: BoundedStr | None = None
     """A system message (implies chat)."""
     prefix: Many[Id] = []
     """Token ids that the answer begins with: those before an alternative, and the alternative."""
@@ -68,14 +67,14 @@ class Generate(Ask):
     top_p: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     min_p: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(default=None, ge=0, lt=2**62)
-    stop: Many[str] = []
+    stop: Many[BoundedStr] = []
     alternatives: int = Field(default=5, ge=0, le=2**31)
     """So many of the likeliest tokens are told at each step."""
     stream: bool = False
 
 
 class Search(Ask):
-    texts: str | Many[str]
+    texts: BoundedStr | Many[BoundedStr]
     """One text or several."""
     beam: Count | None = None
     """Hypotheses per text; without it, as the model was scored."""
@@ -88,44 +87,49 @@ class Translate(Search):
     prefix: str | None = Field(default=None, max_length=1000)
     """How every translation begins."""
     alignments: bool = False
-    """Which source word each word looks at."""
+    """Which source word the decoder attends to while it predicts each word."""
+
+
+class Sentences(Ask):
+    text: BoundedStr
+    """What is split into sentences."""
 
 
 class Texts(Ask):
-    texts: str | Many[str]
+    texts: BoundedStr | Many[BoundedStr]
     top_k: Count = 5
 
 
 class Classify(Ask):
-    texts: str | Many[TextOrPair] | None = None
+    texts: BoundedStr | Many[TextOrPair] | None = None
     """Texts, or pairs of texts."""
-    images: Many[str] | None = None
+    images: Many[BoundedStr] | None = None
     """Pictures (PNG, JPEG ...) in base64, for a model that reads them."""
     top_k: Count | None = None
 
 
 class Tag(Ask):
-    texts: str | Many[str | Many[str]]
+    texts: BoundedStr | Many[BoundedStr | Many[BoundedStr]]
     """Sentences, or lists of words."""
 
 
 class Answer(Ask):
-    question: str
-    context: str
+    question: BoundedStr
+    context: BoundedStr
     no_answer: bool = False
     """Whether the model may say that there is none."""
     max_answer: Count = 30
 
 
 class Describe(Ask):
-    images: Many[str]
+    images: Many[BoundedStr]
     """Pictures (PNG, JPEG ...) in base64."""
     beam: Count | None = None
     n_best: Count = 1
 
 
 class Embed(Ask):
-    texts: str | Many[str]
+    texts: BoundedStr | Many[BoundedStr]
     pooling: str = Field(default="mean", pattern="^(mean|cls|last)$", max_length=10)
 
 
@@ -139,7 +143,7 @@ def router(service: Service) -> APIRouter:
     async def models() -> dict[str, Any]:
         """The models that are here: family, sizes, what they can do; and what the server allows."""
         return {"models": [one.about() for one in service.models], "limits": service.limits.model_dump(),
-                "run": service.watch and service.watch.name}  # fmt: skip
+                "run": service.watch and service.watch.name, "run_model": service.run_model()}  # fmt: skip
 
     @routes.get("/run")
     def run(
@@ -164,10 +168,10 @@ def writing(routes: APIRouter, service: Service) -> None:
         service.limits.texts_of([asked.prompt, asked.system or ""])
         service.limits.at_most("top", asked.alternatives, "alternatives")
         service.limits.at_most("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
-        ids = await asyncio.to_thread(served.prompt_ids, asked.prompt, asked.chat, asked.system)
+        ids = await service.threaded(request, served.prompt_ids, asked.prompt, asked.chat, asked.system)
         how = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
         stop = stops_of(service.limits, asked.stop)
-        manner = Manner(asked.max_tokens, how, seed_of(asked.seed), asked.alternatives, stop)
+        manner = Manner(asked.max_tokens, how, seed_of(asked.seed), asked.alternatives, stop, asked.rules())
         (one,) = begin(served, [Prompt(ids, asked.prefix)], manner)
         if asked.stream:
             return Stream(streamed(service, request, one))
@@ -179,19 +183,28 @@ def writing(routes: APIRouter, service: Service) -> None:
 
     @routes.post("/translate")
     async def translate(asked: Translate, request: Request) -> dict[str, Any]:
-        """Translations with scores, tokens and their probabilities, n-best lists, word alignments."""
+        """Translations with scores, tokens and their probabilities, n-best lists, word alignments. A text is translated sentence by
+        sentence; with `prefix` as a whole."""
         served = service.named(asked.model, "translate")
         texts = checked(service, asked)
         how = served.request(
             asked.beam, asked.n_best, max_length=asked.max_length, prefixes=[asked.prefix] if asked.prefix else ()
         )
-        found = await service.attended(request, served.search(texts, how))
-        results = [shown(one) for one in found]
+        ways = await service.attended(request, ways_of(served, texts, how))
+        results = [shown(n_best(own)) for own in ways]
         if asked.alignments:
-            pairs = list(zip(texts, [one.tokens for one in found], strict=True))
-            links = await service.attended(request, served.caller.ask("align", served.align, pairs))
+            links = [await service.attended(request, links_of(served, best)) for best, *_ in ways]
             results = [one | {"alignment": own} for one, own in zip(results, links, strict=True)]
         return {"model": served.name, "results": results}
+
+    @routes.post("/sentences")
+    async def split(asked: Sentences, request: Request) -> dict[str, Any]:
+        """The sentences of a text, as they are translated: {"text", "translated": whether it has words, "space" behind it}."""
+        service.limits.texts_of([asked.text])
+        pieces = [*await service.threaded(request, sentences.split, asked.text), ""]
+        records = [{"text": text, "translated": sentences.worded(text), "space": space}
+                   for text, space in zip(pieces[::2], pieces[1::2], strict=True)]  # fmt: skip
+        return {"sentences": records}
 
     @routes.post("/summarize")
     async def summarize(asked: Search, request: Request) -> dict[str, Any]:
@@ -200,6 +213,12 @@ def writing(routes: APIRouter, service: Service) -> None:
         how = served.request(asked.beam, asked.n_best, max_length=asked.max_length or 64, no_repeat_ngram=3)
         found = await service.attended(request, served.search(checked(service, asked), how))
         return {"model": served.name, "results": [shown(one) for one in found]}
+
+
+def n_best(ways: Sequence[Way]) -> Translation:
+    """The best translation of a text, with all others."""
+    found = [way.whole() for way in ways]
+    return replace(found[0], n_best=found if len(found) > 1 else [])
 
 
 def checked(service: Service, asked: Search) -> list[str]:
@@ -233,9 +252,8 @@ async def streamed(service: Service, request: Request, one: Writing) -> AsyncIte
             async for text, steps in one.pieces():
                 yield event({"text": text, "tokens": token_records(reader, steps)})
         yield event({"finish": one.finish})
-    except (Refusal, TimeoutError) as error:
-        refusal = error if isinstance(error, Refusal) else busy(f"this took longer than {service.limits.seconds:g} s")
-        yield event(refusal.content("/api"))
+    except Exception as error:
+        yield event(refusal_of(error, one.served).content("/api"))
     finally:
         one.close()
 
@@ -254,7 +272,7 @@ def reading(routes: APIRouter, service: Service) -> None:
                 400, "this model reads pictures: give images" if sees else "this model reads texts: give texts"
             )
         if sees:
-            items: list[Any] = await asyncio.to_thread(pictures, asked.images or [], served)
+            items: list[Any] = await service.attended(request, pictures(asked.images or [], served))
         else:
             items = [tuple(one) if isinstance(one, list) else one for one in listed(asked.texts or [])]
             limits.texts_of([text for one in items for text in ([one] if isinstance(one, str) else one)])
@@ -306,7 +324,7 @@ def seeing(routes: APIRouter, service: Service) -> None:
         served = service.named(asked.model, "describe")
         beam = max(asked.beam or served.beam, asked.n_best)
         service.limits.at_most("beam", beam, "hypotheses")
-        items = something(await asyncio.to_thread(pictures, asked.images, served))
+        items = something(await service.attended(request, pictures(asked.images, served)))
         work = lambda some: served.model.describe(some, beam, n_best=asked.n_best)  # noqa: E731
         found = await service.attended(request, served.caller.ask(("describe", beam, asked.n_best), work, items))
         return {"model": served.name, "results": [shown(one) for one in found]}
@@ -338,22 +356,21 @@ def items_given(items: Sequence[Any]) -> list[bool]:
     return [not isinstance(one, str | list | tuple) or len(one) > 0 for one in items]
 
 
-def pictures(given: Sequence[str], served: Served) -> list[Pixels]:
-    """Pictures from base64, bounded before they are unpacked."""
-    from PIL import Image
-
+async def pictures(given: Sequence[str], served: Served) -> list[Pixels]:
+    """Decode pictures from base64 in a thread, one at a time: between two of them the request can be given up."""
     served.limits.at_most("texts", len(given), "pictures")
-    tables = []
-    for one in given:
-        try:
-            data = base64.b64decode(one.partition(",")[2] if one.startswith("data:") else one, validate=True)
-            with Image.open(io.BytesIO(data), formats=sorted(set(FORMATS.values()))) as image:
-                served.limits.at_most("pixels", image.width * image.height, "pixels")
-                tables.append(pixels(image, served.config.image_size or 0, served.config.n_channels))
-        except Refusal:
-            raise
-        except binascii.Error:
-            raise Refusal(400, "this is no base64: give the bytes of a PNG, JPEG ... file in it") from None
-        except (*BROKEN, Image.DecompressionBombError):
-            raise Refusal(400, "this is no picture that can be read: PNG, JPEG ... in base64 are") from None
-    return tables
+    return [await asyncio.to_thread(picture, one, served) for one in given]
+
+
+def picture(given: str, served: Served) -> Pixels:
+    """Decode one picture; its size is checked before its pixels are unpacked."""
+    try:
+        data = base64.b64decode(given.partition(",")[2] if given.startswith("data:") else given, validate=True)
+    except ValueError:
+        raise Refusal(400, "the picture is not base64: send the bytes of a PNG, JPEG ... file in base64") from None
+    try:
+        image = open_picture(io.BytesIO(data), "the picture")
+        served.limits.at_most("pixels", image.width * image.height, "pixels")
+        return unpack(image, served.config.image_size or 0, served.config.n_channels, "the picture")
+    except FileError:
+        raise Refusal(400, "the picture cannot be read: send a PNG, JPEG ... file in base64") from None

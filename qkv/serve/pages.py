@@ -20,7 +20,7 @@ TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=u
 FRESH = {"Cache-Control": "no-cache"}
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; background: Canvas; color: CanvasText }
 code, pre { font-family: ui-monospace, monospace; font-size: .9em }
 pre { overflow-x: auto; padding: .75rem; border: 1px solid #8884; border-radius: .4rem }
 h2 { margin-top: 2.5rem; border-bottom: 1px solid #8884 }
@@ -82,8 +82,8 @@ def documentation(schema: dict[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>{html.escape(schema["info"]["title"])}</title><link rel="stylesheet" href="/docs/style.css"></head><body>'
-        f"<h1>{html.escape(schema['info']['title'])}</h1><p>{html.escape(schema['info'].get('description', ''))} "
-        f'The schema: <a href="/openapi.json">openapi.json</a>.</p>{body}</body></html>'
+        f"<main><h1>{html.escape(schema['info']['title'])}</h1><p>{html.escape(schema['info'].get('description', ''))} "
+        f'The schema: <a href="/openapi.json">openapi.json</a>.</p>{body}</main></body></html>'
     )
 
 

@@ -17,7 +17,7 @@ class Refusal(Exception):
         super().__init__(message)
         self.status, self.message, self.code, self.param = status, message, code, param
         self.retry = retry
-        """Seconds after which it makes sense to come again; 0 = not said."""
+        """Value of Retry-After in seconds; 0 = no such header."""
 
     def headers(self) -> dict[str, str]:
         own = {"Retry-After": str(self.retry)} if self.retry else {}
@@ -32,5 +32,5 @@ class Refusal(Exception):
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
 
-def busy(why: str = "all places are taken", retry: int = 1) -> Refusal:
-    return Refusal(503, f"{why}: come again in {retry} s", code="overloaded", retry=retry)
+def busy(why: str = "the server is busy", retry: int = 1) -> Refusal:
+    return Refusal(503, f"{why}: retry after {retry} s", code="overloaded", retry=retry)

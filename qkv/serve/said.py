@@ -13,6 +13,7 @@ from qkv.generate.translate import Request
 from qkv.look.attention import whole_numbers
 from qkv.look.question import Question
 from qkv.look.view import Look
+from qkv.models.output import Output
 from qkv.serve.served import Served
 from qkv.tasks.looking import LONGEST_SUMMARY
 from qkv.tasks.summary import NO_REPEAT
@@ -33,12 +34,12 @@ def measured(one: Look, position: int | None) -> Question:
 
 
 @torch.no_grad()
-def expected(model: Model, one: Look) -> list[dict[str, Any]] | None:
-    """How likely the network as it is now finds each token that it writes (of a text, each but the first) after those before it;
+def expected(model: Model, one: Look, output: Output) -> list[dict[str, Any]] | None:
+    """How likely the network, by its output, finds each token that it writes (of a text, each but the first) after those before it;
     None of one that does not write. It is predicted at `position`."""
     if not writes(model) or one.batch.inputs is None:
         return None
-    own = one.network(one.batch).logits[0, one.first : -1].float().softmax(-1)  # (T - first - 1, V)
+    own = output.head(output.hidden[:, one.first : -1], None)[0].float().softmax(-1)  # (T - first - 1, V)
     next_ = one.batch.inputs[0, one.first + 1 :]
     chances = own.gather(-1, next_[:, None])[:, 0].tolist()
     tokens = one.tokens[one.first + 1 :]
@@ -48,9 +49,9 @@ def expected(model: Model, one: Look) -> list[dict[str, Any]] | None:
 
 def written(served: Served, one: Look, most: int) -> str | None:
     """What the network as it is now writes on, or of a translator or a writer of summaries instead; None of one that does not
-    write."""
+    write, and where no token is wanted."""
     model, c = served.model, served.config
-    if not writes(model):
+    if not writes(model) or not most:
         return None
     assert one.batch.inputs is not None
     known = one.batch.inputs

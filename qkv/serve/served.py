@@ -31,6 +31,7 @@ from qkv.look.attention import sites
 from qkv.models.inputs import carries
 from qkv.pretrained import note
 from qkv.serve.calls import Caller
+from qkv.serve.examples import data_of, samples
 from qkv.serve.lanes import Desk, Lane, Ticket
 from qkv.serve.limits import Limits
 from qkv.serve.metrics import Metrics
@@ -62,8 +63,11 @@ class Served:
     """Whether its classes are of pairs of texts; None where no recipe says so: it reads both."""
     note: str | None = None
     """What its user should know, where it ships with qkv."""
+    run: Path | None = None
+    """Resolved folder of the run, or of the model itself, that it was loaded from."""
     beam: int = 4
     length_penalty: float = 1.0
+    length_formula: str = "power"
     batches: int = 0
     """Lanes; 0 = one for each of torch's threads."""
     limits: Limits = field(default_factory=Limits)
@@ -153,8 +157,13 @@ class Served:
             "scores": "classify" in self.can and c.n_classes == 1, "labels": list(c.labels[:1000]),
             "image_size": c.image_size, "channels": c.n_channels,
             "source": self.pair and self.pair[0], "target": self.pair and self.pair[1], "ends": list(c.eos_ids),
-            "note": self.note,
+            "note": self.note, **self.learned,
         }  # fmt: skip
+
+    @cached_property
+    def learned(self) -> dict[str, Any]:
+        """What it was trained on, and texts of that kind."""
+        return {"data": data_of(self.run), "examples": samples(self.run)}
 
     def checked(self, texts: int) -> None:
         """An input of so many texts is refused by a classifier that reads another number of them."""
@@ -193,6 +202,10 @@ class Served:
         """What a text that is drawn must obey; a translator writes neither padding nor the token that opens a target."""
         ruled = self.config.family == "encoder-decoder" or self.task == "summary"
         return replace(self.translator.rules(Request(), []), opening=()) if ruled else FREE  # `opened` has written it
+
+    def ruled(self, own: Rules, prompt: Sequence[int]) -> Rules:
+        """The same with the penalties of a request; without any it is one object, by which texts are drawn together."""
+        return self.rules if own.idle else replace(own.after(prompt, self.config.eos_ids), never=self.rules.never)
 
     def opened(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
         """What a lane reads of a prompt and the beginning of its answer, and how many tokens can follow."""
@@ -237,7 +250,9 @@ class Served:
     def request(self, beam: int | None = None, n_best: int = 1, **how: Any) -> Request:
         size = max(self.beam if beam is None else beam, n_best)
         self.limits.at_most("beam", size, "hypotheses")
-        return Request(Beam(size, self.length_penalty, n_best), **how)
+        search = Beam(size, self.length_penalty, n_best, length_formula=self.length_formula)
+        extra = self.model.defaults.extra_length if how.get("max_length") is None else None
+        return Request(search, extra_length=extra, **how)
 
     async def search(self, texts: Sequence[str], how: Request) -> list[Translation]:
         """The translation (or summary) of each text; of an empty one it is empty."""
@@ -304,7 +319,9 @@ def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str =
         told = [model.tokenizer.settings.get(key) for key in ("source_lang", "target_lang")]  # Marian says it here
         languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
     found = search(run) if search else {}
-    return Served(name or shown(folder), model, task, pair or languages, two_texts(run), note(run), **found)
+    return Served(
+        name or shown(folder), model, task, pair or languages, two_texts(run), note(run), run.resolve(), **found
+    )
 
 
 def shown(folder: Path) -> str:

@@ -98,7 +98,8 @@ def described(service: Service) -> list[str]:
 def service_of(s: Settings) -> Service:
     """All models opened, nothing computed yet."""
     models = models_of(s.folders, s.languages, s.device, s.search)
-    return Service(models, s.limits, s.keys, watch=None if s.watch is None else Watch(s.watch), origins=s.origins)
+    return Service(models, s.limits, s.keys, watch=None if s.watch is None else Watch(s.watch), origins=s.origins,
+                   hosts=s.hosts)  # fmt: skip
 
 
 def models_of(given: Sequence[str], languages: Sequence[str] = (), device: str = "auto", search: Search | None = None

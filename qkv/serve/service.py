@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,6 +34,8 @@ class Service:
     """A run in training whose curves are shown."""
     origins: Sequence[str] = ()
     """Web pages from elsewhere that may ask (CORS)."""
+    hosts: Sequence[str] = ()
+    """Names under which the server may be addressed, beside localhost and any IP address; "*" = any."""
     created: int = field(default_factory=lambda: int(time.time()))
     front: Front | None = None
 
@@ -78,6 +80,11 @@ class Service:
     def translators(self) -> list[Served]:
         return [one for one in self.models if "translate" in one.can and one.pair is not None]
 
+    def run_model(self) -> str | None:
+        """Name of the served model that the watched run has trained; None where none of them comes from it."""
+        run = self.watch and self.watch.folder.resolve()
+        return next((one.name for one in self.models if run is not None and one.run == run), None)
+
     # --- answering
 
     async def asks_for_key(self, request: Request) -> None:
@@ -87,6 +94,10 @@ class Service:
     def remaining(self, request: Request) -> float:
         """Seconds until the answer must be there, counted from the arrival of the request."""
         return max(0.0, self.limits.seconds - (time.monotonic() - request.scope[ARRIVED]))
+
+    async def threaded(self, request: Request, work: Callable[..., T], *given: Any) -> T:
+        """What `work(*given)` returns, computed outside of the event loop and within the time limit."""
+        return await self.attended(request, asyncio.to_thread(work, *given))
 
     async def attended(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is given up when the client goes away or the time is over."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from qkv.generate.continuous import Step
@@ -14,21 +12,10 @@ from qkv.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
 """A log-probability of minus infinity, which JSON cannot say; OpenAI's own number for it."""
-BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-"""A byte among the words of SentencePiece's kind."""
 
 
 def number(log_prob: float) -> float:
     return log_prob if math.isfinite(log_prob) else LEAST
-
-
-@cache
-def alphabet() -> dict[str, int]:
-    """The letters by which byte-level tokenizers write bytes: a printable byte stands for itself, the others follow from
-    U+0100 on (GPT-2)."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class Reader:
@@ -38,8 +25,6 @@ class Reader:
         self.words, self.pieces = words, Pieces(words, before)
         self.offset = 0
         """Characters of the text so far. A special token is none of it, and part of a character none yet."""
-        self.added = words.backend.get_added_tokens_decoder()
-        self.bytewise = "ByteLevel" in repr(words.backend.decoder)
 
     def pass_by(self, token: int) -> None:
         """The text goes on with this token."""
@@ -50,13 +35,12 @@ class Reader:
 
     def bytes_of(self, token: int) -> bytes | None:
         """The bytes of a token, which may be part of a character; None of a special one, which stands for no text."""
-        name = self.name(token)
-        if token in self.added:
-            return None if self.added[token].special else name.encode("utf-8", "replace")
-        if self.bytewise and alphabet().keys() >= set(name):
-            return bytes(alphabet()[letter] for letter in name)
-        if byte := BYTE.fullmatch(name):
-            return bytes.fromhex(byte[1])
+        added = self.words.display.added.get(token)
+        if added is not None:
+            return None if added.special else self.name(token).encode("utf-8", "replace")
+        spelled = self.words.display.spelled(token)
+        if spelled is not None:
+            return spelled
         return self.pieces.after([*self.pieces.fresh, token]).encode("utf-8", "replace")
 
     def text(self, token: int) -> str:
@@ -99,10 +83,11 @@ def chat_logprobs(reader: Reader, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def token_records(reader: Reader, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Our own: id, text, probability, and what could have stood there instead."""
+    """Our own: id, text, how it is displayed, probability, and what could have stood there instead."""
 
     def record(token: int, log_prob: float) -> dict[str, Any]:
-        return {"id": token, "text": reader.text(token), "probability": math.exp(min(number(log_prob), 0.0))}
+        own = {"id": token, "text": reader.text(token), "display": reader.words.display(token)}
+        return own | {"probability": math.exp(min(number(log_prob), 0.0))}
 
     records = []
     for step in steps:

@@ -46,6 +46,7 @@ class Settings:
     keys: Keys = field(default_factory=Keys)
     watch: Path | None = None
     origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     device: str = "auto"
     search: Callable[[Path], dict[str, Any]] | None = None
 

@@ -8,13 +8,17 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
 from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Step, text_of
 from qkv.generate.pieces import Pieces, Until
-from qkv.serve.lanes import Ticket
+from qkv.generate.rules import Rules
+from qkv.generate.search import FREE
+from qkv.serve.lanes import Ticket, failed
 from qkv.serve.limits import Limits
+from qkv.serve.refusal import Refusal, busy
 from qkv.serve.served import Served
 from qkv.serve.told import Reader
 
@@ -40,6 +44,27 @@ class Manner:
     top: int = 0
     """Likeliest tokens that are told at each step."""
     stop: Sequence[str] = ()
+    rules: Rules = FREE
+    """Penalties."""
+
+
+class Penalties(BaseModel):
+    """Fields of a request that writes: what repeats gets rarer. None = no penalty."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
+    """Subtracted from the logits of generated tokens."""
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
+    """Subtracted from them for each time that they were generated."""
+    repetition_penalty: float | None = Field(default=None, gt=0, le=100, allow_inf_nan=False)
+    """Logits of tokens that occurred, in the prompt too, are divided by it where positive, multiplied where negative."""
+    no_repeat_ngram: int | None = Field(default=None, ge=0, le=2**31)
+    """Forbid repeated n-grams of this size, the prompt counted; 0 = allow them."""
+
+    def rules(self) -> Rules:
+        given = {name: getattr(self, name) for name in Penalties.model_fields}
+        return Rules(**{name: value for name, value in given.items() if value is not None})
 
 
 def seed_of(seed: int | None) -> int:
@@ -128,8 +153,9 @@ def begin(served: Served, prompts: Sequence[Prompt], manner: Manner) -> list[Wri
     for number, prompt in enumerate(prompts):
         inputs, source, room = served.opened(prompt.ids, prompt.prefix)
         longest = min(manner.tokens, room, served.limits.tokens)
-        ends, rules = served.config.eos_ids, served.rules
-        text = text_of(manner.how, longest, ends, rules, manner.seed + number, manner.top) if longest else None
+        ends, prefix = served.config.eos_ids, prompt.prefix
+        rules = served.ruled(manner.rules, inputs[: len(inputs) - len(prefix)])
+        text = text_of(manner.how, longest, ends, rules, manner.seed + number, manner.top, prefix) if longest else None
         given.append(None if text is None else (inputs, source, text))
     tickets = iter(served.write_all([one for one in given if one is not None]))
     return [
@@ -151,6 +177,15 @@ class Stream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
+
+
+def refusal_of(error: Exception, served: Served) -> Refusal:
+    """The error event that ends a stream; an internal error is logged and counted."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, TimeoutError):
+        return busy(f"this took longer than {served.limits.seconds:g} s")
+    return failed(error, served.name, served.metrics)
 
 
 def event(content: Any) -> str:

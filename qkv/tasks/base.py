@@ -19,6 +19,7 @@ from torch import nn
 
 from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
+from qkv.config.rules import outside
 from qkv.data.batching import Batches
 from qkv.data.corpora import corpus
 from qkv.data.sources import Record, Source
@@ -236,6 +237,8 @@ def suits(c: ModelConfig, words: Words, recipe: Recipe, writes: bool) -> None:
     if recipe.data.vocabulary and words.source is not None and words.source.size > c.vocab_size:
         raise ConfigError(f"data.vocabulary has {words.source.size:,} entries, but the model of tune.start knows only "
                           f"{c.vocab_size:,}: leave data.vocabulary out, a model comes with its own")  # fmt: skip
+    if wrong := outside(c):
+        raise ConfigError(f"{', '.join(wrong)} is outside the vocabulary of {c.target_size:,} words: leave it out")
     if writes and (c.first_id is None or not c.eos_ids):
         raise ConfigError("this vocabulary has no token that begins or ends a text (<s>, </s>): take one that has, or "
                           "let one be learned")  # fmt: skip
@@ -268,11 +271,14 @@ def task_of(recipe: Recipe) -> type[Task]:
 ONLY = {
     "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions",
                               "classification"),
+    "train.source_weight": ("summary",),
     "data.carry": ("language",),
     "tune.auxiliary": ("classification", "regression"),
     "corrupt": ("masked", "replaced", "span-corruption", "denoising"),
+    "corrupt.generator_size": ("replaced",),
     "augment": ("images", "captions"),
     "decode": ("translation", "summary", "captions"),
+    "decode.extra_length": ("translation",),
 }  # fmt: skip
 """Tables and fields of a recipe that only some tasks read."""
 

@@ -28,7 +28,7 @@ from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Words
 from qkv.tasks.images import PictureTask, read
-from qkv.tasks.translation import HYPOTHESIS, REFERENCE, one_line, searched
+from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, one_line, searched, settings
 from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
 
@@ -163,7 +163,7 @@ class CaptionsTask(PictureTask):
             say(f"left out of the test set: {count:,} {reason}")
         network = pack(network) if next(network.parameters()).device.type == "cpu" else network
         captioner = Captioner(self.config, network, self.tokenizer)
-        found = captioner.describe([r[0] for r in records], Beam(decode.beam, decode.length_penalty), decode.max_length)
+        found = captioner.describe([r[0] for r in records], beam_of(decode), decode.max_length)
         written, wanted = [one_line(one.text) for one in found], [one_line(r[1]) for r in records]
         for name, texts in ((REFERENCE, wanted), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
@@ -172,7 +172,7 @@ class CaptionsTask(PictureTask):
             *score(written, wanted),
         ]
         return {"examples": len(records), "left_out": dict(self.left_out), "how": searched(decode),
-                "beam": decode.beam, "length_penalty": decode.length_penalty,
+                **settings(decode),
                 "scores": [one.to_json() for one in scores]}  # fmt: skip
 
     # --- telling

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -26,17 +27,18 @@ from qkv.text.kinds import around
 
 WEIGHT = 50.0
 """How much the discriminator's mean loss counts beside the generator's."""
-SHARE = 4
-"""The generator has a quarter of the width."""
 
 
-def generator_config(c: ModelConfig) -> ModelConfig:
-    """A narrow network of the same depth over the same word vectors, that answers with a word."""
-    heads = max(1, c.n_heads // SHARE)
-    width = max(1, c.d_model // SHARE // heads) * heads
+def generator_config(c: ModelConfig, size: float) -> ModelConfig:
+    """A narrow network of the same depth over the same word vectors, that answers with a word. Its width, heads and inner width
+    are `size` times those of `c` (Clark et al. 2020, table 6), rounded down."""
+    share = Fraction(size).limit_denominator(64)  # 0.3333 is a third
+    heads = max(1, int(c.n_heads * share))
+    step = heads * (2 if c.position.startswith("rotary") else 1)  # rotary positions turn pairs of channels
+    width = max(1, int(c.d_model * share) // step) * step
     return c.changed(  # type: ignore[no-any-return]
         head="masked", tie="output", output_bias=True, d_embed=c.d_embed or c.d_model, d_model=width, n_heads=heads,
-        n_kv_heads=None, d_head=None, d_ff=max(1, c.d_ff // SHARE),
+        n_kv_heads=None, d_head=None, d_ff=max(1, int(c.d_ff * share)),
     )  # fmt: skip
 
 
@@ -52,10 +54,10 @@ class Both:
 class Electra(nn.Module):
     """Generator and discriminator with one table of words (and of positions and segments, where they are learned)."""
 
-    def __init__(self, c: ModelConfig):
+    def __init__(self, c: ModelConfig, generator_size: float):
         super().__init__()
         discriminator: Any = build(c)
-        generator: Any = build(generator_config(c))
+        generator: Any = build(generator_config(c, generator_size))
         mine, its = discriminator.embed, generator.embed
         its.tokens, its.position, its.segments = mine.tokens, mine.position, mine.segments
         generator.head.words.weight = mine.tokens.weight
@@ -104,7 +106,7 @@ class ReplacedTask(Pretraining):
         return sum(map(len, self.gaps))
 
     def network(self) -> nn.Module:
-        return Electra(self.config)
+        return Electra(self.config, self.corrupt.generator_size)
 
     def kept(self, network: nn.Module) -> nn.Module:
         return network.discriminator  # type: ignore[return-value]

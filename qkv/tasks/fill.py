@@ -36,10 +36,13 @@ class Filled:
     """For each gap in order, its likeliest words; every gap for itself, the others being gaps still."""
     problem: str = ""
     """Why nothing was filled."""
+    displays: list[list[str]] = field(default_factory=list)
+    """Of each guess, its token with visible word boundaries."""
 
     def to_json(self) -> dict[str, Any]:
         gaps = [
-            [{"word": guess.word, "probability": round(guess.probability, 6)} for guess in gap] for gap in self.gaps
+            [{"word": word, "probability": round(p, 6), "display": own} for (word, p), own in zip(*both, strict=True)]
+            for both in zip(self.gaps, self.displays, strict=True)
         ]
         return {"text": self.text, "gaps": gaps} | ({"problem": self.problem} if self.problem else {})
 
@@ -100,11 +103,17 @@ class Filler:
             [Guess(self.word(i), p) for i, p in zip(ids, probabilities, strict=True)]
             for ids, probabilities in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
+        displays = [[self.tokenizer.display(i) for i in ids] for ids in best.indices.tolist()]
         whole = inputs.masked_scatter(hidden, best.indices[:, 0])
         counts = hidden.sum(1).tolist()
         ends = torch.tensor(counts).cumsum(0).tolist()
         return [
-            Filled(self.tokenizer.decode(whole[i, : len(row)].tolist()), gaps[end - count : end])
+            Filled(
+                self.tokenizer.decode(whole[i, : len(row)].tolist()),
+                gaps[end - count : end],
+                "",
+                displays[end - count : end],
+            )
             for i, (row, count, end) in enumerate(zip(rows, counts, ends, strict=True))
         ]
 

@@ -58,6 +58,18 @@ class Text:
     bytes: int
     records: Sequence[Record] = ()
     """The texts themselves; a long document is several."""
+    lossy: bool = False
+    """The tokens do not give the text back (it was lowercased or normalised, or characters are unknown): it is one of many with
+    these tokens, so that it is less probable than they are, and takes more bits."""
+
+    def numbers(self, nats: float, tokens: int) -> dict[str, float]:
+        """Loss in nats per token, its exponential, and bits per byte of the text, or what they are at the least."""
+        name = "bits_per_byte_at_least" if self.lossy else "bits_per_byte"
+        return {
+            "loss": nats / tokens,
+            "perplexity": perplexity(nats, tokens),
+            name: bits_per_byte(nats, max(self.bytes, 1)),
+        }
 
 
 class LanguageTask(Task):
@@ -112,24 +124,20 @@ class LanguageTask(Task):
         if isinstance(windows, Streams):
             windows.together = recipe.train.accumulate
         self.batches = windows
-        self.how = (
-            "every token predicted once, from all that stands before it in its document: the state is carried on"
-            if data.carry
-            else f"windows of {data.max_length} tokens that do not overlap, every token predicted once"
-        )
         self.text = self.held_out(data.valid, "valid")
-        self.valid = self.text.documents
+        self.valid, self.how = self.text.documents, self.measured(self.text)
 
     # --- learning
 
     def encode(self, records: Sequence[Record]) -> list[Chunk]:
         """The tokens of some records, in chunks, and counted."""
         self.read += len(records)
-        return self.in_chunks(records)
+        return self.in_chunks(records, self.tokenizer.plain([record[0] for record in records]))
 
-    def in_chunks(self, records: Sequence[Record]) -> list[Chunk]:
-        rows = zip(records, self.tokenizer.plain([record[0] for record in records]), strict=True)
-        return [chunk for record, ids in rows for chunk in chunks(ids, self.data.max_length, isinstance(record, Piece))]
+    def in_chunks(self, records: Sequence[Record], rows: Sequence[Sequence[int]]) -> list[Chunk]:
+        """The ids of each record, cut."""
+        return [chunk for record, ids in zip(records, rows, strict=True)
+                for chunk in chunks(ids, self.data.max_length, isinstance(record, Piece))]  # fmt: skip
 
     def collate(self, examples: list[Row] | list[Part]) -> Batch:
         if not self.carries:
@@ -146,10 +154,25 @@ class LanguageTask(Task):
         source = corpus(c, self.data, name, self.name)
         records = [record for _, record in source.read()]
         self.left_out += source.skipped
-        found = list(documents(self.in_chunks(records), self.begin, self.end))
+        texts = [record[0] for record in records]
+        rows = self.tokenizer.plain(texts)
+        found = list(documents(self.in_chunks(records, rows), self.begin, self.end))
         if not any(len(document) > 1 for document in found):
             raise QkvError(f"the {name} set has no text: give data.{name} some that is not in the training set")
-        return Text(found, sum(len(record[0].encode()) for record in records), records)
+        back = (
+            self.tokenizer.decode(ids, special=True).removeprefix(" ") for ids in rows
+        )  # many put a space before a text
+        lossy = any(a != b.removeprefix(" ") for a, b in zip(back, texts, strict=True))
+        return Text(found, sum(len(text.encode()) for text in texts), records, lossy)
+
+    def measured(self, text: Text) -> str:
+        """How the loss of a text is measured, and what is missing from its bits per byte."""
+        how = (
+            "every token predicted once, from all that stands before it in its document: the state is carried on"
+            if self.carries
+            else f"windows of {self.data.max_length} tokens that do not overlap, every token predicted once"
+        )
+        return f"{how}; bits per byte of the tokens alone, which do not give the text back" if text.lossy else how
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         return self.measure(network, self.text)
@@ -157,13 +180,12 @@ class LanguageTask(Task):
     @torch.no_grad()
     def measure(self, network: nn.Module, text: Text) -> dict[str, float]:
         """The whole text in windows of data.max_length that do not overlap: every token, the end token too, is predicted
-        once, from what stands before it in its window (with data.carry: in its document). Loss in nats per token; bits
-        per byte of the text."""
+        once, from what stands before it in its window (with data.carry: in its document)."""
         total, targets = 0.0, 0
         for output, batch, _ in self.outputs(network, text):
             found = cross_entropy(output, wanted(batch))
             total, targets = total + found.sum.item(), targets + found.count
-        return numbers(total, targets, text.bytes)
+        return text.numbers(total, targets)
 
     def outputs(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
         """What the network says of every window of a text, and the windows in the order of the batch's targets."""
@@ -202,7 +224,8 @@ class LanguageTask(Task):
                 document = window if window.base is None else window.base  # a window is a view of its document
                 start = (window.ctypes.data - document.ctypes.data) // window.itemsize
                 nats[number[document.ctypes.data]][start : start + len(own)] = own.numpy()
-        return blocks(nats, self.ends(text), "".join(record[0] for record in text.records))
+        found = blocks(nats, self.ends(text), "".join(record[0] for record in text.records))
+        return replace(found, bytes=0) if text.lossy else found
 
     def ends(self, text: Text) -> list[np.ndarray]:
         """Of each document, behind which character of the whole text each predicted token ends; an end token ends where
@@ -222,21 +245,16 @@ class LanguageTask(Task):
         say(f"reading the test set: {text.bytes:,} bytes")
         losses = self.losses(network, text)
         losses.save(folder)
-        found = numbers(math.fsum(losses.nats), sum(losses.tokens), text.bytes)
-        about = {"loss": "nats per token", "perplexity": "exp(loss)", "bits_per_byte": "bits per byte of UTF-8"}
-        scores = [{"name": name, "value": found[name], "signature": unit} for name, unit in about.items()]
-        return {"examples": len(text.documents), "how": self.how, "scores": scores}
+        found = text.numbers(math.fsum(losses.nats), sum(losses.tokens))
+        about = {"loss": "nats per token", "perplexity": "exp(loss)"}
+        scores = [{"name": name, "value": value, "signature": about.get(name, "bits per byte of UTF-8")}
+                  for name, value in found.items()]  # fmt: skip
+        return {"examples": len(text.documents), "how": self.measured(text), "scores": scores}
 
     # --- telling
 
     def use(self, folder: str) -> tuple[str, str]:
         return f'qkv generate {folder} "How it begins" --temperature 0.8', '"".join(model.generate("How it begins"))'
-
-
-def numbers(nats: float, tokens: int, n_bytes: int) -> dict[str, float]:
-    """Loss in nats per token, its exponential, and bits per byte of the text."""
-    return {"loss": nats / tokens, "perplexity": perplexity(nats, tokens),
-            "bits_per_byte": bits_per_byte(nats, max(n_bytes, 1))}  # fmt: skip
 
 
 def short_documents(source: Corpus, tokenizer: Tokenizer, data: DataConfig) -> bool:

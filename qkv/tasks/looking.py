@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from qkv.config import ModelConfig, read_toml
 from qkv.convert.detect import run_of
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
-from qkv.generate.alignment import written_spans
 from qkv.generate.rules import Rules
 from qkv.generate.search import greedy
 from qkv.generate.translate import Request, Translator, never_written
@@ -29,15 +27,10 @@ from qkv.look.stream import layers
 from qkv.look.view import Look
 from qkv.models.inputs import batch_of, bounded
 from qkv.tasks import answering, classification
-from qkv.tasks.embed import pieces_of
 from qkv.tasks.fill import Filler
 from qkv.tasks.summary import NO_REPEAT, Summarizer
 from qkv.tasks.tagging import WORD, Tagger
 from qkv.text.tokenizer import Tokenizer, in_words
-
-SPACES = "Ġ▁"
-"""How byte-level BPE and SentencePiece write the space before a word."""
-
 
 UNKNOWN = ("<unk>", "[UNK]")
 LONGEST_SUMMARY = 64
@@ -102,7 +95,7 @@ class Looker:
             )
         ids = self.written(read.first, start, 2 * len(read.names) + 20) if target is None else self.target_ids(target)
         batch = batch_of(self.config, read.first, [[start, *ids]]).to(self.device)
-        return Look(self.config, self.network, batch, [self.word(start), *self.spelled(ids)], read.names, self.answer)
+        return Look(self.config, self.network, batch, self.displayed([start, *ids]), read.names, self.answer)
 
     def summarized(self, text: str, target: str | Sequence[int] | None) -> Look:
         """A decoder that has read text </s> <s> and the summary: `target`, or the one that it writes itself."""
@@ -121,7 +114,7 @@ class Looker:
         ids = [*read, *written]
         batch = batch_of(self.config, [ids]).to(self.device)
         return Look(
-            self.config, self.network, batch, self.spelled(ids, self.source), [], self.answer, first=len(read) - 1
+            self.config, self.network, batch, self.displayed(ids, self.source), [], self.answer, first=len(read) - 1
         )
 
     # --- what is given
@@ -140,10 +133,10 @@ class Looker:
         if not isinstance(given, str):
             ids = given[0] if isinstance(given, list | tuple) and given and isinstance(given[0], list) else given
             ids = ids.reshape(-1).tolist() if isinstance(ids, Tensor) else list(ids)
-            return Reading([ids], [self.word(i, self.source) for i in ids], None, self.gap(ids))
+            return Reading([ids], self.displayed(ids, self.source), None, self.gap(ids))
         if c.family == "encoder-decoder":
             ids, _ = Translator(c, self.network, self.words(), self.target or self.words()).read(given)
-            return Reading([ids], self.spelled(ids, self.words()))
+            return Reading([ids], self.displayed(ids, self.words()))
         return self.as_the_task_reads(given, pair) or self.plainly(given)
 
     def as_the_task_reads(self, text: str, pair: str | None) -> Reading | None:
@@ -167,16 +160,14 @@ class Looker:
             ids, place = list(first.ids), first.places[0]
         else:
             return None
-        return Reading([ids], self.spelled(ids, words), segments, place)
+        return Reading([ids], self.displayed(ids, words), segments, place)
 
     def plainly(self, text: str) -> Reading:
         """With what the tokenizer puts around it."""
-        with in_words():
-            found = self.words().backend.encode(text)
-        ids, names = list(found.ids), pieces_of(text, found)
+        ids = self.words().encode(text)
         if not ids and self.config.bos_id is not None:
-            return Reading([[self.config.bos_id]], [self.word(self.config.bos_id, self.source)])
-        return Reading([ids], names)
+            ids = [self.config.bos_id]
+        return Reading([ids], self.displayed(ids, self.source))
 
     @cached_property
     def filler(self) -> Filler | None:
@@ -230,29 +221,10 @@ class Looker:
 
     # --- names
 
-    def word(self, token: int, tokenizer: Tokenizer | None = None) -> str:
-        """One entry of the vocabulary as it looks in a text."""
+    def displayed(self, ids: Sequence[int], tokenizer: Tokenizer | None = None) -> list[str]:
+        """Each token as it is displayed; without a tokenizer by its number."""
         tokenizer = tokenizer or self.target
-        raw = None if tokenizer is None else tokenizer.backend.id_to_token(token)
-        if tokenizer is None or raw is None:
-            return str(token)
-        decoded = tokenizer.decode([token]).strip()
-        return (" " if raw[0] in SPACES else "") + decoded if decoded else raw
-
-    def spelled(self, ids: Sequence[int], tokenizer: Tokenizer | None = None) -> list[str]:
-        """Each token of a text as the characters that it wrote; a special one by its name."""
-        tokenizer = tokenizer or self.target
-        if tokenizer is None:
-            return [str(i) for i in ids]
-        added = tokenizer.backend.get_added_tokens_decoder()
-        names: list[str] = []
-        for special, some in groupby(ids, lambda i: i in added and added[i].special):
-            run = list(some)
-            text, spans = (
-                ("", [(0, 0)] * len(run)) if special else (tokenizer.decode(run), written_spans(run, tokenizer))
-            )
-            names += [text[begin:end] or self.word(i, tokenizer) for i, (begin, end) in zip(run, spans, strict=True)]
-        return names
+        return [str(i) if tokenizer is None else tokenizer.display(i) for i in ids]
 
     def answer(self, number: int) -> str:
         """What an answer of the head is called."""
@@ -263,7 +235,7 @@ class Looker:
             return c.labels[number] if c.labels else f"LABEL_{number}"
         if c.head in OF_TOKENS:
             return OF_TOKENS[c.head][number]
-        return self.word(number)
+        return self.displayed([number])[0]
 
     # --- words among words
 
@@ -273,7 +245,7 @@ class Looker:
         table, ids = word_vectors(self.network), self.pieces(word)
         near, cosines = nearest(table, table[ids].mean(0), k + len(ids))
         kept = [(i, c) for i, c in zip(near.tolist(), cosines.tolist(), strict=True) if i not in ids][:k]
-        names, pieces = ([self.word(i, self.source) for i in some] for some in ([i for i, _ in kept], ids))
+        names, pieces = (self.displayed(some, self.source) for some in ([i for i, _ in kept], ids))
         return Neighbours(word, names, torch.tensor([c for _, c in kept]), pieces)
 
     def pieces(self, word: str) -> list[int]:

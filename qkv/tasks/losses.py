@@ -38,7 +38,7 @@ class Losses:
     text: str
     """SHA-256 of what was predicted: equal for two models that were asked the same."""
     bytes: int
-    """Of the text, where all of it was predicted; otherwise 0."""
+    """Of the text, where all of it was predicted, and its tokens give it back; otherwise 0."""
     nats: tuple[float, ...]
     """-log p of all tokens of a part."""
     tokens: tuple[int, ...]

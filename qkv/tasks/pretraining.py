@@ -291,7 +291,7 @@ class MaskedTask(Pretraining):
 
     def spoil_pairs(self, groups: Sequence[Group], r: random.Random) -> Batch:
         """[CLS] first [SEP] second [SEP]; answers 0 where the second follows the first."""
-        pairs = corrupt.sentence_pairs([(g.document, g.sentences) for g in groups], self.room, r)
+        pairs = corrupt.sentence_pairs([(g.document, g.sentences) for g in groups], r)
         begin, between, end = self.gaps
         rows, asked, segments = [], [], []
         for first, second, _ in pairs:

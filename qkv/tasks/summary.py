@@ -1,7 +1,8 @@
 """Summaries: a long text in, a short one out. Three networks for it (Liu et al. 2018, Generating Wikipedia):
 
 Transformer-ED     family "encoder-decoder": the encoder reads the text, the decoder writes the summary.
-Transformer-D      family "decoder": one stack reads text, opening token and summary in a row.
+Transformer-D      family "decoder": one stack reads text, opening token and summary in a row, and learns to predict all of
+                   it, as a language model does (4.2.3); train.source_weight says how much the text counts.
 Transformer-DMCA   the same with mixer = ["window", "compressed"]: local and memory-compressed attention in turn.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from qkv.batch import IGNORED, Batch
@@ -24,7 +26,7 @@ from qkv.evaluate.rouge import rouge
 from qkv.generate.hypotheses import Beam
 from qkv.generate.search import Writer
 from qkv.generate.translate import Job, Request, Translator
-from qkv.tasks.translation import TranslationTask, two_sides
+from qkv.tasks.translation import TranslationTask, beam_of, two_sides
 from qkv.text.tokenizer import Tokenizer
 
 ASKED = 500
@@ -79,10 +81,11 @@ class Summarizer(Translator):
 
 
 class SummaryTask(TranslationTask):
-    """Pairs of a text and its summary, cross-entropy of the summary's words, ROUGE of the held-out set."""
+    """Pairs of a text and its summary, cross-entropy of the summary's words (in a decoder also of the text's), ROUGE of the
+    held-out set, and the loss of its summaries alone."""
 
     name, noun, hub_tag = "summary", "a writer of summaries", "summarization"
-    metric = "rougeL"
+    metric, unit = "rougeL", "tokens"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
@@ -94,8 +97,13 @@ class SummaryTask(TranslationTask):
             raise ConfigError(
                 "data.joint = false has two vocabularies, and this model one word matrix: set data.joint = true"
             )
-        one_row = data.max_length + data.target_length + 2  # text </s> <s> summary
-        needed = one_row if c.family == "decoder" else max(data.max_length, data.target_length) + 1
+        if c.family != "decoder" and "source_weight" in recipe.train.model_fields_set:
+            raise ConfigError(
+                f"train.source_weight is for family 'decoder', whose row holds the text too; this is of family {c.family!r}: "
+                "leave it out"
+            )
+        together = data.max_length + data.target_length + 2  # text </s> <s> summary
+        needed = together if c.family == "decoder" else max(data.max_length, data.target_length) + 1
         if needed > c.max_length:
             raise ConfigError(
                 f"data.max_length = {data.max_length} and data.target_length = {data.target_length} need model.max_length = "
@@ -112,14 +120,16 @@ class SummaryTask(TranslationTask):
         return records, self.left_out
 
     def collate(self, examples: list[Any]) -> Batch:
-        """For a decoder: text </s> <s> summary </s> in one row; only the summary counts."""
         c = self.config
-        if c.family != "decoder":
-            return pairs.collate(examples, c)
-        end, first = c.eos_ids[0], c.first_id or 0
-        inputs, mask = padded([[*s, end, first, *t] for s, t in examples], c.pad_id)
-        targets, _ = padded([[IGNORED] * (len(s) + 1) + [*t, end] for s, t in examples], IGNORED)
-        return Batch(inputs, None if mask.all() else mask, targets)
+        return (
+            one_row(examples, c, self.recipe.train.source_weight)
+            if c.family == "decoder"
+            else super().collate(examples)
+        )
+
+    def scored(self, examples: list[Any]) -> Batch:
+        """The summary alone: comparable whatever the network has learned beside it."""
+        return one_row(examples, self.config, 0.0) if self.config.family == "decoder" else super().scored(examples)
 
     # --- asking
 
@@ -142,8 +152,7 @@ class SummaryTask(TranslationTask):
     def request(self) -> Request:
         decode = self.recipe.decode
         longest = decode.max_length if "max_length" in decode.model_fields_set else self.data.target_length
-        beam = Beam(decode.beam, decode.length_penalty)
-        return Request(beam, max_length=longest, no_repeat_ngram=NO_REPEAT, batch_tokens=decode.batch_tokens)
+        return Request(beam_of(decode), max_length=longest, no_repeat_ngram=NO_REPEAT, batch_tokens=decode.batch_tokens)
 
     def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
         return [s.to_json() for s in rouge(written, references)]
@@ -155,3 +164,18 @@ class SummaryTask(TranslationTask):
 
     def use(self, folder: str) -> tuple[str, str]:
         return f"qkv summarize {folder} FILE", 'model.summarize(["A long text."])'
+
+
+def one_row(examples: Sequence[pairs.Pair], c: ModelConfig, source_weight: float) -> Batch:
+    """text </s> <s> summary </s> as a decoder reads it, each token but the first predicted from those before it; what belongs
+    to the text, <s> included, counts with `source_weight`, and is left out where that is 0."""
+    end, first = c.eos_ids[0], c.first_id or 0
+    rows = [[*s, end, first, *t, end] for s, t in examples]
+    inputs, mask = padded([row[:-1] for row in rows], c.pad_id)  # (B, T)
+    targets, _ = padded([row[1:] for row in rows], IGNORED)  # (B, T)
+    lengths = torch.tensor([len(s) + 1 for s, _ in examples])  # targets of the text
+    text = torch.arange(targets.size(1))[None] < lengths[:, None]  # (B, T)
+    if source_weight == 0:
+        targets = targets.masked_fill(text, IGNORED)
+    weights = None if source_weight in (0, 1) else torch.where(text, source_weight, 1.0)
+    return Batch(inputs, None if mask.all() else mask, targets, weights=weights)

@@ -130,10 +130,14 @@ class TranslationTask(Task):
         """Per target token, of the whole held-out set."""
         return self.mean_loss(network, list(zip(*self.ids(list(self.valid)), strict=True)))
 
+    def scored(self, examples: list[Any]) -> Batch:
+        """A batch whose targets are those that the loss of the held-out set is of."""
+        return self.collate(examples)
+
     @torch.no_grad()
     def mean_loss(self, network: nn.Module, rows: list[Any]) -> float:
         total, count, device = 0.0, 0, next(network.parameters()).device
-        for batch in (self.collate(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
+        for batch in (self.scored(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
             found = translation(network(batch), batch, smoothing=0.0)
             total, count = total + found.sum.item(), count + found.count
         return total / max(count, 1)
@@ -148,8 +152,7 @@ class TranslationTask(Task):
         for name, texts in ((SOURCE, sources), (REFERENCE, references), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
         return {"examples": len(sources), "left_out": dict(left_out), "how": searched(self.recipe.decode),
-                "beam": self.recipe.decode.beam, "length_penalty": self.recipe.decode.length_penalty,
-                "scores": self.scores(written, references)}  # fmt: skip
+                **settings(self.recipe.decode), "scores": self.scores(written, references)}  # fmt: skip
 
     def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
         return [s.to_json() for s in score(written, references, METRICS)]
@@ -209,14 +212,25 @@ def greedy_texts(network: Any, c: ModelConfig, source: Tokenizer, target: Tokeni
 def request(decode: DecodeConfig) -> Request:
     """A longest length only where the recipe sets one: otherwise it goes by the source, as in `qkv translate`."""
     longest = decode.max_length if "max_length" in decode.model_fields_set else None
-    return Request(Beam(decode.beam, decode.length_penalty), max_length=longest, batch_tokens=decode.batch_tokens)
+    return Request(beam_of(decode), longest, batch_tokens=decode.batch_tokens, extra_length=decode.extra_length)
+
+
+def beam_of(decode: DecodeConfig) -> Beam:
+    return Beam(decode.beam, decode.length_penalty, length_formula=decode.length_formula)
+
+
+def settings(decode: DecodeConfig) -> dict[str, Any]:
+    """The search, as results.json keeps it for those who use the model (`Defaults`)."""
+    return {name: getattr(decode, name) for name in ("beam", "length_penalty", "length_formula", "extra_length")}
 
 
 def searched(decode: DecodeConfig) -> str:
     """How it is searched for, in words."""
     if decode.beam == 1:
         return "greedy"
-    return f"beam {decode.beam}" + ("" if decode.length_penalty == 1 else f", length penalty {decode.length_penalty:g}")
+    formula = "" if decode.length_formula == "power" else f" ({decode.length_formula})"
+    plain = decode.length_penalty == 1 and not formula
+    return f"beam {decode.beam}" + ("" if plain else f", length penalty {decode.length_penalty:g}{formula}")
 
 
 def one_line(text: str) -> str:

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from qkv.errors import FileError
 from qkv.text.kinds import merges_of
-from qkv.text.tokenizer import Tokenizer, in_words
+from qkv.text.tokenizer import Tokenizer, check_charsmap, in_words
 
 MAX_BYTES = 100_000_000
 MAX_PIECES = 2_000_000
@@ -125,6 +125,8 @@ def read_sentencepiece(path: str | Path, settings: dict[str, Any] | None = None)
     """The tokenizer of a SentencePiece .model file. Like SentencePiece, it puts no token around a text by itself."""
     model = parse(path)
     unknown = check(model, path)
+    if model.normalizer["charsmap"]:
+        check_charsmap(model.normalizer["charsmap"], str(path))
     with in_words(f"{path} holds no usable vocabulary", FileError):
         backend = tokenizers.Tokenizer((unigram if model.trainer["kind"] == UNIGRAM else bpe)(model, unknown))
         backend.normalizer = normalizer(model)

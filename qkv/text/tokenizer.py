@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -11,6 +13,7 @@ import tokenizers
 
 from qkv.errors import FileError, QkvError
 from qkv.text.chat import render
+from qkv.text.display import Display
 
 
 @contextmanager
@@ -25,10 +28,33 @@ def in_words(what: str = "this text cannot be tokenized", kind: type[QkvError] =
         raise
 
 
+CHARSMAP = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]+)"')
+MAX_ID = 10_000_000
+"""Ids are below it, as vocabularies are: the library takes four bytes for each id up to the largest."""
+
+
+def check_charsmap(table: bytes, where: str) -> None:
+    """FileError where a character table announces more bytes than it has: the library allocates them before it looks, and
+    ends the whole process when it cannot."""
+    if int.from_bytes(table[:4], "little") > len(table) - 4:
+        raise FileError(f"{where}: its character table (precompiled_charsmap) is cut off; fetch it again")
+
+
+def check_charsmaps(text: str, where: str) -> None:
+    """The same for every table in a tokenizer.json, where they are in base64."""
+    for found in CHARSMAP.finditer(text):
+        with in_words(f"{where} has a character table that is not in base64", FileError):
+            table = base64.b64decode(found[1], validate=True)
+        check_charsmap(table, where)
+
+
 class Tokenizer:
     """A tokenizer.json and the settings beside it (tokenizer_config.json: names of special tokens, chat template)."""
 
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None):
+        largest = max(backend.get_vocab().values(), default=0)
+        if largest >= MAX_ID:
+            raise FileError(f"a token has the id {largest:,}, and ids are below {MAX_ID:,}: fetch tokenizer.json again")
         backend.no_truncation()  # left over in some files from how they were last used
         backend.no_padding()
         self.backend = backend
@@ -36,8 +62,15 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, settings: dict[str, Any] | None = None, where: str = "tokenizer.json") -> Tokenizer:
+        check_charsmaps(text, where)
         with in_words(f"{where} is not a tokenizer; fetch it again", FileError):
-            return cls(tokenizers.Tokenizer.from_str(text), settings)
+            backend = tokenizers.Tokenizer.from_str(text)
+            around = backend.encode("")
+        if len(around.ids) != len(around.tokens):  # a template of the file names so many tokens, with other ids
+            raise FileError(
+                f"{where} puts {len(around.tokens)} special tokens around a text, with {len(around.ids)} ids; fetch it again"
+            )
+        return cls(backend, settings)
 
     def to_json(self) -> str:
         return self.backend.to_str(pretty=True)
@@ -70,6 +103,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of some ids; special tokens are left out unless asked for."""
         return self.backend.decode(list(ids), skip_special_tokens=not special)
+
+    @cached_property
+    def display(self) -> Display:
+        """Names single tokens for people: `display(id)`."""
+        return Display(self.backend)
 
     # --- chat
 

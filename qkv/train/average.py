@@ -11,6 +11,7 @@ from qkv.convert import folder as ours
 from qkv.convert.detect import open_model, open_target
 from qkv.convert.files import read_tensors
 from qkv.convert.folder import put
+from qkv.convert.manifest import verify
 from qkv.errors import FileError
 from qkv.train.checkpoint import TENSORS, all_of
 from qkv.train.lora import merged
@@ -33,6 +34,7 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
 
 def weights_of(checkpoint: Path) -> dict[str, Tensor]:
     """The weights as they were learned, not their moving average."""
+    verify(checkpoint, TENSORS)
     stored = read_tensors(checkpoint / TENSORS)
     if any(name.startswith("weights.generator.") for name in stored):
         raise FileError(

@@ -1,7 +1,8 @@
 """Checkpoints: all that decides how training goes on, in safetensors and JSON, no pickle.
 
 A checkpoint is a folder that gets its name last: it is written beside, brought to disk, then renamed. One that was
-interrupted never has the name, so the newest named one is whole.
+interrupted never has the name. Its files have checksums: one that was damaged later is set aside, and the run falls back
+to the newest good one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from torch import Tensor, nn
 
 from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, write_json, write_tensors, write_text
 from qkv.convert.folder import put
+from qkv.convert.manifest import seal, verify
 from qkv.data.batching import Position
 from qkv.errors import FileError
 from qkv.models.weights import weights
@@ -25,6 +29,8 @@ from qkv.parts.state import State
 from qkv.train.workers import all_gather, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
+RULES = 2
+"""Version of how settings become updates; extend.py lists what has changed since the first."""
 
 
 @dataclass
@@ -43,6 +49,8 @@ class Progress:
     """Updates in which the learning rate was still rising."""
     evaluated: tuple[int, float, float] = (0, 0.0, 0.0)
     """The last evaluation: update, share of the run, minutes."""
+    rules: int = RULES
+    """Those that the run began with."""
 
 
 @dataclass
@@ -56,6 +64,9 @@ class Training:
     progress: Progress = field(default_factory=Progress)
     carried: list[State] = field(default_factory=list)
     """What the rows of each micro-batch remember of the text before it; empty = nothing is carried over."""
+    words: dict[str, str] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
+    """Checksums of the run's vocabulary and training data (inputs.py), on rank 0."""
     half: bool = False
     """Products in bfloat16; not part of a checkpoint."""
 
@@ -74,11 +85,13 @@ def save(folder: Path, t: Training) -> None:
     tensors |= {f"average.{name}": x for name, x in t.average.items()}
     with new_folder(folder) as new:
         write_tensors(new / TENSORS, {**tensors, **own})
-        write_json(new / NUMBERS, {"progress": asdict(t.progress), "groups": stored["param_groups"]})
+        numbers = {"progress": asdict(t.progress), "groups": stored["param_groups"], "words": t.words, "data": t.data}
+        write_json(new / NUMBERS, numbers)
+        seal(new, (TENSORS, NUMBERS))
 
 
 def load(folder: Path, t: Training) -> None:
-    """Put everything back as it was."""
+    """Put everything back as it was; `set_aside_damaged` has verified the files."""
     numbers, tensors = read_json(folder / NUMBERS), read_tensors(folder / TENSORS)
     try:
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
@@ -92,7 +105,7 @@ def load(folder: Path, t: Training) -> None:
         t.progress = progress_of(numbers["progress"])
         put_random_states(random, folder)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise FileError(
             f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
         ) from None
@@ -101,7 +114,21 @@ def load(folder: Path, t: Training) -> None:
 def progress_of(stored: dict[str, Any]) -> Progress:
     """From JSON, which has neither records nor tuples."""
     position, evaluated = Position(**stored["position"]), stored.get("evaluated", (stored["step"], 0.0, 0.0))
-    return Progress(**{**stored, "position": position, "evaluated": tuple(evaluated)})
+    return Progress(**{"rules": 1, **stored, "position": position, "evaluated": tuple(evaluated)})
+
+
+def read_progress(folder: Path) -> Progress:
+    """How far the run was in a checkpoint; FileError where its file does not say so."""
+    try:
+        return progress_of(read_json(folder / NUMBERS)["progress"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"{folder / NUMBERS} does not say how far the run was ({error}): remove {folder}") from None
+
+
+def inputs_of(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The checksums of vocabulary and training data in a checkpoint; empty in those of older versions."""
+    numbers = read_json(folder / NUMBERS)
+    return numbers.get("words", {}), numbers.get("data", {})
 
 
 def random_states() -> dict[str, Tensor]:
@@ -157,15 +184,48 @@ def own_states(flat: dict[str, Tensor], device: torch.device) -> list[State]:
 
 
 def all_of(run: Path) -> list[Path]:
-    """The whole checkpoints of a run, the newest last."""
+    """The checkpoints of a run, the newest last."""
     found = [p for p in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
     return sorted(found, key=lambda p: int(p.name.partition("-")[2]))
 
 
 def newest(run: Path) -> Path | None:
-    """The last whole checkpoint of a run."""
+    """The newest checkpoint of a run."""
     found = all_of(run)
     return found[-1] if found else None
+
+
+def set_aside_damaged(run: Path, say: Callable[[str], None]) -> None:
+    """Rename damaged checkpoints, from the newest on down to the first good one, so that `newest` is good; report which.
+
+    FileError where none is good: to start anew is the user's decision.
+    """
+    damaged: dict[Path, str] = {}
+    for place in reversed(all_of(run)):
+        if not (problem := damage(place)):
+            for bad, reason in damaged.items():
+                aside = bad.with_name(f"{bad.name}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+                bad.rename(aside)
+                say(f"warning: {reason}; renamed {bad.name}.damaged, continuing from {place.name}")
+            return
+        damaged[place] = problem
+    if damaged:
+        raise FileError(
+            f"no checkpoint of {run} is good: {'; '.join(damaged.values())}; remove them to start anew, or start another run "
+            f"from its best model with --set tune.start={run}"
+        )
+
+
+def damage(folder: Path) -> str:
+    """What is wrong with the files of a checkpoint; empty where nothing is."""
+    try:
+        verify(folder)
+        read_headers(folder / TENSORS)  # all that can be checked where there are no checksums
+        read_json(folder / NUMBERS)
+    except FileError as error:
+        return str(error)
+    return ""
 
 
 def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:

@@ -89,6 +89,11 @@ def compare_runs(folders: Sequence[Path], say: Say, paths: Paths = (), columns: 
     runs = [open_scored(folder, say, paths, columns, device) for folder in folders]
     same_test_set(runs)
     rows = compare_measures({run.name: measures_of(run, runs) for run in runs}, samples)
+    if not rows and runs[0].task == "language":
+        raise ConfigError(
+            "these models have no metric in common: their tokens differ, which makes losses per token incomparable, and some "
+            "tokenizer does not give the text back, so that its bits per byte are not those of the text"
+        )
     if runs[0].task in TEXTS:
         texts = {run.name: run.predictions.texts for run in runs}
         rows += compare(texts, list(runs[0].predictions.references), metrics or TEXTS[runs[0].task], samples, **how)

@@ -16,17 +16,20 @@ from qkv.convert.files import read_json, some
 from qkv.errors import FileError, QkvError
 from qkv.text.wording import spoken
 from qkv.train import checkpoint
-from qkv.train.loop import share_done
+from qkv.train.loop import ended, share_done
 from qkv.train.schedule import learning_rate
 from qkv.train.start import VOCABULARY, contradictions
 
+SPANNING = ("cosine", "linear", "stable-decay")
+"""Schedules that are stretched over the whole run."""
 ENDS = ("train.steps", "train.epochs", "train.time_budget")
 """When training ends; also what most schedules are stretched over."""
 MAY_CHANGE = {
     *ENDS, "train.patience", "train.learning_rate",
     "train.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
     "train.device", "train.precision", "train.compile",  # how the same update is computed
-    "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.batch_tokens",  # scored at the end
+    "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.length_formula", "decode.extra_length",
+    "decode.batch_tokens",  # scored at the end
     "vectors.epochs", "vectors.learning_rate", "vectors.last_rate", "vectors.workers", "vectors.similarity", "vectors.analogies",
 }  # fmt: skip
 """Fields in which the recipe may differ from that of the run in the folder."""
@@ -115,13 +118,37 @@ def flatten(record: Strict, prefix: str = "") -> dict[str, Any]:
 def say_rate(folder: Path, c: TrainConfig, changed: set[str], say: Callable[[str], None]) -> None:
     """Report the next learning rate, where a change affects it."""
     last = checkpoint.newest(folder)
-    spans = c.schedule in ("cosine", "linear", "stable-decay") and changed & set(ENDS)
+    spans = c.schedule in SPANNING and changed & set(ENDS)
     if last is None or not (spans or "train.learning_rate" in changed):
         return
     numbers = read_json(last / checkpoint.NUMBERS)
     p = checkpoint.progress_of(numbers["progress"])
     before = max((group["lr"] / (group.get("scale") or 1.0) for group in numbers["groups"]), default=0.0)
-    p.step += 1
-    rate = learning_rate(c, p.step, share_done(p, c))
+    rate = learning_rate(c, p.step + 1, share_done(p, c))
     why = f': the schedule "{c.schedule}" now spans the new length of the run' if spans else ""
-    say(f"the learning rate continues at {rate:.3g} (update {p.step:,}), after {before:.3g}{why}")
+    say(f"the learning rate continues at {rate:.3g} (update {p.step + 1:,}), after {before:.3g}{why}")
+
+
+def check_rules(folder: Path, recipe: Recipe) -> None:
+    """FileError where the run in `folder` began when one of its settings meant something else: the rest of it would be
+    trained in another way than its beginning. A run that has ended has no rest."""
+    last = checkpoint.newest(folder)
+    if last is None:
+        return
+    progress = checkpoint.read_progress(last)
+    if progress.rules == checkpoint.RULES or ended(progress, recipe.train):
+        return
+    c, family = recipe.train, recipe.model.family
+    changed = {
+        'train.optimizer = "muon"': c.optimizer == "muon",  # also moved heads, and stacked maps as one
+        f'train.schedule = "{c.schedule}"': c.schedule in SPANNING,  # fell during the warm-up, and to 0
+        "tune.layer_decay": recipe.tune.layer_decay < 1,  # the top block had the rate of the head
+        'model.head = "masked-next"': recipe.model.head == "masked-next",  # the lengths of pairs gave the answer away
+        'task = "summary"': recipe.task == "summary" and family == "decoder",  # the summary alone was learned
+    }
+    if any(changed.values()):
+        names = " and ".join(name for name, differs in changed.items() if differs)
+        raise FileError(
+            f"{folder} was begun by an earlier version, in which {names} meant something else, and cannot go on with this one: "
+            f"start from its weights with --out NEW --set tune.start={folder}, or finish it with that version"
+        )

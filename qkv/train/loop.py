@@ -139,8 +139,8 @@ def one_update(
     t: Training, task: Task, model: Model, batches: list[Batch], c: TrainConfig
 ) -> tuple[dict[str, Any], int]:
     """Learning rate, gradient, step, average; the numbers of this update, and how many tokens it predicted."""
+    done = share_done(t.progress, c)  # before this update
     t.progress.step += 1
-    done = share_done(t.progress, c)
     rate = learning_rate(c, t.progress.step, done)
     t.progress.warmup += warming_up(c, t.progress.step, done)
     for group in t.optimizer.param_groups:

@@ -26,21 +26,36 @@ def optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig(
     frequencies, whose 0 means nothing). Weights that stay as they are have no group;
     a group's learning rate is `scale` times that of the schedule."""
     scales = learned(network, tune)
-    maps = [m for m in network.modules() if isinstance(m, nn.Linear | nn.RNNBase)]  # not tables of words or positions
-    own = {p for m in maps for p in m.parameters()} if c.optimizer == "muon" else set()
+    rows = hidden_matrices(network) if c.optimizer == "muon" else {}
     kept = {getattr(m, name) for m in network.modules() for name in getattr(m, "undecayed", ())}
     matrices = [p for p in scales if p.dim() > 1 and p not in kept]
     vectors = [p for p in scales if p.dim() <= 1 or p in kept]
-    inner, outer = [p for p in matrices if p in own], [p for p in matrices if p not in own]
-    cells = [m for m in maps if isinstance(m, nn.RNNBase)]
-    gates = {p: p.size(0) // m.hidden_size for m in cells for p in m.parameters() if p.dim() > 1 and p in own}
+    inner, outer = [p for p in matrices if p in rows], [p for p in matrices if p not in rows]
     kinds = ((outer, c.weight_decay, False), (vectors, 0.0, False), (inner, c.weight_decay, True))
     groups: list[dict[str, Any]] = [
-        {"params": alike, "weight_decay": decay, "orthogonal": orthogonal, "scale": scale, "gates": stacked}
+        {"params": alike, "weight_decay": decay, "orthogonal": orthogonal, "scale": scale, "rows": stacked}
         for parameters, decay, orthogonal in kinds
-        for (scale, stacked), alike in by(lambda p: (scales[p], gates.get(p, 1)), parameters).items()
+        for (scale, stacked), alike in by(lambda p: (scales[p], rows.get(p, ())), parameters).items()
     ]
-    return Muon(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=1e-9, fused=True)
+    return Muon(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
+
+
+def hidden_matrices(network: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
+    """The matrices that map hidden vectors to hidden vectors, those of the blocks; and of one that holds several maps, one
+    above the other (gates of a recurrent cell, what a module lists as `stacked`), how many rows each has, else ().
+
+    Embeddings and heads are not among them, for their rows stand for words or classes; nor are low-rank updates (LoRA), of
+    which only the product is a map.
+    """
+    inside = [module for _, stack in halves(network) for module in stack.modules()]
+    found: dict[nn.Parameter, tuple[int, ...]] = {}
+    for module in inside:
+        if isinstance(module, nn.Linear | nn.RNNBase):
+            gates = module.hidden_size if isinstance(module, nn.RNNBase) else 0
+            for p in module.parameters(recurse=False):  # without what parametrizations hold
+                found[p] = (gates,) * (p.size(0) // gates) if gates else ()
+    stacked = [(getattr(m, name), rows) for m in inside for name, rows in getattr(m, "stacked", {}).items()]
+    return {p: r for p, r in (found | {linear.weight: rows for linear, rows in stacked}).items() if p.dim() > 1}
 
 
 # --- places
@@ -57,8 +72,8 @@ class Place:
     head: bool = False
 
     def scale(self, tune: TuneConfig) -> float:
-        """decay^(layers above it) (Howard and Ruder 2018: 1/2.6 a layer); the head has a rate of its own."""
-        return tune.head_rate if self.head else tune.layer_decay ** (self.layers - self.level)
+        """decay^(layers above it, the head included) (Howard and Ruder 2018: 1/2.6 a layer); the head has a rate of its own."""
+        return tune.head_rate if self.head else tune.layer_decay ** (self.layers - self.level + 1)
 
     def frozen(self, tune: TuneConfig) -> bool:
         return not self.head and (tune.freeze < 0 or (tune.freeze > 0 and self.level <= tune.freeze))
@@ -128,15 +143,15 @@ class Muon(torch.optim.AdamW):
 
     A gradient matrix has a few large directions and many small ones; made orthogonal, it moves all alike (Jordan et al.
     2024). Scaled by 0.2 sqrt(max(rows, columns)) a step is as long as one of AdamW, so both share a learning rate (Liu
-    et al. 2025). The `gates` of a recurrent cell are maps of their own that stand one above the other in one matrix, and
-    each is made orthogonal for itself.
+    et al. 2025). Maps that stand one above the other in one matrix, of so many `rows` each, are each made orthogonal for
+    themselves.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("scale", 1.0)  # a checkpoint from before there were scales,
-            group.setdefault("gates", 1)  # and gates apart
+            group.setdefault("rows", ())  # and maps apart
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -153,11 +168,11 @@ class Muon(torch.optim.AdamW):
         momenta = [self.momentum(p) for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - 0.95)
         ahead = torch._foreach_lerp(gradients, momenta, 0.95)  # Nesterov: look one step ahead
-        maps = torch.stack(list(ahead)).unflatten(1, (group["gates"], -1)).flatten(0, 1)  # (N * gates, R / gates, C)
-        updates = orthogonal(maps).view(len(matrices), *matrices[0].shape)  # (N, R, C)
-        size = 0.2 * max(maps.shape[1:]) ** 0.5
+        whole = torch.stack(list(ahead))  # (N, R, C)
+        maps = whole.split(list(group["rows"]) or [whole.size(1)], 1)
+        updates = torch.cat([0.2 * max(x.shape[1:]) ** 0.5 * orthogonal(x) for x in maps], 1)  # (N, R, C)
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, list(updates.unbind()), alpha=-group["lr"] * size)
+        torch._foreach_add_(matrices, list(updates.unbind()), alpha=-group["lr"])
         for p in matrices:
             p.grad = None
 

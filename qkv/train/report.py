@@ -41,8 +41,8 @@ class Report:
         """When the last line was printed."""
 
     def say(self, text: str) -> None:
-        """Lines break where the terminal ends, and nowhere in a file."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+        """A line is never broken here, only by the terminal that shows it: paths and commands in it can be copied."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self.printed = time.monotonic()
 
     @contextmanager

@@ -16,6 +16,7 @@ import torch
 import qkv
 from qkv.convert import folder as ours
 from qkv.convert.files import read_json, read_tensors, write_json
+from qkv.convert.manifest import sha256, verify
 from qkv.data.batching import Position
 from qkv.errors import ConfigError
 from qkv.evaluate.class_report import compact
@@ -63,8 +64,7 @@ def kept(test: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def fingerprint(r: Run) -> str:
     """Of the best weights, and of all that decides what they are asked."""
-    with open(r.folder / "best" / "model.safetensors", "rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    weights = sha256(r.folder / "best" / "model.safetensors")
     told = sorted(r.recipe.decode.model_fields_set)  # a limit that is set is not the same as the default
     return hashlib.sha256(f"{weights} {told} {r.recipe.model_dump_json()}".encode()).hexdigest()
 
@@ -72,6 +72,7 @@ def fingerprint(r: Run) -> str:
 def best_network(r: Run) -> Network:
     """The network with the weights in best/, where the run's own is."""
     best = r.folder / "best"
+    verify(best, "model.safetensors")
     device = next(r.training.network.parameters()).device
     return ours.fill(r.config, read_tensors(best), str(best)).to(device)
 

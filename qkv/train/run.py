@@ -3,7 +3,8 @@
 recipe.toml            what was asked for
 tokenizer.json         (and target_tokenizer.json, labels.json)
 log.jsonl              one line per update: the same bytes whether or not the run was interrupted
-checkpoint-0000500/    all that decides how training goes on; the newest one is kept, or `train.keep` of them
+checkpoint-0000500/    all that decides how training goes on; the newest one is kept, or `train.keep` of them. One whose
+                       checksums are wrong is renamed checkpoint-0000500.damaged, and the run goes on from the one before
 best/                  the model with the best score so far: what `qkv translate RUN` (classify, tag ...) opens
 tensorboard/           the log as an event file
 curves.svg             the log as a picture
@@ -27,6 +28,7 @@ from qkv.config.rules import config_warnings
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
+from qkv.convert.manifest import seal
 from qkv.data.corpora import notes
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
@@ -36,7 +38,8 @@ from qkv.train import checkpoint, lora
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
 from qkv.train.events import Events
-from qkv.train.extend import R, extend
+from qkv.train.extend import R, check_rules, extend
+from qkv.train.inputs import check_data, check_network, check_words, word_checksums
 from qkv.train.launch import local_workers, worker_count
 from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
@@ -70,10 +73,12 @@ class Run:
         return not ended(self.training.progress, self.recipe.train)
 
 
-def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | None = 1) -> Run:
+def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | None = 1,
+        changed_data: bool = False) -> Run:  # fmt: skip
     """Train what the recipe describes in `folder`, from the start or from where it stopped.
 
     `text` is the recipe as a file, which the folder keeps. `workers` processes share each batch; None chooses (launch.py).
+    `changed_data`: go on although the training data are not those that the run began with.
     """
     if recipe.data is None or not recipe.data.train:
         raise ConfigError("there is nothing to learn from: name a corpus in data.train")
@@ -83,17 +88,19 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
     task_of(recipe).possible(recipe)
     with locked(folder) if is_first() else nullcontext(), report.heartbeat():
         if is_first():
+            checkpoint.set_aside_damaged(folder, report.say)
+            check_rules(folder, recipe)
             claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
         with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, folder):
-            r = train_in_group(recipe, folder, report)
+            r = train_in_group(recipe, folder, report, changed_data)
         if is_first():
             conclude(r, report)
         return r
 
 
-def train_in_group(recipe: Recipe, folder: Path, report: Report) -> Run:
+def train_in_group(recipe: Recipe, folder: Path, report: Report, changed_data: bool = False) -> Run:
     """One worker's part of a run: open it and train until it ends or is stopped."""
-    r = open_run(recipe, folder, report)
+    r = open_run(recipe, folder, report, changed_data)
     try:
         r.why = ended(r.training.progress, recipe.train) or learn(r, report)
     finally:
@@ -131,22 +138,30 @@ def learn(r: Run, report: Report) -> str:
         return train(r.training, r.task, r.recipe.train, hooks)
 
 
-def open_run(recipe: Recipe, folder: Path, report: Report) -> Run:
+def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = False) -> Run:
     """Begin the run in `folder`, or read it again where it stopped."""
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
+        last = checkpoint.newest(folder)
+        old_words, old_data = checkpoint.inputs_of(last) if last is not None else ({}, {})
+        if last is not None:
+            check_words(folder, old_words)
         words = known_words(recipe, folder, report)
     kind = task_of(recipe)
     config = kind.fitted(recipe, words)
+    if last is not None:
+        check_network(folder, config)
     task = kind(recipe, config, words)
     torch.manual_seed(recipe.train.seed)
     network = task.network()
-    last = checkpoint.newest(folder)
     if recipe.tune.start and last is None:
         start_from(recipe.tune.start, config, task.kept(network), report.say if is_first() else lambda _: None)
     training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
+    if is_first() and not ended(training.progress, recipe.train):
+        training.words = word_checksums(folder)
+        training.data = check_data(task.batches.source, old_data, changed_data, report.say)
     if is_first():
         for line in [] if recipe.tune.start else config_warnings(config):
             report.say(line)
@@ -228,3 +243,4 @@ def keep_best(r: Run, t: Training) -> None:
     ours.save(r.folder / "best", r.config, lora.plain(r.config, network), r.words.source, r.words.target)
     if lora.updates(network):
         lora.save(r.folder / "best", network)
+        seal(r.folder / "best", ours.SEALED)

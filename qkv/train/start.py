@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config import DataConfig, ModelConfig, Recipe, format_value, read_toml
+from qkv.config import INITIAL, DataConfig, ModelConfig, Recipe, format_value, read_toml
 from qkv.convert.detect import open_config, open_model, run_of
 from qkv.convert.files import some
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer, read_tokenizer
@@ -40,7 +40,7 @@ MOVED = {
 
 
 TUNABLE = {
-    "head", "n_classes", "labels", "pooling", "pooler", "keep", "output_bias", "init_std",  # what the new head is
+    "head", "n_classes", "labels", "pooling", "pooler", "keep", "output_bias", *INITIAL,  # what the new head is
     "dropout", "attention_dropout", "ffn_dropout",
     "max_length", "rotary_scaling", "position_base", "mixer", "window", "n_global",  # for longer texts
     "n_layers", "n_decoder_layers", "tie",  # fewer layers are the lowest ones; matrices that were one can become two

@@ -78,7 +78,9 @@ def open_ids(path: Path) -> np.ndarray:
 
 
 def damaged(path: Path) -> FileError:
-    return FileError(f"{path} is damaged, or of another text: remove it, and it is made again")
+    return FileError(
+        f"{path} is damaged, or of another text: remove it, and it is made again from the text that the run began with"
+    )
 
 
 def sound(ids: np.ndarray, words: int) -> bool:

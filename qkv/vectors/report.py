@@ -28,9 +28,7 @@ class Bar:
         r, c = self.run, self.run.recipe.vectors
         count = kernel.workers(c.workers)
         how = (
-            f"{count} worker{'s' if count > 1 else ''}"
-            if kernel.library()
-            else "no C++ compiler is here, so it is slow"
+            f"{count} worker{'s' if count > 1 else ''}" if kernel.library() else "without the C++ kernel, so it is slow"
         )
         self.report.say(
             f"{c.model}, {c.loss}: {len(r.vocabulary.words):,} words of width {c.width}, {int(r.vocabulary.counts.sum()):,} words "

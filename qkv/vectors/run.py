@@ -24,6 +24,7 @@ import torch
 
 from qkv.config.vectors import VectorsRecipe, load_vectors_recipe
 from qkv.convert.files import new_folder, read_json, read_tensors, to_disk, write_json, write_tensors, write_text
+from qkv.convert.manifest import seal, sha256
 from qkv.errors import FileError, QkvError
 from qkv.look.charts import curves
 from qkv.train import checkpoint
@@ -64,6 +65,8 @@ class Progress:
     """Of each pass: the sum of all losses, and of how many predictions."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Records of the text that could not be read, by reason."""
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the vocabulary and of the row of ids."""
 
     @property
     def loss(self) -> float:
@@ -114,6 +117,7 @@ def run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> Vecto
 
 def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> VectorsRun:
     """Make the folder or read it again."""
+    checkpoint.set_aside_damaged(folder, report.say)
     claim(folder, recipe, text, load_vectors_recipe, report.say)
     last, texts = checkpoint.newest(folder), sources(recipe.data)
     if last is None:
@@ -129,12 +133,28 @@ def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> 
         write_ids(folder / IDS, sentences(texts, recipe.data), vocabulary)
     if progress is None:
         skipped = sum((source.skipped for source in texts), Counter[str]())
-        progress = Progress(len(open_ids(folder / IDS)), skipped=dict(skipped.most_common()))
+        files = {name: sha256(folder / name) for name in (store.WORDS, IDS)}
+        progress = Progress(len(open_ids(folder / IDS)), skipped=dict(skipped.most_common()), files=files)
+    else:
+        check_files(folder, progress.files)
     r = VectorsRun(folder, recipe, vocabulary, Word2Vec.begin(recipe.vectors, vocabulary, progress.length), progress)
     if last is not None:
         load(last, r.model)
     checkpoint.cut_log(folder / "log.jsonl", progress.step)
     return r
+
+
+def check_files(folder: Path, began: dict[str, str]) -> None:
+    """FileError where vocabulary or text are not those that the run began with; checkpoints of older versions do not know."""
+    for name, checksum in began.items():
+        if (folder / name).is_file() and sha256(folder / name) != checksum:
+            raise (
+                damaged(folder / name)
+                if name == IDS
+                else FileError(
+                    f"{folder / name} is not the file that this run began with: put that back, or start a new run with --out NEW"
+                )
+            )
 
 
 def known_words(folder: Path) -> Vocabulary:
@@ -224,6 +244,7 @@ def keep(r: VectorsRun) -> None:
             new / checkpoint.TENSORS, {name: torch.from_numpy(getattr(r.model, name)) for name in ("input", "output")}
         )
         write_json(new / checkpoint.NUMBERS, asdict(r.progress))
+        seal(new, (checkpoint.TENSORS, checkpoint.NUMBERS))
     for old in checkpoint.all_of(r.folder)[:-1]:
         shutil.rmtree(old, ignore_errors=True)
 

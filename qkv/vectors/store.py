@@ -1,4 +1,4 @@
-"""Word vectors in files: our folder (vectors.safetensors, vocabulary.json), and the two formats of word2vec.
+"""Word vectors in files: our folder (vectors.safetensors, vocabulary.json, COMPLETE with their checksums), and the two formats of word2vec.
 
 text     "V C", then a word and C numbers per line
 binary   "V C", then V times: the word, a space, C float32 (a line end may follow)
@@ -28,6 +28,7 @@ from qkv.convert.files import (
     write_tensors,
     write_text,
 )
+from qkv.convert.manifest import seal, verify
 from qkv.data.lines import open_binary
 from qkv.errors import FileError, QkvError
 from qkv.vectors.space import Vectors
@@ -84,10 +85,12 @@ def write(folder: Path, v: Vectors, card: str = "") -> None:
         folder / "README.md",
         card or f"# {len(v):,} word vectors of width {v.vectors.size(1)}\n\nqkv nearest FOLDER WORD\n",
     )
+    seal(folder, (WORDS, TENSORS))
 
 
 def load(folder: Path) -> Vectors:
-    """Read it."""
+    """Read it, both files verified."""
+    verify(folder)
     (words, counts), header = read_vocabulary(folder), read_header(folder / TENSORS)
     shape = header["input"].shape if "input" in header else ()
     if len(shape) != 2 or shape[0] != len(words) or not words or header["input"].dtype != "F32":

@@ -3,12 +3,12 @@ import { ask, key } from "./api.js";
 import { refresh } from "./colour.js";
 import { clear, edges, failed, h } from "./dom.js";
 import { input } from "./input.js";
-import { about } from "./models.js";
+import { about, main } from "./models.js";
 import { START, correct, listen, read, set, state } from "./state.js";
 import { views } from "./views/all.js";
 
 const at = (id) => document.getElementById(id);
-const page = { models: [], limits: {}, run: null, view: null, shown: null, input: null };
+const page = { models: [], limits: {}, run: null, run_model: null, view: null, shown: null, input: null };
 
 // --- colours
 
@@ -42,25 +42,37 @@ function repaint() {
 
 // --- the parts of the page
 
-const model = () => page.models.find((one) => one.name === state.model) ?? page.models[0] ?? null;
+/** The entry of a run in the list of models, where none of them comes from it. */
+const runEntry = () => (page.run && !page.run_model ? `Run ${page.run}` : null);
+/** The chosen model; null where there is none, or where the run is chosen. */
+const model = () =>
+  page.models.find((one) => one.name === state.model) ??
+  (state.model && state.model === runEntry() ? null : (page.models[0] ?? null));
 
 function header() {
   const list = at("model");
+  const names = [...page.models.map((one) => one.name), runEntry()].filter(Boolean);
   clear(
     list,
-    page.models.map((one) => h("option", { value: one.name }, one.name)),
+    names.map((one) => h("option", { value: one }, one)),
   );
   list.parentElement.hidden = !page.models.length;
   list.onchange = () => set({ ...START, as: state.as, image: null, model: list.value }, true); // another model: all else anew
 }
 
-const fitting = () => views.filter((view) => view.fits(model(), page));
+/** The views of the model; those of one that does nothing but embed begin with its embeddings. */
+function fitting() {
+  const found = views.filter((view) => view.fits(model(), page));
+  const first = (view) => (view.id === "embeddings" && !main(model()) ? 0 : 1);
+  return found.sort((a, b) => first(a) - first(b));
+}
 
 /** What the address names and this server has not, said once; the address is put right. */
 function lost() {
   const [name, own] = [state.model, state.view];
   const notices = [];
-  if (name && !page.models.some((one) => one.name === name)) {
+  if (own === "run" && !name && !page.run_model && runEntry()) correct({ model: runEntry() });
+  else if (name && name !== runEntry() && !page.models.some((one) => one.name === name)) {
     notices.push(`There is no model “${name}” here${model() ? `; showing “${page.models[0].name}”` : ""}.`);
     correct({ model: "" });
   }
@@ -109,14 +121,22 @@ function tabs(own) {
   at("panel").setAttribute("aria-labelledby", `tab-${own.id}`);
 }
 
+/** Name the place in the title of the window and in the heading: view, then model or run. */
+function where(view) {
+  const name = model()?.name ?? (page.run && `Run ${page.run}`);
+  at("where").textContent = [view.title(model()), name].filter(Boolean).join(" · ");
+  document.title = `${at("where").textContent} · qkv`;
+}
+
 /** Show the view that the state names; a view is made anew when it, the model or the colours change. */
 function show(anew = false, changed = new Set()) {
   const found = fitting();
   const own = found.find((view) => view.id === state.view) ?? found[0];
-  if (!own) return void clear(at("panel"), failed(new Error("This server has no model and watches no run.")));
+  if (!own) return void clear(at("panel"), failed(new Error("This server has no model and no run to show.")));
   const other = anew || own !== page.view || model() !== page.shown;
   if (other) {
     page.drop?.();
+    where(own);
     if (own !== page.view || model() !== page.shown) tabs(own);
     page.view = own;
     page.shown = model();
@@ -137,7 +157,7 @@ function show(anew = false, changed = new Set()) {
 function renew(changed) {
   if (changed.has("model") || changed.has("view")) notice("");
   if (changed.has("model") || !page.input) {
-    at("model").value = model()?.name ?? "";
+    at("model").value = model()?.name ?? runEntry() ?? "";
     const part = ({ text, more = "" }, i) => h("span", i ? " · " : "", text, h("span.roomy", more));
     clear(at("about"), model() ? about(model()).map(part) : null);
     page.input = model() && input(at("input"), model(), page.limits);
@@ -150,6 +170,10 @@ function renew(changed) {
 
 async function begin() {
   theme();
+  document.querySelector(".skip").onclick = (event) => {
+    event.preventDefault(); // following the link would replace the state in the address
+    at("panel").focus();
+  };
   edges(at("tabs"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   try {
@@ -179,16 +203,16 @@ function askForKey() {
   });
   const form = h(
     "form.card.key",
-    h("h2", "This server asks for a key"),
-    h("p.quiet", "Whoever started it has one. It is kept until this tab is closed."),
-    h("div.row", field, h("button.main", { type: "submit" }, "Go on")),
+    h("h2", "This server requires an API key"),
+    h("p.quiet", "Get one from whoever runs the server. The page keeps it until this tab is closed."),
+    h("div.row", field, h("button.main", { type: "submit" }, "Continue")),
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     key.set(field.value.trim());
     begin();
   });
-  clear(at("panel"), key.get() ? failed(new Error("The server does not know this key.")) : null, form);
+  clear(at("panel"), key.get() ? failed(new Error("Invalid API key.")) : null, form);
   field.focus();
 }
 

@@ -26,7 +26,6 @@ function colours() {
     quiet: of("--quiet"),
     line: of("--line"),
     masked: of("--masked"),
-    onAccent: of("--on-accent"),
   };
   probe.remove();
   return scales;
@@ -49,13 +48,13 @@ function brightness(rgb) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-/** Whether the letters of an accent can be read better on a colour than the page's own. */
+/** Whether white letters can be read better on a colour than black ones; the better of both has a contrast of 4.5 on any. */
 export function strong(rgb) {
   const contrast = (letters) => {
     const [low, high] = [brightness(rgb), brightness(letters)].sort((a, b) => a - b);
     return (high + 0.05) / (low + 0.05);
   };
-  return contrast(colours().onAccent) > contrast(colours().ink);
+  return contrast([255, 255, 255]) > contrast([0, 0, 0]);
 }
 
 export const css = (rgb) => `rgb(${rgb.join(" ")})`;
@@ -87,4 +86,13 @@ export function largest(rows) {
   let most = 1e-9;
   for (const row of rows) for (const x of row) if (x !== null && Math.abs(x) > most) most = Math.abs(x);
   return most;
+}
+
+const TYPICAL = 3; // times the median size: of numbers with a normal distribution one in twenty is larger
+
+/** What a colour scale is measured by where single numbers may be far larger than all others, which would leave the rest
+ * without colour: the largest size of any number, but at most a few times the median one. */
+export function typical(rows) {
+  const sizes = Float32Array.from(rows.flat().filter(Boolean), Math.abs).sort();
+  return sizes.length ? Math.min(sizes.at(-1), TYPICAL * sizes[sizes.length >> 1]) : 1e-9;
 }

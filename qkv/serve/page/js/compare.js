@@ -1,10 +1,11 @@
 // What a model says before and after a change, side by side.
 import { largest } from "./colour.js";
-import { bars, h, percent, shown } from "./dom.js";
+import { bars, edges, h, percent } from "./dom.js";
 import { moved, rowsOf } from "./scored.js";
 
-/** Both texts, the words that differ marked. */
-export function texts(before, after) {
+/** Both texts, the words that differ marked; the one text while nothing has changed. */
+export function texts(before, after, changed) {
+  if (!changed) return h("dl.change", h("dt", "Output"), h("dd", before));
   const [a, b] = [before.split(/(\s+)/), after.split(/(\s+)/)];
   const same = common(a, b);
   const side = (words, kept, name) => words.map((word, i) => (kept.has(i) || !word.trim() ? word : h(name, word)));
@@ -13,9 +14,9 @@ export function texts(before, after) {
     "dl.change",
     h("dt", "All heads on"),
     h("dd", side(a, same.a, "del")),
-    h("dt", "Without them"),
+    h("dt", "Selected heads off"),
     h("dd.after", side(b, same.b, "ins")),
-    h("dd.verdict", equal ? "The text is the same." : "The text has changed."),
+    h("dd.verdict", equal ? "The output is the same." : "The output has changed."),
   );
 }
 
@@ -34,44 +35,41 @@ function common(a, b) {
   return found;
 }
 
-/** How likely each token of the text is, with and without the heads. */
-export function likelihoods(before, after) {
+/** The probability of each token of a `side` ("input", "output"), with and, once some are off, without the heads. */
+export function likelihoods(side, before, after, changed) {
+  const fill = (name, p) => h(name, { style: { width: `${100 * p}%` } });
   const row = ({ token, probability }, i) => {
     const now = after[i].probability;
+    const ghost = changed ? fill("span.bar-fill.ghost", probability) : null;
     return h(
       "tr",
-      h("td", shown(token)),
+      h("td", token),
       h("td.num", percent(probability)),
-      h(`td.num${now < probability / 2 ? ".less" : ""}`, percent(now)),
-      h(
-        "td",
-        h(
-          "span.bar-track.twice",
-          h("span.bar-fill.ghost", { style: { width: `${100 * probability}%` } }),
-          h("span.bar-fill", { style: { width: `${100 * now}%` } }),
-        ),
-      ),
+      changed ? h(`td.num${now < probability / 2 ? ".less" : ""}`, percent(now)) : null,
+      h("td", h("span.bar-track.twice", ghost, fill("span.bar-fill", now))),
     );
   };
   return [
-    h("h3", "How likely each token of the text is"),
-    h(
-      "div.scroll",
+    h("h3", `Probability of each ${side} token`),
+    edges(
       h(
-        "table.plain.likely",
-        h("thead", h("tr", h("th", "Token"), h("th.num", "on"), h("th.num", "off"), h("th", ""))),
-        h("tbody", before.map(row)),
+        "div.scroll",
+        h(
+          "table.plain.likely",
+          h("thead", h("tr", h("th", "Token"), h("th.num", changed ? "Heads on" : "Probability"), changed ? h("th.num", "Heads off") : null, h("th", h("span.unseen", "as a bar")))),
+          h("tbody", before.map(row)),
+        ),
       ),
     ),
   ];
 }
 
-/** The likeliest answers at one token, or the score, with and without the heads. */
+/** The likeliest answers at one token, or the score, with and, once some are off, without the heads. */
 export function answers(model, title, before, after, changed) {
   const most = largest([before.probabilities, after.probabilities]);
   const column = (name, one) =>
-    h("div", h("h3", name), bars(rowsOf(model, one.words.map(shown), one.probabilities, most)));
-  const both = [column("All heads on", before), column(changed ? "Without them" : "The same", after)];
-  const verdict = `The score is ${moved(before.probabilities[0], after.probabilities[0])} without them.`;
+    h("div", changed ? h("h3", name) : null, bars(rowsOf(model, one.words, one.probabilities, most)));
+  const both = [column("All heads on", before), changed ? column("Selected heads off", after) : null];
+  const verdict = `The score is ${moved(before.probabilities[0], after.probabilities[0])} with the selected heads off.`;
   return [h("h3", title), h("div.two.even", both), model.scores && changed ? h("p.quiet.verdict", verdict) : null];
 }

@@ -85,12 +85,6 @@ export function segments(label, options, value, change) {
   );
 }
 
-/** How a token is shown: spaces and line breaks made visible where they are all there is. */
-export function shown(token) {
-  const text = token.replace(/\n/g, "↵").replace(/\t/g, "⇥");
-  return text.trim() === "" ? "␣".repeat(Math.max(1, text.length)) : text.trim();
-}
-
 export const number = (x, digits = 3) =>
   x === null || x === undefined ? "−∞" : x.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−"); // no "−0.00"
 
@@ -136,11 +130,78 @@ export function edges(box) {
       below: y + box.clientHeight < box.scrollHeight - 1,
     };
     box.dataset.more = Object.keys(sides).filter((side) => sides[side]).join(" ");
+    if (box.dataset.more && !box.querySelector("a, button, input, select, [tabindex]")) box.tabIndex = 0; // to scroll by keys
   };
   box.addEventListener("scroll", mark, { passive: true });
   new ResizeObserver(mark).observe(box);
   new MutationObserver(mark).observe(box, { childList: true, subtree: true });
   return box;
+}
+
+const ARROWS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
+
+/** One tab stop for all parts of a box that a selector finds: the one that had the focus last, or the chosen one. The arrow keys
+ * move among them as they stand on the screen. */
+export function roving(box, selector) {
+  const all = () => [...box.querySelectorAll(selector)];
+  const stop = (one) => all().forEach((other) => (other.tabIndex = other === one ? 0 : -1));
+  const renew = () => {
+    const [parts, now] = [all(), document.activeElement];
+    stop(parts.includes(now) ? now : (parts.find((one) => one.ariaPressed === "true") ?? parts[0]));
+  };
+  box.addEventListener("focusin", renew);
+  box.addEventListener("keydown", (event) => {
+    const step = ARROWS[event.key];
+    const next = step && event.target.matches(selector) && beside(event.target, all(), step);
+    if (!next) return;
+    event.preventDefault();
+    event.stopPropagation();
+    next.focus();
+  });
+  new MutationObserver(renew).observe(box, { childList: true, subtree: true, attributeFilter: ["aria-pressed"] });
+  renew();
+  return box;
+}
+
+/** The nearest of some elements in a direction [across, down]; undefined where there is none. */
+function beside(own, all, [across, down]) {
+  const middle = (one) => {
+    const { left, top, width, height } = one.getBoundingClientRect();
+    return [left + width / 2, top + height / 2];
+  };
+  const [x, y] = middle(own);
+  const { width, height } = own.getBoundingClientRect();
+  const far = (one) => {
+    const [dx, dy] = [middle(one)[0] - x, middle(one)[1] - y];
+    if (across) return dx * across > 1 && Math.abs(dy) < height / 2 ? Math.abs(dx) : Infinity;
+    return dy * down > height / 2 ? Math.abs(dy) * 100 + Math.max(0, Math.abs(dx) - width / 2) : Infinity;
+  };
+  return all.filter((one) => far(one) < Infinity).sort((a, b) => far(a) - far(b))[0];
+}
+
+const FADED = { across: 40, down: 24 }; // pixels at the edges of a box that fade where it goes on
+
+/** Scroll a box, and nothing else, as little as needed to have a part of it ({left, top, width, height} on the screen) in sight;
+ * `covered`: how much of its left and top stays in place over what is scrolled. */
+export function reveal(box, part, covered = { left: 0, top: 0 }) {
+  const own = box.getBoundingClientRect();
+  const nearest = (now, room, at, size, margin, before) => {
+    const [first, last] = [at + now - before - margin, at + now + size + margin - room];
+    return Math.max(0, first < now ? first : last > now ? Math.min(last, first) : now);
+  };
+  const { across, down } = FADED;
+  box.scrollLeft = nearest(box.scrollLeft, box.clientWidth, part.left - own.left, part.width, across, covered.left);
+  box.scrollTop = nearest(box.scrollTop, box.clientHeight, part.top - own.top, part.height, down, covered.top);
+}
+
+/** The same for what is chosen in a box: where the box was scrolled down by `before` when it was last made it stays there, if it
+ * can; else what is chosen is in its middle. */
+export function revealChosen(box, before = null) {
+  box.scrollTop = before ?? 0;
+  const on = box.querySelector(".on, [aria-pressed=true]")?.getBoundingClientRect();
+  if (!on || box.scrollHeight <= box.clientHeight) return;
+  if (before !== null) return void reveal(box, on);
+  box.scrollTop = on.top - box.getBoundingClientRect().top - (box.clientHeight - on.height) / 2;
 }
 
 /** How many things stand in a row where at most so many fit: all rows alike. */

@@ -65,33 +65,45 @@ const ASKED = [
 const REVIEWS = [
   "A wonderful film with a clever story.",
   "It was boring, and the actors were terrible.",
-  "Did our man go to the garden?",
 ];
-const BEGINNINGS = ["First Citizen:\nWe are", "ROMEO:\nBut, soft!", "The old teacher", "I have seen the"];
+const BEGINNINGS = ["First Citizen:\nWe are", "ROMEO:\nBut, soft!"];
+const CODE = ["def read(path):", "import os\n\n", "class Queue:"];
+// what any model of the language may know
+const NEUTRAL = ["The weather today is", "Once upon a time there was", "In the morning we"];
+const SENTENCES = ["The weather is nice today.", "She reads a book in the garden.", "We met at the station."];
 
 export function examples(model) {
   return textsFor(model, main(model)?.ability).map((one) => (typeof one === "string" ? { text: one } : one));
 }
 
+/** Texts of the model's own test set; else of the kind of its training data; else what is said everywhere. */
 function textsFor(model, ability) {
+  const { data = null, examples: own = [] } = model;
+  if (own.length && !model.pairs) return own;
   const gap = gapOf(model);
-  const translated = model.vocabulary < OF_GRAMMAR ? GRAMMAR : SCENES;
+  const grammar = data === null ? model.vocabulary < OF_GRAMMAR : data === "grammar";
+  const translated = grammar ? GRAMMAR : SCENES;
+  const reviews = /imdb|sst/i.test(data ?? "");
   switch (ability) {
     case "translate":
       return translated[model.source] ?? translated.en;
     case "summarize":
       return model.context < OF_LETTERS ? GRAMMAR.en : LETTERS;
     case "fill":
-      return [`The movie was ${gap} and I loved every minute.`, `I ate an ${gap}.`];
+      if (grammar) return [`I ate an ${gap}.`, `She reads the ${gap} aloud in warm gardens.`];
+      return reviews ? [`The movie was ${gap} and I loved every minute.`] : SENTENCES.map((one) => one.replace(/\w+\.$/, `${gap}.`));
     case "classify":
-      return model.pairs ? COMPARED : REVIEWS;
+      if (model.pairs) return COMPARED;
+      return reviews ? REVIEWS : grammar ? GRAMMAR.en : SENTENCES;
     case "answer":
       return ASKED;
     case "chat":
       return ["Hello! Who are you?", "Tell me a short story."];
     case "generate":
-      return model.family === "decoder" ? BEGINNINGS : GRAMMAR.en;
+      if (/shakespeare/i.test(data ?? "")) return BEGINNINGS;
+      if (data === "stdlib") return CODE;
+      return grammar ? GRAMMAR.en : NEUTRAL;
     default:
-      return GRAMMAR.en;
+      return grammar ? GRAMMAR.en : SENTENCES;
   }
 }

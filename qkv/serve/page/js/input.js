@@ -10,11 +10,15 @@ const LABELS = {
   translate: "Text",
   summarize: "Text to summarise",
   classify: "Text",
-  answer: "Text that has the answer",
+  answer: "Context",
   tag: "Sentence",
   chat: "Message",
-  generate: "Beginning",
+  generate: "Prompt",
 };
+
+const SEVERAL = /[.!?…]["”»)'’]*\s+[^\p{Ll}\s]|\S\s*\n\s*\S/u; // an end of a sentence, and another one behind it
+const AS_ONE =
+  "This view reads the whole text as one sequence, while Translate splits it into sentences: inspect one sentence at a time.";
 
 /** Fill the card; gives a function that follows the state. */
 export function input(card, model) {
@@ -30,13 +34,17 @@ export function input(card, model) {
   const fields = [area("text", labelOf(model), { target: "", token: -1 })];
   if (other) fields.push(area("pair", other.label, { token: -1 }));
   if (bothSides(model)) {
-    const writes = model.target ? language(model.target) : "What it writes";
-    const label = `${writes}, to look at another answer than its own`;
-    fields.push(area("target", label, {}, "its own answer"));
+    const name = model.target ? language(model.target) : "Output";
+    const label = `${name} (optional): inspect a different ${model.target ? "translation" : "output"}`;
+    fields.push(area("target", label, {}, "the model's own output"));
     fields.at(-1).classList.add("wants");
   }
-  clear(card, h("div.fields", fields), chips(model), model.note && h("p.note", model.note));
-  return () => fields.forEach(follow);
+  const whole = h("p.quiet.wants", { role: "status" });
+  clear(card, h("div.fields", fields), chips(model), whole, model.note && h("p.note", model.note));
+  return () => {
+    fields.forEach(follow);
+    clear(whole, main(model)?.ability === "translate" && SEVERAL.test(state.text) ? AS_ONE : null);
+  };
 }
 
 function labelOf(model) {
@@ -89,7 +97,7 @@ function chips(model) {
 /** What a reader has yet to give before the model can be asked anything, in words; null where nothing is missing. */
 export function missing(model) {
   if (sees(model) ? !state.image : !state.text.trim())
-    return empty("There is nothing to look at yet: write something above, or choose an example.");
+    return empty(`No input yet: ${sees(model) ? "draw a picture" : "type a text"} above, or choose an example.`);
   const other = second(model);
   if (!other || state.pair.trim()) return null;
   const write = () => document.getElementById("pair").focus();

@@ -1,5 +1,5 @@
-// Attention as lines: who looks on the left, at what on the right, the thicker the more.
-import { h, number, s, shown } from "./dom.js";
+// Attention as lines: queries on the left, keys on the right; the thicker the line, the larger the weight.
+import { edges, h, number, roving, s } from "./dom.js";
 
 const ROW = 28;
 const WIDTH = 260;
@@ -18,14 +18,14 @@ export function lines({ rows, columns, values, chosen, choose, label }) {
     h(
       "button.word",
       { type: "button", "data-keep": `word${i}`, "aria-pressed": i === chosen, onclick: () => choose(i) },
-      shown(name),
+      name,
     ),
   );
-  const to = columns.map((name) => h("span.word", shown(name)));
+  const to = columns.map((name) => h("span.word", name));
 
   function mark(i) {
     strokes.forEach((own, k) => own.forEach((line) => line.classList.toggle("off", i >= 0 && k !== i)));
-    to.forEach((word, j) => word.style.setProperty("--weight", i >= 0 ? `${Math.round(85 * values[i][j])}%` : "0%"));
+    to.forEach((word, j) => word.style.setProperty("--weight", i >= 0 ? `${Math.round(45 * values[i][j])}%` : "0%"));
     readout.replaceChildren(...(i < 0 ? [HOW] : best(rows[i], columns, values[i])));
   }
 
@@ -33,17 +33,13 @@ export function lines({ rows, columns, values, chosen, choose, label }) {
     word.addEventListener("pointerenter", () => mark(i));
     word.addEventListener("focus", () => mark(i));
     word.addEventListener("pointerleave", () => mark(chosen));
-    word.addEventListener("keydown", (event) => {
-      const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      if (step) event.preventDefault();
-      if (step) from[i + step]?.focus();
-    });
   });
   mark(chosen);
-  return h("figure.lines", h("div.lines-scroll", h("div.words.from", from), picture, h("div.words", to)), readout);
+  const box = h("div.lines-scroll", roving(h("div.words.from", from), ".word"), picture, h("div.words", to));
+  return h("figure.lines", edges(box), readout);
 }
 
-const HOW = "Point at a word on the left to see what it looks at; click to keep it.";
+const HOW = "Point at a row on the left to see its weights; click to keep it.";
 
 /** The lines of the i-th word: one for each weight that can be seen. */
 function strokesOf(weights, i) {
@@ -61,15 +57,15 @@ function strokesOf(weights, i) {
   );
 }
 
-/** What a word looks at most, in words. */
+/** The largest weights of a row, in words. */
 function best(name, columns, weights) {
   const most = weights
     .map((x, j) => [x, j])
     .sort((a, b) => b[0] - a[0])
     .slice(0, 3);
   return [
-    h("b", shown(name)),
-    " looks at ",
-    ...most.flatMap(([x, j], n) => [n ? ", " : "", h("b", shown(columns[j])), ` ${number(x)}`]),
+    h("b", name),
+    ": ",
+    ...most.flatMap(([x, j], n) => [n ? ", " : "", h("b", columns[j]), ` ${number(x)}`]),
   ];
 }

@@ -10,7 +10,7 @@ const MAIN = [
   ["fill", "Fill", "Fill"],
   ["classify", "Classify", "Classify"],
   ["chat", "Chat", "Send"],
-  ["generate", "Write", "Write on"],
+  ["generate", "Generate", "Continue"],
 ];
 
 export function main(model) {
@@ -26,9 +26,8 @@ export const sees = (model) => model.image_size !== null;
 export const looks = (model) => model.can.includes("look");
 export const bothSides = (model) => model.family === "encoder-decoder";
 export const attends = (model) => looks(model) && model.attention.length > 0;
-/** Whether a head of it may be walked through: softmax over the tokens, not a recurrence; cross-attention always is one. */
-export const walks = (model) =>
-  attends(model) && !model.recurrent && (model.mixer.includes("softmax") || bothSides(model));
+/** Whether a head of it may be walked through: softmax over the tokens; cross-attention always is one. */
+export const walks = (model) => attends(model) && (model.mixer.includes("softmax") || bothSides(model));
 /** How it writes a gap; a model that fills none has no name for it. */
 export const gapOf = (model) => model.mask ?? "[MASK]";
 /** Whether a token ends what is written. */
@@ -65,10 +64,12 @@ export const language = (code) => LANGUAGES[code] ?? code ?? "";
 
 export const KINDS = {
   self: "Self-attention",
-  encoder: "Encoder: source looks at itself",
-  decoder: "Decoder: what is written looks back",
-  cross: "Cross: what is written looks at the source",
+  encoder: "Encoder self-attention",
+  decoder: "Decoder self-attention",
+  cross: "Cross-attention: output to input",
 };
+
+const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
 /** What it is, in parts: {text, more}, of which there is room for `more` on a desk alone. */
 export function about(model) {
@@ -78,10 +79,10 @@ export function about(model) {
       : model.parameters >= 1e6
         ? `${(model.parameters / 1e6).toFixed(1)} M`
         : `${Math.round(model.parameters / 1e3)} k`;
-  const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : `${model.layers} layers`;
+  const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : counted(model.layers, "layer");
   return [
     { text: model.recurrent ? `recurrent ${model.family}` : model.family },
-    { text: model.recurrent ? layers : `${layers} · ${model.heads} heads`, more: ` · width ${model.width}` },
+    { text: attends(model) && !model.recurrent ? `${layers} · ${counted(model.heads, "head")}` : layers, more: ` · width ${model.width}` },
     { text: count, more: " parameters" },
   ];
 }

@@ -1,20 +1,20 @@
 // All heads at a glance: a row of small pictures for each layer, and what the chosen head does on average.
 import { look } from "./api.js";
 import { paint, share } from "./colour.js";
-import { clear, edges, even, failed, h, number } from "./dom.js";
+import { clear, edges, even, failed, h, number, revealChosen, roving } from "./dom.js";
 import { subject } from "./input.js";
 import { sees } from "./models.js";
 import { set } from "./state.js";
 
 const IN_A_ROW = 12; // heads; of more, a layer has several rows
 const HABITS = [
-  ["previous", "the token before"],
-  ["next", "the token after"],
-  ["itself", "itself"],
+  ["previous", "the previous token"],
+  ["next", "the next token"],
+  ["itself", "the token itself"],
   ["first", "the first token"],
   ["last", "the last token"],
-  ["same", "the same word elsewhere"],
-  ["induction", "what followed this word before"],
+  ["same", "other copies of the token"],
+  ["induction", "what followed the token before (induction)"],
 ];
 
 export class Overview {
@@ -27,6 +27,8 @@ export class Overview {
     if (anew || !this.card.querySelector(".thumbs")) this.frame(where.own);
     for (const button of this.card.querySelectorAll(".thumb"))
       button.setAttribute("aria-pressed", button.dataset.at === `${where.layer}.${where.head}`);
+    const thumbs = this.card.querySelector(".thumbs");
+    revealChosen(thumbs, thumbs.scrollTop);
     try {
       await this.fill(where, current);
       if (current() && where.kind !== "cross" && !sees(this.model)) await this.does(where, current);
@@ -50,8 +52,8 @@ export class Overview {
     clear(
       this.card,
       h("h2", "All heads"),
-      h("p.quiet", "A row for each layer. Choose a head to see it larger."),
-      edges(h("div.thumbs", own.map(row))),
+      h("p.quiet", "One row per layer. Choose a head to enlarge it."),
+      roving(edges(h("div.thumbs", own.map(row))), ".thumb"),
       h("p.note.does"),
     );
   }
@@ -80,7 +82,7 @@ export class Overview {
     clear(
       this.card.querySelector(".does"),
       h("b", `Head ${layer}.${head}`),
-      ` looks at ${best.map(([x, text]) => `${text} ${number(x, 2)}`).join(", ")} on average here; its weights spread over ${number(Math.exp(of("entropy")), 1)} tokens.`,
+      `: mean weight ${best.map(([x, text]) => `${number(x, 2)} on ${text}`).join(", ")}; effective number of keys ${number(Math.exp(of("entropy")), 1)}.`,
     );
   }
 }

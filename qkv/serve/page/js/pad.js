@@ -9,7 +9,7 @@ const COLOURS = ["#dc2828", "#28aa46", "#325aeb", "#f0e13c", "#a03cc8", "#fa8c1e
 export function pad(model) {
   const board = new Board(model.channels === 1);
   const example = ([name, draw]) => h("button.chip", { type: "button", onclick: () => board.take(draw) }, name);
-  const clearing = h("button", { type: "button", onclick: () => board.take(() => {}) }, "Empty");
+  const clearing = h("button", { type: "button", onclick: () => board.take(() => {}) }, "Clear");
   const file = h("input", {
     type: "file",
     accept: "image/*",

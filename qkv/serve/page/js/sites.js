@@ -25,12 +25,24 @@ export async function sitesOf(model, wanted) {
   };
 }
 
+/** An attention map or a walk with its rows named as the page names tokens; `brief` are their names where there is little room. */
+export function named(found) {
+  const { after, predicting } = found;
+  if (!predicting.length) return found;
+  const each = (text) => predicting.map((next, i) => text(after[i], next));
+  return {
+    ...found,
+    rows: each((last, next) => `after ${last}, predicting ${next}`),
+    brief: each((last, next) => `${last} → ${next}`),
+  };
+}
+
 /** A list of the kinds, where there are several. */
 export function kindPicker({ kinds, kind }) {
   const names = Object.keys(kinds);
   const take = (value) => set({ kind: value, layer: -1, head: 0, token: -1, off: "" });
   const options = names.map((one) => [one, KINDS[one]]);
-  return names.length > 1 ? pick("Who looks at whom", options, kind, take) : null;
+  return names.length > 1 ? pick("Attention type", options, kind, take) : null;
 }
 
 /** Lists of kind, layer and head. */

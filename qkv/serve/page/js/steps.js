@@ -1,126 +1,148 @@
-// The steps of a walk through a head: a title, a formula, a few words, and the numbers themselves.
-import { largest } from "./colour.js";
-import { h, number, shown } from "./dom.js";
+// The steps of a walk through a head: a name, a title, a formula, a few words, and the numbers themselves.
+import { largest, typical } from "./colour.js";
+import { h, number } from "./dom.js";
+import { output } from "./outputs.js";
+import { rotation } from "./rotation.js";
 import { scores, signedBar } from "./scores.js";
-import { line, quoted as name, strip, variable as v, weight, written } from "./strips.js";
-
-export const STEPS = ["x", "q k v", "scores", "mask", "softmax", "mix", "output"];
+import { line, quoted as name, ranked, strip, table, variable as v, weight, written } from "./strips.js";
 
 /** found: what the server says of the head; at: {row, column, say, chooseRow, chooseColumn}. */
 export function steps(found, at) {
-  const own = { ...found, ...at, width: found.query[0].length, cross: found.kind === "cross" };
-  return [inputs, projections, scores, mask, softmax, mix, output].map((step) => step(own));
+  const { after, predicting } = found;
+  const step = () => ["the step after ", name(after[at.row]), ", predicting ", name(predicting[at.row]), ","];
+  const own = {
+    ...found,
+    ...at,
+    width: found.query[0].length,
+    cross: found.kind === "cross",
+    recurrent: found.into !== "stream",
+    who: predicting.length ? step() : name(found.rows[at.row]),
+  };
+  const all = [inputs, projections, found.angles ? rotation : null, scores, mask, softmax, mix, output];
+  return all.filter(Boolean).map((one) => one(own));
 }
 
 // --- 1
 
-function inputs({ x, memory, rows, columns, row, say, chooseRow, cross }) {
-  const most = largest([...x, ...memory]) * 0.6;
-  const list = (table, names, on, choose, title) => [
-    h("h3", title),
-    h(
-      "div.lines-table",
-      table.map((one, i) =>
+function inputs({ x, memory, residual, rows, columns, row, say, chooseRow, cross, recurrent, who, predicting }) {
+  const most = typical([...x, ...memory]);
+  const list = (vectors, names, on, choose, long) =>
+    table(
+      vectors.map((one, i) =>
         line({
           token: names[i],
-          wide: strip(one, most, say, `x(${shown(names[i])})`),
+          wide: strip(one, most, say, `x(${names[i]})`),
           narrow: written(one),
           on: i === on,
           choose: choose && (() => choose(i)),
-          label: "look from ",
+          label: "query ",
           keep: `from${i}`,
         }),
       ),
-    ),
-  ];
+      long,
+    );
+  const size = x[0].length;
+  const raw = !residual || residual[row].every((one, i) => one === x[row][i]);
+  const about = recurrent
+    ? `The state of the decoder has ${size} numbers: all that it keeps of the tokens read so far. Each strip is one state: blue is positive, orange negative.`
+    : `A token enters this layer as ${size} numbers: its vector in the residual stream${raw ? "" : " (r), normalised"}. Each strip is one vector: blue is positive, orange negative.`;
   return {
-    title: "Every token is a vector",
-    formula: [v("x"), " ∈ ℝ", h("sup", String(x[0].length))],
+    name: "x",
+    title: recurrent ? "Decoder states and source vectors" : "Every token is a vector",
+    formula: [v("x"), raw ? "" : [" = norm(", v("r"), ")"], " ∈ ℝ", h("sup", String(size))],
     words: [
-      `A token enters this layer as ${x[0].length} numbers: its meaning so far, normalised. Each strip is one token; one colour is above zero, the other below.`,
-      cross
-        ? "In cross-attention what is written looks at the source: two sets of vectors."
-        : ["The token that looks is ", name(rows[row]), ". Choose another one by its name."],
+      about,
+      cross ? "Cross-attention has two sets of vectors: queries come from the decoder, keys and values from the source." : "",
+      predicting.length
+        ? "A row is named by the last token read, to which its vector belongs, and the token predicted from it."
+        : ["The query token is ", who, ". Choose another one by its name."],
     ],
     numbers: cross
-      ? [list(x, rows, row, chooseRow, "What is being written"), list(memory, columns, -1, null, "The source")]
-      : list(x, rows, row, chooseRow, "Tokens"),
+      ? [
+          h("h3", recurrent ? "States of the decoder" : "Decoder"),
+          list(x, rows, row, chooseRow, true),
+          h("h3", "Source"),
+          list(memory, columns, -1, null, false),
+        ]
+      : [h("h3", predicting.length ? "Decoder" : "Tokens"), list(x, rows, row, chooseRow, predicting.length > 0)],
   };
 }
 
 // --- 2
 
-function projections({ query, key, value, rows, columns, row, width, say, cross }) {
-  const most = largest([...query, ...key]) * 0.7;
+function projections(own) {
+  const { query, key, value, rows, columns, row, column, width, say, cross, recurrent, who, shared, biased, predicting } = own;
+  const most = typical([...query, ...key]);
   const one = (letter, token, values, size, on = false) =>
-    line({ token, wide: strip(values, size, say, `${letter}(${shown(token)})`), narrow: written(values), on });
-  const strips = (letter, table, size) => table.map((values, j) => one(letter, columns[j], values, size));
-  const product = (letter, below) => [v(letter), " = ", v("x"), v("W", below)];
+    line({ token, wide: strip(values, size, say, `${letter}(${token})`), narrow: written(values), on });
+  const strips = (letter, vectors, size) =>
+    table(vectors.map((values, j) => one(letter, columns[j], values, size, j === column)));
+  const product = (letter, below) => [v(letter), " = ", v("x"), v("W", below), biased ? [" + ", v("b", below)] : ""];
+  const same = `Heads ${shared.slice(0, -1).join(", ")} and ${shared.at(-1)} share these keys and values (grouped-query attention): only their queries differ.`;
   return {
+    name: "q k v",
     title: "Query, key and value",
-    formula: [product("q", "Q"), ",  ", product("k", "K"), ",  ", product("v", "V")],
+    formula: [product("q", "Q"), ", ", product("k", "K"), ", ", recurrent ? [v("v"), " = ", v("x")] : product("v", "V")],
     words: [
       [
-        `Three learned matrices turn each vector into three small ones of ${width} numbers. The `,
+        `${recurrent ? "Two" : "Three"} learned matrices turn each vector into ${recurrent ? "others" : "three small ones"} of ${width} numbers. The `,
         h("b", "query"),
-        " says what ",
-        name(rows[row]),
-        " is looking for; a ",
+        " of ",
+        who,
+        " is compared with the ",
         h("b", "key"),
-        " says what a token has to offer; a ",
+        " of every token; the better they match, the more of that token's ",
         h("b", "value"),
-        " is what it hands over.",
+        ` the head passes on${recurrent ? ". Here the value is the vector of the source itself." : "."}`,
       ],
       cross
-        ? "Queries come from what is written, keys and values from the source."
+        ? "Queries come from the decoder, keys and values from the source."
         : "All three come from the same tokens: self-attention.",
+      shared.length > 1 ? same : "",
     ],
     numbers: [
       h("h3", "Query"),
-      h("div.lines-table", one("q", rows[row], query[row], most, true)),
+      table([one("q", rows[row], query[row], most, true)], predicting.length > 0),
       h("h3", "Keys"),
-      h("div.lines-table", strips("k", key, most)),
+      strips("k", key, most),
       h("h3", "Values"),
-      h("div.lines-table", strips("v", value, largest(value) * 0.7)),
+      strips("v", value, typical(value)),
     ],
   };
 }
 
-// --- 4 (3 is in scores.js)
+// --- 4 (3 is in scores.js, and with rotary positions rotation.js before it)
 
-function mask({ scores: table, allowed, rows, columns, row, kind }) {
+function mask({ scores: all, allowed, columns, row, kind, who }) {
   const hidden = allowed[row].filter((one) => !one).length;
-  const most = largest([table[row]]);
+  const most = largest([all[row]]);
   const why = hidden
     ? [
-        "A decoder writes from left to right: ",
-        name(rows[row]),
-        ` must not see what comes after it. ${hidden} ${hidden === 1 ? "score becomes" : "scores become"} −∞, so that the softmax gives exactly 0.`,
+        "A decoder generates from left to right, so ",
+        who,
+        ` must not attend to later tokens: ${hidden} ${hidden === 1 ? "score is" : "scores are"} set to −∞, for which the softmax gives exactly 0.`,
       ]
     : allowed.some((one) => one.includes(false))
-      ? [
-          "Tokens behind the one that looks are hidden. ",
-          name(rows[row]),
-          " is the last: it sees all. Choose an earlier token to see the mask at work.",
-        ]
+      ? ["Later tokens are masked; ", who, " has none. Choose an earlier query to see the mask at work."]
       : [
           kind === "cross"
-            ? "The whole source is there before the first word is written: nothing is hidden."
-            : "An encoder may look both ways: nothing is hidden here.",
+            ? "The whole source is known before the first token is generated: nothing is masked."
+            : "An encoder attends in both directions: nothing is masked here.",
         ];
   return {
-    title: "Mask: who may be looked at?",
-    formula: [v("s"), " ← −∞ where looking is not allowed"],
+    name: "mask",
+    title: "Mask",
+    formula: [v("s"), " ← −∞ where attention is not allowed"],
     words: [why],
-    numbers: h(
-      "div.lines-table",
-      table[row].map((score, j) => {
+    numbers: table(
+      all[row].map((score, j) => {
         const free = allowed[row][j];
         return line({
           token: columns[j],
-          wide: free ? signedBar(score, most) : h("span.masked", "hidden"),
+          wide: free ? signedBar(score, most) : h("span.masked", "masked"),
           narrow: free ? number(score, 2) : "−∞",
           faint: !free,
+          on: kind !== "cross" && j === row,
         });
       }),
     ),
@@ -129,12 +151,13 @@ function mask({ scores: table, allowed, rows, columns, row, kind }) {
 
 // --- 5
 
-function softmax({ scores: table, allowed, weights, rows, columns, row }) {
-  const free = table[row].filter((_, j) => allowed[row][j]);
+function softmax({ scores: all, allowed, weights, columns, row }) {
+  const free = all[row].filter((_, j) => allowed[row][j]);
   const top = Math.max(...free);
-  const powers = table[row].map((score, j) => (allowed[row][j] ? Math.exp(score - top) : 0));
+  const powers = all[row].map((score, j) => (allowed[row][j] ? Math.exp(score - top) : 0));
   const total = powers.reduce((a, b) => a + b, 0);
   return {
+    name: "softmax",
     title: "Softmax: scores become weights",
     formula: [v("a"), " = e", h("sup", "s"), " / Σ e", h("sup", "s")],
     words: [
@@ -143,118 +166,63 @@ function softmax({ scores: table, allowed, weights, rows, columns, row }) {
         h("b", number(total, 2)),
         "), they are shares of 1.",
       ],
-      [
-        "The largest score is taken off first, which changes nothing and keeps the numbers small. This row is what the attention matrix shows for ",
-        name(rows[row]),
-        ".",
-      ],
+      "The largest score is subtracted first, which leaves the weights the same and avoids overflow. These weights are one row of the attention matrix.",
     ],
-    numbers: h(
-      "div.lines-table",
-      weights[row].map((one, j) =>
-        line({
-          token: columns[j],
-          wide: weight(one),
-          faint: !allowed[row][j],
-          narrow: h(
-            "span",
-            h("span.quiet.power", allowed[row][j] ? `${number(powers[j], 2)} ÷ ${number(total, 2)} = ` : ""),
-            h("b", number(one)),
-          ),
-        }),
+    numbers: [
+      h("p.hint", `${columns.length} keys, the largest weight first`),
+      table(
+        ranked(weights[row]).map((j) =>
+          line({
+            token: columns[j],
+            wide: weight(weights[row][j]),
+            faint: !allowed[row][j],
+            narrow: h(
+              "span",
+              h("span.quiet.power", allowed[row][j] ? `${number(powers[j], 2)} ÷ ${number(total, 2)} = ` : ""),
+              h("b", number(weights[row][j])),
+            ),
+          }),
+        ),
       ),
-    ),
+    ],
   };
 }
 
 // --- 6
 
-function mix({ weights, value, mixed, value_bias: added, rows, columns, row, say }) {
-  const most = largest(value) * 0.7;
-  const order = weights[row]
-    .map((x, j) => [x, j])
-    .sort((a, b) => b[0] - a[0])
-    .slice(0, 12);
-  const part = ([x, j]) =>
+const MIXED = 12; // values that are shown
+
+function mix({ weights, value, mixed, value_bias: added, columns, row, say, who }) {
+  const most = typical(value);
+  const part = (j) =>
     line({
       token: columns[j],
       wide: strip(
-        value[j].map((y) => x * y),
+        value[j].map((y) => weights[row][j] * y),
         most,
         say,
-        `a·v(${shown(columns[j])})`,
+        `a·v(${columns[j]})`,
       ),
-      narrow: [h("b", number(x)), " × v"],
+      narrow: [h("b", number(weights[row][j])), " × v"],
     });
+  const position = () =>
+    line({ token: "position", wide: strip(added[row], most, say, "position"), narrow: written(added[row]) });
   return {
-    title: "The values, mixed",
-    formula: [v("z"), " = Σ ", v("a"), " ", v("v"), added ? " + what positions add" : ""],
+    name: "mix",
+    title: "Weighted sum of the values",
+    formula: [v("z"), " = Σ ", v("a"), " ", v("v"), added ? " + relative positions" : ""],
     words: [
-      "Each value is multiplied with its weight: what has little weight fades to nothing.",
-      [
-        "Their sum is what this head has read for ",
-        name(rows[row]),
-        ". ",
-        weights[row].length > 12 ? "Shown are the twelve largest." : "",
-      ],
+      "Each value is multiplied by its attention weight: values with small weights hardly contribute.",
+      ["Their sum is this head's result for ", who, "."],
+      columns.length > MIXED ? `Shown are the ${MIXED} with the largest weights.` : "",
     ],
     numbers: [
-      h("div.lines-table", order.map(part)),
+      table(ranked(weights[row]).slice(0, MIXED).map(part)),
       h("h3", "Sum"),
-      h(
-        "div.lines-table",
-        added
-          ? line({ token: "position", wide: strip(added[row], most, say, "position"), narrow: written(added[row]) })
-          : null,
+      table([
+        added ? position() : null,
         line({ token: "z", wide: strip(mixed[row], most, say, "z"), narrow: written(mixed[row]), on: true }),
-      ),
-    ],
-  };
-}
-
-// --- 7
-
-function output({ mixed, output: added, x, rows, row, say, head, layer }) {
-  const size = (one) => Math.sqrt(one.reduce((sum, y) => sum + y * y, 0));
-  const lengths = added.map(size);
-  const most = Math.max(...lengths, 1e-9);
-  return {
-    title: "Out: added to the stream",
-    formula: [v("o"), " = ", v("z"), v("W", "O")],
-    words: [
-      [
-        `A last matrix brings the ${mixed[row].length} numbers back to ${added[row].length}. All heads of layer ${layer} do the same, and what they say is added to the vector of `,
-        name(rows[row]),
-        ": the residual stream.",
-      ],
-      [
-        `What head ${head} adds here is `,
-        h("b", number(size(added[row]), 2)),
-        ` long (x is ${number(size(x[row]), 2)}). Does it matter? Switch it off in “Switch off”.`,
-      ],
-    ],
-    numbers: [
-      h(
-        "div.lines-table",
-        line({
-          token: "z",
-          wide: strip(mixed[row], largest([mixed[row]]) * 0.7, say, "z"),
-          narrow: written(mixed[row]),
-        }),
-        line({
-          token: "o",
-          wide: strip(added[row], largest([added[row]]) * 0.7, say, "o"),
-          narrow: written(added[row]),
-          on: true,
-        }),
-      ),
-      h("h3", "How much it adds to each token"),
-      h(
-        "div.lines-table",
-        lengths.map((one, i) =>
-          line({ token: rows[i], wide: weight(one / most), narrow: number(one, 2), on: i === row }),
-        ),
-      ),
+      ]),
     ],
   };
 }

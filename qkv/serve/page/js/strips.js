@@ -1,5 +1,5 @@
 // Vectors as strips of colour: one box for each number, told on hover.
-import { h, number, pointed, shown } from "./dom.js";
+import { edges, h, number, pointed, roving } from "./dom.js";
 import { paint, signed } from "./colour.js";
 
 /** One vector. `most` is the number with the full colour; `say` is given what is under the pointer. */
@@ -24,7 +24,7 @@ export function strip(values, most, say = null, name = "") {
 /** A letter of a formula, with what stands below it. */
 export const variable = (name, below = "") => [h("var", name), below ? h("sub", below) : ""];
 
-export const quoted = (token) => h("b", `“${shown(token)}”`);
+export const quoted = (token) => h("b", `“${token}”`);
 
 /** The first numbers of a vector, as one writes them. */
 export function written(values, count = 3) {
@@ -47,12 +47,12 @@ export function line({ token, wide, narrow = null, on = false, faint = false, ch
           type: "button",
           "data-keep": keep,
           "aria-pressed": on,
-          "aria-label": `${label}${shown(token)}`,
+          "aria-label": `${label}${token}`,
           onclick: choose,
         },
-        shown(token),
+        token,
       )
-    : h("span.token-name", shown(token));
+    : h("span.token-name", token);
   return h(
     `div.line${on ? ".on" : ""}${faint ? ".faint" : ""}`,
     name,
@@ -60,6 +60,15 @@ export function line({ token, wide, narrow = null, on = false, faint = false, ch
     narrow === null ? null : h("div.narrow", narrow),
   );
 }
+
+/** Lines below each other, in a box that scrolls where there are many; `long`: their names are those of decoder steps. */
+export const table = (lines, long = false) => roving(edges(h(`div.lines-table${long ? ".long" : ""}`, lines)), "button.token-name");
+
+/** The places of numbers, the largest first; what is not finite is last. */
+export const ranked = (values) => {
+  const of = (j) => values[j] ?? -Infinity;
+  return values.map((_, j) => j).sort((a, b) => of(b) - of(a) || a - b);
+};
 
 /** A number as a bar from 0 to 1. */
 export const weight = (x) => h("span.bar-track", h("span.bar-fill", { style: { width: `${100 * x}%` } }));

@@ -4,12 +4,14 @@ import { h } from "./dom.js";
 
 const LONGEST = 24; // characters of a word that is kept on one line
 
-/** Put the tokens of an event behind others. The event's own text is right where the tokens' texts, joined, are not. */
-export function ofEvent(tokens, { text = "", tokens: some = [] }) {
+/** Put the tokens of an event behind others. The event's own text is right where the tokens' texts, joined, are not. Of a text with
+ * several sentences, `sentence` is the number of theirs and `space` what stands between it and the one before. */
+export function ofEvent(tokens, { text = "", tokens: some = [] }, sentence = 0, space = "") {
   const same = some.map((one) => one.text).join("") === text;
   some.forEach((one, i) => {
     const all = i === some.length - 1 ? text : "";
-    tokens.push({ ...one, piece: same ? one.text : all });
+    const lead = tokens.length && (tokens.at(-1).sentence ?? 0) !== sentence ? space : "";
+    tokens.push({ ...one, text: lead + one.text, piece: lead + (same ? one.text : all), lead, sentence });
   });
   if (!some.length && text && tokens.length) tokens.at(-1).piece += text;
 }

@@ -1,14 +1,14 @@
 // Attention: all heads at a glance, one of them as a matrix, as lines from word to word, or on the picture.
 import { look } from "../api.js";
 import { share } from "../colour.js";
-import { busy, clear, empty, failed, h, keeping, segments } from "../dom.js";
+import { busy, clear, empty, failed, h, keeping, revealChosen, segments } from "../dom.js";
 import { SUBJECT, missing, subject } from "../input.js";
 import { lines } from "../lines.js";
 import { legend, matrix } from "../matrix.js";
 import { attends, sees } from "../models.js";
 import { Overview } from "../overview.js";
 import { onPicture, patches } from "../picture.js";
-import { pickers, sitesOf } from "../sites.js";
+import { named, pickers, sitesOf } from "../sites.js";
 import { set, state } from "../state.js";
 
 export const attention = {
@@ -22,6 +22,9 @@ export const attention = {
   },
 };
 
+const TOKENS = "Each row is a query token, each column a key token.";
+const STEPS =
+  "Each row is a step of the decoder, named by the token that was read last and the one that is predicted; each column is a key token.";
 const HEARD = [...SUBJECT, "kind", "layer", "head", "as", "token"];
 
 class Attention {
@@ -37,21 +40,24 @@ class Attention {
     const mine = ++this.asked;
     const current = () => mine === this.asked;
     const anew = !changed || [...SUBJECT, "kind"].some((name) => changed.has(name));
-    if (anew) this.cursor.at = null;
+    if (anew) Object.assign(this.cursor, { at: null, scrolled: null });
     if (missing(this.model)) return void this.nothing(missing(this.model));
     if (!changed) clear(this.one, busy());
     try {
       const where = await sitesOf(this.model, "weighs");
       if (!current()) return;
-      if (!where.site) return void this.nothing(empty("None of its layers has weights to show."));
+      if (!where.site) return void this.nothing(empty("No layer of this model has attention weights to show."));
       this.toolbar(where);
       const { kind, layer } = where;
-      const map = await look("attention", { ...subject(this.model), kind, layer });
+      const map = named(await look("attention", { ...subject(this.model), kind, layer }));
       if (!current()) return;
+      const list = () => this.one.querySelector(".lines-scroll, .word-list");
+      const scrolled = list()?.scrollTop;
       keeping(this.one, () => this.show(map, where));
+      if (list()) revealChosen(list(), scrolled);
       await this.overview.update(where, current, anew);
     } catch (error) {
-      if (current()) clear(this.one, failed(error));
+      if (current()) this.nothing(failed(error)); // nor the heads of another text
     }
   }
 
@@ -64,7 +70,7 @@ class Attention {
   toolbar(where) {
     const styles = [["matrix", "Matrix"], ["lines", "Lines"]];
     if (sees(this.model)) styles.push(["picture", "On the picture"]);
-    const shape = segments("Shown as", styles, state.as, (value) => set({ as: value }));
+    const shape = segments("Show as", styles, state.as, (value) => set({ as: value }));
     keeping(this.bar, () => clear(this.bar, pickers(where), shape));
   }
 
@@ -72,6 +78,7 @@ class Attention {
     const row = state.token >= 0 && state.token < map.rows.length ? state.token : -1;
     const given = {
       rows: map.rows,
+      brief: map.brief,
       columns: map.columns,
       values: map.weights[map.heads.indexOf(head)] ?? map.weights[0],
       chosen: row,
@@ -84,7 +91,7 @@ class Attention {
     clear(
       this.one,
       h("div.row.head", h("h2", `Layer ${layer}, head ${head}`), legend(share, "0", "1"), h("span.grow"), walking),
-      h("p.quiet", "Each row is a token that looks, each column what it looks at; the weights of a row sum to 1."),
+      h("p.quiet", `${map.predicting.length ? STEPS : TOKENS} The weights of a row sum to 1.`),
       pictured(given),
     );
   }

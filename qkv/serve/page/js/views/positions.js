@@ -1,14 +1,14 @@
-// How the model tells order: the table of positions and how alike they are; and words that lie near each other.
+// How the model represents order: the table of positions and their similarity.
 import { look } from "../api.js";
-import { largest, signed } from "../colour.js";
-import { bars, busy, clear, failed, h, number, shown } from "../dom.js";
+import { largest, signed, typical } from "../colour.js";
+import { busy, clear, failed, h, number } from "../dom.js";
 import { legend, matrix } from "../matrix.js";
 import { ordered } from "../models.js";
 
 export const positions = {
   id: "positions",
-  title: (model) => (ordered(model) ? "Positions" : "Words"),
-  fits: (model) => model !== null && (ordered(model) || model.can.includes("embed")),
+  title: () => "Positions",
+  fits: (model) => model !== null && ordered(model),
   reads: false,
   mount,
 };
@@ -24,9 +24,9 @@ const SCHEMES = {
   ],
   rotary: [
     "Rotary positions",
-    "Queries and keys are turned, two numbers at a time, by an angle that grows with the position: their product depends on the distance alone (Su et al. 2021). Shown is the cosine of each angle.",
+    "Pairs of numbers of queries and keys are rotated by an angle that grows with the position, so that their product depends on the distance (Su et al. 2021). Shown is the cosine of each angle.",
   ],
-  alibi: ["ALiBi", "Scores fall with the distance, in each head at another rate (Press et al. 2022)."],
+  alibi: ["ALiBi", "Scores decrease with the distance, at a different rate in each head (Press et al. 2022)."],
   t5: [
     "Relative position bias",
     "Each head adds a learned number to the scores, one for each range of distances (T5).",
@@ -37,8 +37,7 @@ const LENGTHS = [16, 32, 64, 128];
 
 function mount(root, { model }) {
   const card = h("div");
-  const near = model.can.includes("embed") ? neighbours(model) : null;
-  clear(root, card, near);
+  clear(root, card);
 
   async function show(length) {
     const held = card.contains(document.activeElement);
@@ -52,10 +51,10 @@ function mount(root, { model }) {
     }
   }
 
-  return (changed) => void (changed || !ordered(model) || show(64));
+  return (changed) => void (changed || show(64));
 }
 
-/** How many positions are shown. */
+/** A list to choose the number of positions from. */
 function sizes(length, show) {
   const options = LENGTHS.map((n) => h("option", { value: n, selected: n === length }, String(n)));
   const choose = (event) => show(Number(event.target.value));
@@ -64,8 +63,12 @@ function sizes(length, show) {
 
 function tables({ scheme, table, similarity }, choice) {
   const [title, words] = SCHEMES[scheme] ?? [scheme, ""];
-  const head = h("div.row.head", h("h2", title), legend(signed, "−", "+"), h("span.grow"), choice);
-  const part = (name, rows, unit) => h("div", h("h3", name), picture(rows, name, unit));
+  const head = h("div.row.head", h("h2", title), h("span.grow"), choice);
+  const part = (name, rows, unit, most = largest(rows)) => {
+    const edge = number(most, most < 0.1 ? 3 : 2); // larger numbers have its colour too
+    const key = legend(signed, `${most < largest(rows) ? "≤ " : ""}−${edge}`, `${most < largest(rows) ? "≥ " : ""}${edge}`);
+    return h("div", h("div.row", h("h3", name), key), picture(rows, name, unit, most));
+  };
   if (Array.isArray(table[0][0])) {
     const heads = table.map((one, n) => part(`Head ${n}`, one, "position"));
     return [head, h("p.quiet", words), h("div.two.even", heads)];
@@ -73,15 +76,14 @@ function tables({ scheme, table, similarity }, choice) {
   const what = scheme === "relative" ? "distance" : "position";
   const numbers = scheme === "rotary" ? table.map((row) => row.map(Math.cos)) : table;
   const both = [
-    part(`A row for each ${what}`, numbers, "number"),
-    part(`How alike two ${what}s are`, similarity, "position"),
+    part(`One row per ${what}`, numbers, "number", typical(numbers)),
+    part(`Similarity of two ${what}s (cosine)`, similarity, "position"),
   ];
   return [head, h("p.quiet", words), h("div.two.even", both)];
 }
 
-/** unit: what a column is, a "position" or a "number" of a vector. */
-function picture(rows, label, unit) {
-  const most = largest(rows);
+/** unit: what a column is, a "position" or a "number" of a vector; most: the number with the full colour. */
+function picture(rows, label, unit, most) {
   const numbers = (list) => list.map((_, i) => String(i));
   return matrix({
     rows: numbers(rows),
@@ -96,46 +98,4 @@ function picture(rows, label, unit) {
       h("b", number(rows[i][j])),
     ],
   });
-}
-
-/** The words nearest to a word. */
-function neighbours(model) {
-  const word = h("input", {
-    type: "text",
-    value: { de: "Hund" }[model.source] ?? "dog",
-    "aria-label": "A word",
-    maxlength: "100",
-  });
-  const said = h("div", { "aria-live": "polite" });
-  const go = async () => {
-    try {
-      const found = await look("neighbours", { model: model.name, word: word.value });
-      const { pieces = [] } = found;
-      clear(
-        said,
-        pieces.length > 1 ? h("p.quiet", `made of: ${pieces.map(shown).join(" · ")}`) : null,
-        bars(
-          found.words.map((text, i) => ({
-            text,
-            probability: Math.max(0, found.cosines[i]),
-            note: number(found.cosines[i]),
-          })),
-        ),
-      );
-    } catch (error) {
-      clear(said, failed(error));
-    }
-  };
-  return h(
-    "section.card",
-    h("h2", "Words near a word"),
-    h("p.quiet", "By the cosine of their vectors in the embedding, before any context."),
-    h(
-      "form.row",
-      { onsubmit: (event) => (event.preventDefault(), go()) },
-      word,
-      h("button", { type: "submit" }, "Find"),
-    ),
-    said,
-  );
 }

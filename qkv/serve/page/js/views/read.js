@@ -1,6 +1,6 @@
 // A model that reads: classes, tags, words for gaps, answers, descriptions of pictures; and what made it say so.
 import { ask, look } from "../api.js";
-import { bars, busy, clear, empty, failed, h, number, percent, shown } from "../dom.js";
+import { bars, busy, clear, empty, failed, h, number, percent } from "../dom.js";
 import { SUBJECT, missing, missingGap, subject } from "../input.js";
 import { main, second, sees, writes } from "../models.js";
 import { lit } from "../picture.js";
@@ -60,7 +60,7 @@ async function classify(model) {
 
 async function tag(model) {
   const [words] = (await ask("/api/tag", { model: model.name, texts: [state.text] })).results;
-  const tagged = words.map((one) => h("span.tagged", h("b", one.word), h("small", one.tag)));
+  const tagged = words.map((one) => h("span.tagged", h("b", one.word), h("small", one.tag), h("small.quiet", percent(one.probability))));
   return [h("h2", "Tags"), h("p.tags", tagged)];
 }
 
@@ -68,8 +68,8 @@ async function fill(model, limits) {
   const body = { model: model.name, texts: [state.text], top_k: Math.min(SHOWN, limits.top) };
   const [one] = (await ask("/api/fill", body)).results;
   if (one.problem) return empty(one.problem);
-  const gaps = one.gaps.map((words) => bars(words.map(({ word, ...more }) => ({ text: shown(word), ...more }))));
-  return [h("h2", "Filled"), h("p.big", one.text), gaps];
+  const gaps = one.gaps.map((words) => bars(words.map(({ display, probability }) => ({ text: display, probability }))));
+  return [h("h2", "Filled text"), h("p.big", one.text), gaps];
 }
 
 async function describe(model) {
@@ -77,7 +77,7 @@ async function describe(model) {
   const [one] = (await ask("/api/describe", body)).results;
   const rows = (one.n_best ?? [one]).map((each) => h("tr", h("td", each.text), h("td.num", number(each.score))));
   return [
-    h("h2", "What it sees"),
+    h("h2", "Description"),
     h("p.big", one.text),
     h("table.plain", h("thead", h("tr", h("th", "Beam search"), h("th.num", "Score"))), h("tbody", rows)),
   ];
@@ -97,7 +97,7 @@ async function answer(model) {
 // --- what made it say so
 
 async function explain(why, model, current) {
-  clear(why, busy("Measuring what each token did…"));
+  clear(why, busy("Measuring the effect of each token…"));
   try {
     const found = await look("attribution", { ...subject(model), method: "occlusion" });
     if (current()) clear(why, felt(found, model));
@@ -111,18 +111,18 @@ function felt({ scores: [row], tokens, answers }, { scores }) {
   const mark = (token, i) =>
     h(
       `span.felt${row[i] < 0 ? ".against" : ""}`,
-      { title: number(row[i]), style: { "--felt": `${Math.round((80 * Math.abs(row[i])) / most)}%` } },
-      shown(token),
+      { title: number(row[i]), style: { "--felt": `${Math.round((45 * Math.abs(row[i])) / most)}%` } },
+      token,
     );
   const [title, falls, rises, up, down] = scores
-    ? ["What made the score", "the score is lower", "higher", "raises it", "lowers it"]
-    : [["What made it say ", h("b", answers[0])], "the answer is less likely", "more", "for it", "against it"];
+    ? ["Attribution of the score", "the score is lower", "higher", "raises it", "lowers it"]
+    : [["Attribution of ", h("b", answers[0])], "the answer is less likely", "more", "for it", "against it"];
   return [
     h("h2", title),
     h("p.felt-text", tokens.map(mark)),
     h(
       "p.quiet",
-      `Each token was blanked out in turn: without it ${falls} (`,
+      `Occlusion: each token is blanked out in turn; without it ${falls} (`,
       h("span.felt", { style: { "--felt": "45%" } }, up),
       `) or ${rises} (`,
       h("span.felt.against", { style: { "--felt": "45%" } }, down),
@@ -137,13 +137,13 @@ async function where(why, model, current) {
   if (!current() || !grid) return;
   clear(
     why,
-    h("h2", "Where it looked"),
+    h("h2", "Attention rollout"),
     lit(
-      h("canvas.overlay", { role: "img", "aria-label": "The picture, bright where the model looked" }),
+      h("canvas.overlay", { role: "img", "aria-label": "The picture, tinted where the weights are large" }),
       state.image,
       grid.flat(),
       grid.length,
     ),
-    h("p.quiet", "Attention rollout: the weights of all layers, multiplied."),
+    h("p.quiet", "The attention weights of all layers, multiplied: how much each patch contributes to the answer. The deeper the tint, the larger the weight."),
   );
 }

@@ -6,7 +6,7 @@ import { clear, empty, failed, h } from "../dom.js";
 export const run = {
   id: "run",
   title: () => "Training",
-  fits: (_, page) => Boolean(page.run),
+  fits: (model, page) => Boolean(page.run) && (model === null || model.name === page.run_model),
   reads: false,
   mount: (root, page) => {
     new Run(root, page).again();
@@ -20,11 +20,11 @@ const MOST = 4000; // lines that are kept
 const NAMES = {
   loss: "Training loss",
   learning_rate: "Learning rate",
-  valid_loss: "Loss on held-out data",
-  valid_bleu: "BLEU on held-out data",
+  valid_loss: "Validation loss",
+  valid_bleu: "Validation BLEU",
 };
 const HIDDEN = ["step", "epoch", "time", "seconds"];
-const named = (one) => NAMES[one] ?? one.replace(/^valid_/, "held-out ").replaceAll("_", " ");
+const named = (one) => NAMES[one] ?? one.replace(/^valid_/, "validation ").replaceAll("_", " ");
 
 class Run {
   constructor(root, { run: name, onDrop }) {
@@ -61,7 +61,7 @@ class Run {
     if (lines.length) this.heard = Date.now();
     const still = !ended && Date.now() - this.heard > SILENCE;
     this.status.className = `live${ended || still ? " ended" : ""}`;
-    this.status.textContent = `${ended ? "ended" : still ? "no news for a while" : "in training"} · update ${last.toLocaleString("en")}`;
+    this.status.textContent = `${ended ? "ended" : still ? "no update for a while" : "in training"} · update ${last.toLocaleString("en")}`;
     if (fresh) this.draw();
   }
 
@@ -74,7 +74,7 @@ class Run {
   draw() {
     const all = new Set(this.lines.flatMap((line) => Object.keys(line)));
     const names = [...all].filter((one) => !HIDDEN.includes(one) && this.series(one).length);
-    if (!names.length) return void clear(this.charts, empty("Nothing is written yet: the first update is under way."));
+    if (!names.length) return void clear(this.charts, empty("No updates logged yet."));
     const both = names.includes("loss") && names.includes("valid_loss");
     const curves = (some) => some.map((one) => ({ name: named(one), points: this.series(one) }));
     clear(

@@ -2,7 +2,7 @@
 import { look } from "../api.js";
 import { css, signed, strong } from "../colour.js";
 import { answers as compared, likelihoods, texts } from "../compare.js";
-import { busy, clear, even, failed, h, keeping, number, pick, shown } from "../dom.js";
+import { busy, clear, even, failed, h, keeping, number, pick, roving } from "../dom.js";
 import { SUBJECT, missing, missingGap, subject } from "../input.js";
 import { answers, attends, bothSides, perToken } from "../models.js";
 import { moved } from "../scored.js";
@@ -24,8 +24,9 @@ const OTHERS = [...SUBJECT, "kind"]; // what makes it another question
 const [WIDE, NARROW] = [12, 6]; // heads in a row
 
 class Switches {
-  constructor(root, { model, limits }) {
+  constructor(root, { model, limits, onDrop }) {
     Object.assign(this, { model, limits, asked: 0, effects: null, expected: null });
+    onDrop(() => (this.effects = null)); // nothing more is measured
     [this.grid, this.result] = [h("section.card"), h("section.card", { "aria-live": "polite" })];
     clear(root, h(`div.two.off${model.heads > NARROW ? ".many" : ""}`, this.grid, this.result));
   }
@@ -48,7 +49,9 @@ class Switches {
       this.result.setAttribute("aria-busy", "true");
       const off = offOf(where);
       const found = await look("ablation", this.question(where, off));
-      if (mine === this.asked) keeping(this.result, () => this.show(found, off));
+      if (mine !== this.asked) return;
+      keeping(this.result, () => this.show(found, off));
+      if (this.model.can.includes("generate")) await this.write(where, off, () => mine === this.asked);
     } catch (error) {
       if (mine === this.asked) clear(this.result, failed(error));
     } finally {
@@ -67,7 +70,7 @@ class Switches {
       heads,
       kind: where.kind,
       ...this.chosen(where),
-      max_tokens: Math.min(30, this.limits.tokens),
+      max_tokens: 0, // the text comes after the numbers
       top_k: Math.min(6, this.limits.top),
     };
   }
@@ -82,23 +85,23 @@ class Switches {
       set({ off: list.write([...off].map((one) => one.split("."))) });
     };
     const on = { "data-keep": "none", disabled: !off.size, onclick: () => set({ off: "" }) };
-    const measure = { "data-keep": "effects", disabled: Boolean(this.effects), onclick: () => this.measure(where) };
+    const { effects } = this;
+    const measure = { "data-keep": "effects", disabled: Boolean(effects), onclick: () => this.measure(where) };
+    const running = effects && effects.layers.length < where.own.length;
+    const now = `Measuring layer ${effects?.layers.length + 1} of ${where.own.length}…`;
     keeping(this.grid, () =>
       clear(
         this.grid,
         h("h2", "Heads"),
         kindPicker(where),
-        h("p.quiet", "Click a head to switch it off; click again to bring it back."),
-        h(
-          "div.switchboard",
-          where.own.map((site) => this.row(site, off, turn)),
-        ),
+        h("p.quiet", "Click a head to switch it off (ablation); click again to switch it on."),
+        roving(h("div.switchboard", where.own.map((site) => this.row(site, off, turn))), ".switch"),
         h(
           "div.row",
           h("button", { type: "button", ...on }, "All on"),
-          h("button", { type: "button", ...measure }, "Measure every head"),
+          h("button", { type: "button", ...measure }, running ? now : "Measure every head"),
         ),
-        this.effects ? this.meaning() : null,
+        effects?.layers.length ? this.meaning() : null,
       ),
     );
   }
@@ -119,7 +122,7 @@ class Switches {
     const said = drop === null ? "" : `: the ${what} is ${moved(this.effects.whole, alone)} without it`;
     const ground = drop === null ? null : signed(drop / this.effects.most);
     return h(
-      `button.switch${ground && strong(ground) ? ".strong" : ""}`,
+      `button.switch${ground ? ".measured" : ""}${ground && strong(ground) ? ".strong" : ""}`,
       {
         type: "button",
         role: "switch",
@@ -135,34 +138,42 @@ class Switches {
     );
   }
 
+  /** Every head of a layer in one request, layer after layer: what is known is shown meanwhile. */
   async measure(where) {
-    const [mine, button] = [this.asked, this.grid.querySelector("[data-keep=effects]")];
-    button.textContent = "Measuring…";
+    const least = this.model.scores ? 0.01 : 1; // what would be noise gets no deep colour
+    const own = (this.effects = { layers: [], alone: [], most: least });
+    const at = hard(this.expected);
+    const position = at === null ? this.chosen(where) : { position: at };
     this.grid.setAttribute("aria-busy", "true");
     try {
-      const at = hard(this.expected);
-      const position = at === null ? this.chosen(where) : { position: at };
-      const found = await look("effects", { ...subject(this.model), kind: where.kind, ...position });
-      if (mine !== this.asked) return; // other heads or another text by now
-      const least = this.model.scores ? 0.01 : 1; // what would be noise gets no deep colour
-      const most = Math.max(least, ...found.alone.flat().map((x) => Math.abs(found.whole - x)));
-      this.effects = { ...found, most };
+      for (const { layer } of where.own) {
+        this.switchboard(where);
+        const found = await look("effects", { ...subject(this.model), kind: where.kind, ...position, layer });
+        if (own !== this.effects) return; // another text by now
+        own.layers.push(layer);
+        own.alone.push(found.alone[0]);
+        const most = Math.max(own.most, ...found.alone[0].map((x) => Math.abs(found.whole - x)));
+        Object.assign(own, { most, whole: found.whole, word: found.word });
+      }
+      this.switchboard(where);
     } catch (error) {
+      if (own !== this.effects) return;
+      this.effects = null;
+      this.switchboard(where);
       clear(this.result, failed(error));
     } finally {
       this.grid.removeAttribute("aria-busy");
-      if (mine === this.asked) this.switchboard(where);
     }
   }
 
   meaning() {
     const { word } = this.effects;
-    const logit = ["the logit of ", h("b", word ? `“${shown(word)}”` : "the answer")];
+    const logit = ["the logit of ", h("b", word ? `“${word}”` : "the answer")];
     return h(
       "p.quiet",
       "How far ",
       this.model.scores ? "the score" : logit,
-      " falls when that head alone is off: the deeper the colour, the more the model needs it.",
+      " falls when that head alone is off: the deeper the colour, the larger the effect.",
     );
   }
 
@@ -170,27 +181,37 @@ class Switches {
 
   show({ before, after, tokens }, off) {
     this.expected = before.expected;
-    const likely = before.expected?.length ? likelihoods(before.expected, after.expected) : null;
-    const names = off.map((one) => one.join(".")).join(", ") || "none";
+    const changed = off.length > 0;
+    const likely = before.expected?.length ? likelihoods(bothSides(this.model) ? "output" : "input", before.expected, after.expected, changed) : null;
+    const names = off.map((one) => one.join(".")).join(", ");
     clear(
       this.result,
-      h("h2", "Before and after"),
-      h("p.quiet", `Switched off: ${names}`),
-      before.text === null ? null : texts(before.text, after.text),
+      h("h2", changed ? "Before and after" : "All heads on"),
+      h("p.quiet", changed ? `Switched off (layer.head): ${names}` : "Switch a head off to compare."),
+      (this.text = h("div", this.model.can.includes("generate") ? busy("Writing…") : null)),
       likely,
-      bothSides(this.model) && likely ? null : this.answers(before.answers, after.answers, tokens, off.length > 0),
+      bothSides(this.model) && likely ? null : this.answers(before.answers, after.answers, tokens, changed),
     );
+  }
+
+  /** What it writes takes a pass for each token. With all heads on it is asked for once. */
+  async write(where, off, current) {
+    const common = { ...subject(this.model), kind: where.kind, max_tokens: Math.min(20, this.limits.tokens) };
+    const text = async (heads) => (await look("generate", { ...common, heads })).text;
+    const before = await text([]);
+    const after = off.length && current() ? await text(off) : before;
+    if (current()) clear(this.text, texts(before, after, off.length > 0));
   }
 
   /** What it answers at a token, which can be chosen where it answers at all of them. */
   answers(before, after, tokens, changed) {
     const chosen = perToken(this.model);
-    const words = tokens.map((name, i) => [i, `${i}: ${shown(name)}`]);
+    const words = tokens.map((name, i) => [i, `${i}: ${name}`]);
     const at = before.position ?? (state.token >= 0 ? state.token : tokens.indexOf(before.at));
     const take = (value) => set({ token: Number(value) });
-    const where = [chosen ? "The answer at " : "What comes after ", h("b", shown(before.at))];
+    const where = [chosen ? "Answer at " : "Next token after ", h("b", `“${before.at}”`)];
     const title = before.at === "(all)" ? (this.model.scores ? "Score" : "Answer") : where;
-    return [chosen ? pick("At", words, at, take) : null, compared(this.model, title, before, after, changed)];
+    return [chosen ? pick("Token", words, at, take) : null, compared(this.model, title, before, after, changed)];
   }
 }
 

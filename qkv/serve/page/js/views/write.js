@@ -1,6 +1,6 @@
 // A model that writes: its text as it comes, every token with its probability, and what could have stood there.
 import { ask, stream } from "../api.js";
-import { bars, clear, failed, h, number, percent, shown } from "../dom.js";
+import { bars, clear, edges, failed, h, number, percent } from "../dom.js";
 import { missing } from "../input.js";
 import { bothSides, ends, language, main, writes } from "../models.js";
 import { settings } from "../settings.js";
@@ -36,7 +36,7 @@ class Writing {
       top_p: 1,
       seed: 1,
     };
-    [this.tokens, this.chosen, this.running, this.finish] = [[], -1, null, ""];
+    [this.tokens, this.chosen, this.running, this.finish, this.drawn] = [[], -1, null, "", null];
     this.parts();
     onDrop(() => this.stop());
   }
@@ -45,14 +45,15 @@ class Writing {
     const { ability, model } = this;
     this.output = h("div.output", { "aria-live": "polite", onkeydown: (event) => this.move(event) });
     [this.side, this.note, this.more] = [h("div.side"), h("p.note"), h("div.more")];
+    this.values = settings(this.how, this.limits, () => this.write());
     const press = () => (this.running ? this.halt() : this.write());
     this.go = h("button.main", { type: "button", onclick: press }, main(model).button);
     const onwards = h(
       "button",
       { type: "button", onclick: () => set({ text: state.text + textOf(this.tokens), token: -1 }) },
-      "Add it to the beginning",
+      "Append to prompt",
     );
-    const title = ability === "translate" && model.target ? language(model.target) : "What it writes";
+    const title = ability === "translate" && model.target ? language(model.target) : "Output";
     const goesOn = ability === "generate" && !bothSides(model);
     const head = h("div.row.head", h("h2", title), legend(), h("span.grow"), goesOn ? onwards : null, this.go);
     clear(
@@ -61,7 +62,7 @@ class Writing {
         "div.two.write",
         h("section.card", head, this.output, this.note),
         h("section.card.beside", this.side),
-        bothSides(model) ? this.more : settings(this.how, this.limits),
+        bothSides(model) ? this.more : this.values.card,
       ),
     );
   }
@@ -96,19 +97,16 @@ class Writing {
     this.stop();
     if (missing(this.model)) return void this.empty();
     const own = (this.running = new AbortController());
-    [this.tokens, this.chosen, this.finish] = [[...kept], -1, ""];
+    [this.tokens, this.chosen, this.finish, this.drawn] = [[...kept], -1, "", { ...this.how }];
+    this.values.drawn(this.drawn);
     this.go.textContent = "Stop";
     this.root.setAttribute("aria-busy", "true");
     clear(this.more);
-    clear(this.side, h("p.quiet", "Choose a token to see what could have stood there."));
+    clear(this.side, h("p.quiet", "Choose a token to see its alternatives."));
     this.draw();
     try {
-      for await (const event of stream("/api/generate", this.question(kept), own.signal)) {
-        if (own !== this.running) return;
-        ofEvent(this.tokens, event);
-        this.finish = event.finish ?? this.finish;
-        this.draw();
-      }
+      const parts = await this.sentences(own.signal);
+      for (let n = kept.at(-1)?.sentence ?? 0; n < parts.length; n++) await this.sentence(parts, n, kept, own);
       if (own === this.running) this.halt();
     } catch (error) {
       if (own !== this.running) return;
@@ -117,10 +115,32 @@ class Writing {
     }
   }
 
-  question(kept) {
+  /** A translator reads one sentence at a time, anything else the whole text. */
+  async sentences(signal) {
+    if (this.ability !== "translate") return [{ text: state.text, translated: true, space: "" }];
+    const { sentences } = await ask("/api/sentences", { text: state.text }, signal);
+    return sentences;
+  }
+
+  /** Write the n-th sentence behind those before it; what has no words in it stays as it is. */
+  async sentence(parts, n, kept, own) {
+    const [{ text, translated }, space] = [parts[n], parts[n - 1]?.space ?? ""];
+    const copied = { id: null, text, display: text, probability: 1, alternatives: [] };
+    if (!translated && text && own === this.running) ofEvent(this.tokens, { text, tokens: [copied] }, n, space);
+    if (!translated) return;
+    const begun = kept.filter((one) => one.sentence === n);
+    for await (const event of stream("/api/generate", this.question(text, begun), own.signal)) {
+      if (own !== this.running) return;
+      ofEvent(this.tokens, event, n, space);
+      this.finish = this.finish === "length" ? "length" : (event.finish ?? this.finish);
+      this.draw();
+    }
+  }
+
+  question(text, kept) {
     return {
       model: this.model.name,
-      prompt: state.text,
+      prompt: text,
       chat: this.ability === "chat",
       prefix: kept.map((one) => one.id),
       alternatives: Math.min(ALTERNATIVES, this.limits.top),
@@ -133,6 +153,7 @@ class Writing {
     this.stop();
     [this.tokens, this.chosen] = [[], -1];
     clear(this.output, missing(this.model));
+    this.values.drawn(null);
     for (const part of [this.side, this.note, this.more]) clear(part);
   }
 
@@ -142,7 +163,7 @@ class Writing {
     const decided = tokens.some((one) => one.decided);
     if (bothSides(model) && decided) set({ target: textOf(tokens) });
     const { text, target } = state;
-    remembered.set(model.name, { text, target, tokens, finish: this.finish, how: this.how });
+    remembered.set(model.name, { text, target, tokens, finish: this.finish, how: this.how, drawn: this.drawn });
     this.tell(decided);
   }
 
@@ -151,7 +172,8 @@ class Writing {
     const last = remembered.get(this.model.name);
     if (!last || last.text !== state.text || last.target !== state.target) return false;
     this.stop();
-    [this.tokens, this.finish, this.chosen] = [last.tokens, last.finish, -1];
+    [this.tokens, this.finish, this.chosen, this.drawn] = [last.tokens, last.finish, -1, last.drawn];
+    this.values.drawn(this.drawn);
     this.draw();
     this.tell(this.tokens.some((one) => one.decided));
     return true;
@@ -167,10 +189,10 @@ class Writing {
     const back = () => (set({ target: "" }), this.write());
     clear(
       this.note,
-      `${tokens.length} tokens, log-probability ${number(sure, 2)}. `,
-      { length: "It stopped because it may write no more. ", "": "You stopped it. " }[this.finish] ?? "",
-      state.target && !decided ? ["The other views look at ", h("b", state.target), ". "] : null,
-      state.target || decided ? h("button.link", { type: "button", onclick: back }, "Back to its own answer") : null,
+      `${tokens.length} ${tokens.length === 1 ? "token" : "tokens"}, log-probability ${number(sure, 2)}. `,
+      { length: "Stopped at the token limit. ", "": "Stopped by you. " }[this.finish] ?? "",
+      state.target && !decided ? ["The other views show ", h("b", state.target), ". "] : null,
+      state.target || decided ? h("button.link", { type: "button", onclick: back }, "Back to the model's own output") : null,
     );
     if (this.ability === "translate") this.beam();
   }
@@ -184,7 +206,7 @@ class Writing {
       this.output,
       words(this.tokens, (one, i) => this.button(one, i)),
       this.running ? h("span.caret", { "aria-hidden": "true" }) : null,
-      nothing ? h("p.state", "It wrote nothing.") : null,
+      nothing ? h("p.state", "The output is empty.") : null,
     );
     if (within) this.output.querySelectorAll(".tok")[this.chosen]?.focus();
   }
@@ -199,7 +221,7 @@ class Writing {
         tabindex: i === Math.max(0, this.chosen) ? "0" : "-1",
         "aria-pressed": i === this.chosen,
         "aria-label": `${rest || "a space"}, ${percent(one.probability)}`,
-        title: percent(one.probability),
+        title: `${one.display} ${percent(one.probability)}`,
         style: { "--unsure": Math.round(100 * (1 - one.probability)) + "%" },
         onclick: () => this.choose(i),
       },
@@ -224,23 +246,26 @@ class Writing {
       one.tabIndex = j === i ? 0 : -1;
     });
     const one = this.tokens[i];
-    const rows = one.alternatives.map(({ id, text, probability }) => ({
-      text: ends(this.model, { id, text }) ? `${shown(text)} (the end)` : shown(text),
+    const others = withItself(one);
+    const rows = others.map(({ id, display, probability }) => ({
+      text: ends(this.model, { id }) ? `${display} (the end)` : display,
       probability,
       on: id === one.id,
     }));
     clear(
       this.side,
-      h("h2", "Instead of ", h("b", shown(one.text))),
-      h("p.quiet", "Choose another token, and the model goes on from there."),
-      rows.length ? bars(rows, (j) => this.decide(i, one.alternatives[j])) : null,
+      h("h2", "Instead of ", h("b", one.display)),
+      h("p.quiet", "Choose another token to continue from it."),
+      rows.length ? bars(rows, (j) => this.decide(i, others[j])) : null,
     );
   }
 
   /** Go on from another token in the i-th place; from the one that ends a text there is nothing to go on. */
-  decide(i, { id, text, probability }) {
+  decide(i, { id, text, display, probability }) {
     const before = this.tokens.slice(0, i);
-    const other = { ...this.tokens[i], id, text, probability, piece: text, end: false, decided: true };
+    const [own, lead] = [this.tokens[i], this.tokens[i].lead ?? ""]; // a space between two sentences
+    const changed = { text: lead + text, piece: lead + text, end: false, decided: true };
+    const other = { ...own, id, display, probability, ...changed };
     if (!ends(this.model, other)) return void this.write([...before, other]);
     this.stop();
     [this.tokens, this.finish, this.chosen] = [[...before, { ...other, piece: "", end: true }], "stop", -1];
@@ -265,18 +290,25 @@ class Writing {
   }
 }
 
+/** The likeliest tokens in one place; the one that stands there is among them, however unlikely it was. */
+function withItself(one) {
+  const { id, text, display, probability, alternatives } = one;
+  if (!alternatives.length || alternatives.some((other) => other.id === id)) return alternatives;
+  return [...alternatives, { id, text, display, probability }];
+}
+
 const legend = () => h("span.legend", "sure", h("span.legend-bar.unsure"), "unsure");
 
 function hypotheses(found, size) {
-  const rows = found.map((one) => h("tr", h("td", one.text), h("td.num", number(one.score, 3))));
+  const rows = found.map((one) => h("tr", h("td", one.text || "(empty)"), h("td.num", number(one.score, 3))));
   const head = h("tr", h("th", "Translation"), h("th.num", "Score"));
   return h(
     "section.card",
     h("h2", "Beam search"),
     h(
       "p.quiet",
-      `The best of ${size} hypotheses at a time; the score is log-probability per token. Above: the likeliest token at each step.`,
+      `Beam of ${size} hypotheses. The score is the log-probability per token. The text above is decoded greedily, except for tokens that you chose.`,
     ),
-    h("div.scroll", h("table.plain", h("thead", head), h("tbody", rows))),
+    edges(h("div.scroll", h("table.plain", h("thead", head), h("tbody", rows)))),
   );
 }

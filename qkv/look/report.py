@@ -1,0 +1,119 @@
+"""The report of `qkv look`: one HTML file that needs nothing else, with a heading, a sentence and a picture for each result.
+
+The pictures are tables that a short script (report.js) draws from the numbers; report.css has a light and a dark scheme. `png` takes
+a photograph of the page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from qkv.errors import QkvError
+from qkv.look.pictures import Bars, explain, picture
+from qkv.look.result import Result
+from qkv.look.view import Answers
+
+HERE = Path(__file__).parent
+DIGITS = 4
+"""Of a number in the file."""
+SECONDS = 120
+"""A browser that has taken no picture by then takes none."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
+WIDEST, TALLEST = 12_000, 16_000
+"""Pixels of a photograph: browsers take none that is much larger."""
+
+
+def page(texts: Sequence[str], results: Mapping[str, Result]) -> str:
+    """One HTML file: the texts that were read as its heading, and a section for each result."""
+    title = texts[0] if len(texts[0]) <= 80 else texts[0][:79] + "…"
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+    files = {"style": HERE / "report.css", "script": HERE / "report.js"}
+    style, script = (f"<{tag}>{file.read_text('utf-8')}</{tag}>" for tag, file in files.items())
+    heading = f"<h1>{escape(texts[0])}</h1>" + "".join(f"<p class=text>{escape(text)}</p>" for text in texts[1:])
+    parts = "".join(section(name, one) for name, one in results.items())
+    return f'<!doctype html><html lang="en"><head>{head}{style}</head><body><main>{heading}{parts}</main>{script}</body></html>\n'
+
+
+def section(name: str, result: Result) -> str:
+    """A heading, what to see, what must be known, and the picture's numbers."""
+    if isinstance(result, Answers) and result.measure == "score":
+        name = "score"  # a regression gives no answers
+    note = getattr(result, "note", "")
+    warning = f"<p class=note>{escape(note)}</p>" if note else ""
+    numbers = json.dumps(data(result), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return (
+        f"<section><h2>{escape(name.capitalize())}</h2><p>{escape(explain(result))}</p>{warning}"
+        f'<script type="application/json">{numbers}</script></section>'
+    )
+
+
+def data(result: Result) -> dict[str, Any]:
+    """What report.js draws."""
+    found = picture(result)
+    if isinstance(found, Bars):
+        return {"title": found.title, "names": list(found.names), "values": rounded(found.values)}
+    words = None if found.words is None else [list(row) for row in found.words]
+    return {
+        "title": found.title, "panels": {name: rounded(values) for name, values in found.panels.items()},
+        "rows": list(found.rows), "columns": list(found.columns),
+        "words": words, "across": found.across, "down": found.down,
+    }  # fmt: skip
+
+
+def rounded(values: Tensor) -> Any:
+    """Nested lists of short numbers; what is not finite is null."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, list):
+            return [short(one) for one in value]
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+    return short(values.tolist())
+
+
+# --- a photograph
+
+
+def png(html: str, path: Path) -> None:
+    """A photograph of a page by a browser without a window, as large as the page."""
+    browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if browser is None:
+        raise QkvError("a PNG needs a browser (chromium or chrome), and none was found: install one, or take the HTML")
+    with tempfile.TemporaryDirectory() as folder:
+        source, shot = Path(folder) / "page.html", Path(folder) / "page.png"
+        source.write_text(html, encoding="utf-8")
+        size = size_of(browse(browser, "--dump-dom", "--window-size=1000,1000", source.as_uri()))
+        browse(browser, f"--screenshot={shot}", f"--window-size={size[0]},{size[1]}", source.as_uri())
+        if not shot.is_file():
+            raise QkvError(f"{Path(browser).name} took no picture of the page: open the HTML instead")
+        shutil.copyfile(shot, path)
+
+
+def browse(browser: str, *arguments: str) -> str:
+    """What the browser prints; "" where it takes too long."""
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars",
+               "--virtual-time-budget=8000", *arguments]  # fmt: skip
+    try:
+        return subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).stdout.decode(
+            "utf-8", "replace"
+        )
+    except subprocess.TimeoutExpired:
+        return ""
+
+
+def size_of(dom: str) -> tuple[int, int]:
+    """Width and height of the page, which report.js writes into its root element."""
+    found = re.search(r'data-size="(\d+) (\d+)"', dom)
+    width, height = (int(one) for one in found.groups()) if found else (1000, 1000)
+    return min(width, WIDEST), min(height, TALLEST)
