@@ -20,7 +20,7 @@ from pages import machine, write
 
 import qkv
 from qkv.data.grammar import Grammar
-from qkv.look.aligned import AlignmentErrors
+from qkv.look.alignment_error import AlignmentErrors
 
 
 def section(found: AlignmentErrors) -> Iterator[str]:

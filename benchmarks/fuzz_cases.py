@@ -230,10 +230,10 @@ def client() -> Any:
     from starlette.testclient import TestClient
 
     from qkv.serve.app import application
-    from qkv.serve.keys import Keys
-    from qkv.serve.limits import Limits
-    from qkv.serve.served import Served
-    from qkv.serve.service import Service
+    from qkv.serve.http.auth import Keys
+    from qkv.serve.scheduling.limits import Limits
+    from qkv.serve.scheduling.registry import Service
+    from qkv.serve.scheduling.served_model import Served
 
     lm = Model(*small("gpt2", max_length=64), words(), "cpu")
     two = Model(*small("transformer-base", max_length=64), words(), "cpu")

@@ -37,8 +37,8 @@ from qkv.look.charts import curves
 from qkv.models.flops import training_flops
 from qkv.tasks.base import Task, task_of
 from qkv.tasks.translation import HYPOTHESIS, REFERENCE, SOURCE
+from qkv.train.artifacts import open_words
 from qkv.train.rescore import recipe_of
-from qkv.train.words import open_words
 
 SETTINGS = ("data.root={data}/multi30k", "train.time_budget={minutes}")
 SYSTEMS = {

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from qkv.api import Model
-from qkv.look.question import Question
+from qkv.look.target import Question
 from qkv.models.build import build
 from qkv.presets import preset
-from qkv.serve.said import expected, written
-from qkv.serve.served import Served
+from qkv.serve.api.ablation import expected, written
+from qkv.serve.scheduling.served_model import Served
 from qkv.text.train import train_tokenizer
 
 SHAPE = {"vocab_size": 49_152, "d_model": 576, "n_layers": 30, "n_heads": 9, "n_kv_heads": 3, "d_ff": 1536, "tie": "output",

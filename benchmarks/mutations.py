@@ -90,10 +90,10 @@ MUTATIONS = [
     Mutation("qkv/objectives.py", "(following != IGNORED).sum(1, keepdim=True)", "(following != IGNORED).sum()", OBJECTIVES),
     Mutation("qkv/objectives.py", "both = batch.mask & batch.mask.roll(-1, 1)", "both = batch.mask", OBJECTIVES),
     # --- generate
-    Mutation("qkv/generate/choose.py", "above = chances.cumsum(-1) - chances", "above = chances.cumsum(-1)", GENERATE),
-    Mutation("qkv/generate/rules.py", "torch.where(own > 0, own / factor, own * factor)",
+    Mutation("qkv/generate/sampling.py", "above = chances.cumsum(-1) - chances", "above = chances.cumsum(-1)", GENERATE),
+    Mutation("qkv/generate/logits_processor.py", "torch.where(own > 0, own / factor, own * factor)",
              "torch.where(own < 0, own / factor, own * factor)", f"{GENERATE} {BEAM}"),
-    Mutation("qkv/generate/rules.py", "for at in range(len(ids) - n + 1) if", "for at in range(len(ids) - n) if", BEAM),
+    Mutation("qkv/generate/logits_processor.py", "for at in range(len(ids) - n + 1) if", "for at in range(len(ids) - n) if", BEAM),
     Mutation("qkv/generate/hypotheses.py", "(length) ** self.length_penalty", "(length) ** -self.length_penalty", BEAM),
     Mutation("qkv/generate/search.py", "if token not in eos_ids and length < limits[rows[i]]]",
              "if length < limits[rows[i]]]", GENERATE),
@@ -109,7 +109,7 @@ MUTATIONS = [
     Mutation("qkv/engine/native.cpp", "keys + head * d.key_heads / d.heads * head_size",
              "keys + head % d.key_heads * head_size", ENGINE),
     Mutation("qkv/engine/native.cpp", "mean = n.bias ? mean / width : 0;", "mean = mean / width;", ENGINE),
-    Mutation("qkv/engine/learn.cpp", "sums[from + r] = most + logf(sum);", "sums[from + r] = logf(sum);", LEARN),
+    Mutation("qkv/engine/training_kernels.cpp", "sums[from + r] = most + logf(sum);", "sums[from + r] = logf(sum);", LEARN),
     Mutation("qkv/engine/scan.cpp", "put(s.dstep + place, dstep + dinput * now.u);", "put(s.dstep + place, dstep);", SUCCESSORS),
     Mutation("qkv/engine/native.cpp", "#pragma omp for simd schedule(static)", "#pragma omp simd", ENGINE),
 ]  # fmt: skip

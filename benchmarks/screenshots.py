@@ -13,11 +13,11 @@ from typing import Any
 
 from PIL import Image
 
-from qkv.serve.port import bound
-from qkv.serve.served import opened
+from qkv.serve.api.run_log import Watch
+from qkv.serve.http.sockets import bound
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import opened
 from qkv.serve.server import server_of
-from qkv.serve.service import Service
-from qkv.serve.watch import Watch
 
 DOCS = Path(__file__).parent.parent / "docs"
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 375, "height": 1330}

@@ -30,7 +30,7 @@ from pages import machine, write
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
-from qkv.engine.learn import quicken
+from qkv.engine.training_kernels import quicken
 from qkv.look.charts import curves
 from qkv.memory import keep_freed_memory
 from qkv.models.build import build

@@ -53,7 +53,7 @@ def build(system: str, c: dict[str, Any]) -> Work:
 class Qkv(nn.Module):
     def __init__(self, c: dict[str, int], kernel: str):
         super().__init__()
-        from qkv.engine.learn import quicken
+        from qkv.engine.training_kernels import quicken
         from qkv.memory import keep_freed_memory
         from qkv.models.build import build
         from qkv.presets import PRESETS

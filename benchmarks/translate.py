@@ -71,8 +71,8 @@ def qkv(folder: Path, beam: int) -> Callable[[Texts], Texts]:
     from qkv.batch import Batch
     from qkv.generate.beam import search
     from qkv.generate.hypotheses import Beam
-    from qkv.generate.rules import Rules
-    from qkv.generate.streams import share, streams
+    from qkv.generate.logits_processor import Rules
+    from qkv.generate.parallel import share, streams
 
     model = load(folder / "hf", device="cpu")
     network: Any = model.packed()

@@ -7,7 +7,7 @@ negative samples for each pair of neighbours, qkv once for all neighbours of a p
 
 Speed: words of the text per second of one pass (before subsampling and rare words), interleaved, medians of 3 (--repeats).
 "qkv" has made the words into numbers before the first pass, as `qkv train` does; "qkv +encode" does it again in every pass,
-which gensim must do too. Quality (--epochs passes, 5): both are scored by qkv.vectors.judge, for several seeds (--seeds), so
+which gensim must do too. Quality (--epochs passes, 5): both are scored by qkv.vectors.evaluate, for several seeds (--seeds), so
 that the noise is seen; and the loss with one worker and with two.
 """
 
@@ -34,7 +34,7 @@ from pages import machine, write
 from qkv.config.vectors import TextConfig, VectorsConfig
 from qkv.vectors import kernel
 from qkv.vectors.corpus import open_ids, sentences, sources, write_ids
-from qkv.vectors.judge import judge
+from qkv.vectors.evaluate import judge
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.space import OneHot, Vectors
 from qkv.vectors.vocabulary import Vocabulary, counted

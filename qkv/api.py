@@ -26,12 +26,12 @@ from qkv.tasks.summary import Summarizer
 from qkv.vectors.store import holds_vectors, open_vectors
 
 if TYPE_CHECKING:
+    from qkv.look.embedding_space import Neighbours
+    from qkv.look.look import Look
     from qkv.look.probe import Contexts
-    from qkv.look.space import Neighbours
-    from qkv.look.view import Look
     from qkv.tasks.classification import Answer
     from qkv.tasks.fill import Filled
-    from qkv.tasks.looking import Looker
+    from qkv.tasks.inspection import Looker
     from qkv.tasks.tagging import Tagged
 
 
@@ -238,7 +238,7 @@ class Model(BaseModel):
         return self.looker().contexts(word, texts, layer)
 
     def looker(self) -> Looker:
-        from qkv.tasks.looking import Looker
+        from qkv.tasks.inspection import Looker
 
         return Looker(self.config, self.network, self.tokenizer, self.target_tokenizer)
 

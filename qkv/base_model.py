@@ -14,15 +14,15 @@ from qkv.config import ModelConfig
 from qkv.device import pick_device
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling
 from qkv.generate.conversation import Conversation
-from qkv.generate.cursor import slide as slide_on
 from qkv.generate.defaults import Defaults
-from qkv.generate.pieces import pieces, until
-from qkv.generate.rules import Rules
+from qkv.generate.detokenize import pieces, until
+from qkv.generate.logits_processor import Rules
+from qkv.generate.prefix_cache import slide as slide_on
+from qkv.generate.sampling import Sampling
 from qkv.generate.search import FREE, GREEDY, steps
 from qkv.generate.translate import Translator
-from qkv.look.stream import layers
+from qkv.look.residual_stream import layers
 from qkv.models.build import Network
 from qkv.models.decoder import Decoder
 from qkv.models.inputs import Ids, batch_of, bounded, carries

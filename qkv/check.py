@@ -1,4 +1,4 @@
-"""The contracts of docs/design.md as measurements: what must be true of every model to which it applies, on this model, in numbers.
+"""The contracts of docs/architecture.md as measurements: what must be true of every model to which it applies, on this model, in numbers.
 
 `check(network, config)` returns one Result per contract. Tests run it on every preset; `qkv check FOLDER` on yours.
 Differences are max |a - b| relative to max(1, max |a|).

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from served import language_model, model, running
 
-from qkv.serve.served import Served
-from qkv.serve.service import Service
-from qkv.serve.watch import Watch
+from qkv.serve.api.run_log import Watch
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 
 try:
     from playwright.sync_api import expect, sync_playwright

@@ -16,12 +16,12 @@ from qkv.api import Model
 from qkv.models.build import build
 from qkv.presets import tiny
 from qkv.serve.app import application
-from qkv.serve.keys import Keys
-from qkv.serve.limits import Limits
-from qkv.serve.port import bound
-from qkv.serve.served import Served
+from qkv.serve.http.auth import Keys
+from qkv.serve.http.sockets import bound
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 from qkv.serve.server import server_of
-from qkv.serve.service import Service
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 

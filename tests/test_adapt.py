@@ -15,7 +15,7 @@ from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.recipes import find
 from qkv.tasks.base import TASKS, task_of, unused
-from qkv.train.start import contradictions
+from qkv.train.warm_start import contradictions
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -19,10 +19,10 @@ from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.beam import beam_search, search
-from qkv.generate.choose import Sampling
 from qkv.generate.constraints import begun, met, next_tokens, occurs
 from qkv.generate.hypotheses import Beam, Continuations, Group, Hypothesis, Sentence
-from qkv.generate.rules import Rules, closing
+from qkv.generate.logits_processor import Rules, closing
+from qkv.generate.sampling import Sampling
 from qkv.generate.search import greedy, sample
 from qkv.models.build import build
 

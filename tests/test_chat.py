@@ -12,10 +12,10 @@ import qkv
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling
 from qkv.generate.conversation import Conversation
-from qkv.generate.cursor import Cursor, common, slide
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.prefix_cache import Cursor, common, slide
+from qkv.generate.sampling import Sampling
 from qkv.generate.search import greedy
 from qkv.models.build import build
 from qkv.text.chat import render

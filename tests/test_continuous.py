@@ -11,10 +11,10 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.generate.beam import beam_search
-from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Continuous, Drawn, Text, opened, text_of
 from qkv.generate.hypotheses import Beam, Sentence
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.sampling import Sampling
 from qkv.generate.search import GREEDY, greedy, sample
 from qkv.models.build import build
 from qkv.parts.state import State

@@ -1,4 +1,4 @@
-"""The contracts of docs/design.md on every preset (tiny), and proof that each one fails when its code is broken."""
+"""The contracts of docs/architecture.md on every preset (tiny), and proof that each one fails when its code is broken."""
 
 import copy
 import os

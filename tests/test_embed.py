@@ -18,7 +18,7 @@ import qkv
 from qkv.api import Model
 from qkv.config import ModelConfig
 from qkv.convert.files import read_tensors
-from qkv.data.views import GrammarView
+from qkv.data.grammar_tasks import GrammarView
 from qkv.errors import QkvError
 from qkv.models.build import build
 from qkv.tasks.embed import Embedder

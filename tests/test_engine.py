@@ -21,9 +21,9 @@ from qkv.check import example
 from qkv.config import ModelConfig
 from qkv.engine import native
 from qkv.engine import pack as engine
+from qkv.engine.kv_cache import Written
+from qkv.engine.native_decoder import NativeStack
 from qkv.engine.pack import PackedAttention, PackedLinear, pack
-from qkv.engine.step import NativeStack
-from qkv.engine.written import Written
 from qkv.memory import keep_freed_memory
 from qkv.models.build import build
 from qkv.objectives import objective

@@ -16,14 +16,14 @@ import qkv
 from qkv.convert import manifest
 from qkv.convert.files import new_folder, read_json, read_tensors, write_json, write_tensors
 from qkv.convert.manifest import MARKER, checksums, seal
+from qkv.data.dataset_files import Mapped
 from qkv.data.fingerprint import checksum, fingerprint
 from qkv.data.mixture import Mixture
-from qkv.data.places import Mapped
 from qkv.data.sources import Listing, Memory, Parallel
 from qkv.data.stdlib import StandardLibrary
 from qkv.errors import FileError
 from qkv.train import checkpoint
-from qkv.train.inputs import check_data
+from qkv.train.input_checksums import check_data
 
 TRAIN = ("train", "recipe.toml", "--out", "run", "--set", "train.keep=3")
 TEXT = ["The man sleeps."]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling, best, choose, seeded
-from qkv.generate.pieces import pieces, until
+from qkv.generate.detokenize import pieces, until
+from qkv.generate.sampling import Sampling, best, choose, seeded
 from qkv.generate.search import greedy, sample, steps
 from qkv.models.build import build
 

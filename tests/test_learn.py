@@ -12,11 +12,11 @@ from qkv.batch import Batch
 from qkv.check import example
 from qkv.config import ModelConfig
 from qkv.engine import native
-from qkv.engine.learn import Attend, Gelu, quick_attend, quick_gelu, quicken, slow_gelu
+from qkv.engine.native_decoder import NativeStack
 from qkv.engine.pack import pack
 from qkv.engine.ragged import joined, possible, without_padding
 from qkv.engine.scan import Scan
-from qkv.engine.step import NativeStack
+from qkv.engine.training_kernels import Attend, Gelu, quick_attend, quick_gelu, quicken, slow_gelu
 from qkv.models.build import build
 from qkv.objectives import objective
 from qkv.parts.masks import Mask
@@ -99,7 +99,7 @@ def test_spans_are_the_documents() -> None:
 
 @needs_compiler
 def test_what_the_kernel_does_not_know_goes_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attend, "apply", lambda *_: pytest.fail("this is not for learn.cpp"))
+    monkeypatch.setattr(Attend, "apply", lambda *_: pytest.fail("this is not for training_kernels.cpp"))
     x = torch.randn(2, 2, 6, 16)
     padded = torch.arange(6) < torch.tensor([[6], [4]])
     for given, mask in [
@@ -128,13 +128,13 @@ def test_gelu_and_its_slope(count: int) -> None:
 
 
 NO_KERNEL = ("based", "gla", "gru", "linformer", "longformer", "lstm", "luong", "rnn", "s4d", "transformer-dmca")
-"""Presets of which learn.cpp and scan.cpp know no part, by how their names begin."""
+"""Presets of which training_kernels.cpp and scan.cpp know no part, by how their names begin."""
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", [name for name in sorted(PRESETS) if not name.startswith(NO_KERNEL)])
 def test_a_quickened_network_learns_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradients of all weights, with heads of 16, which learn.cpp can do."""
+    """Loss and gradients of all weights, with heads of 16, which training_kernels.cpp can do."""
     c = tiny(name)
     if c.mixer != ("selective",):
         c = c.model_copy(update={"d_model": 16 * c.n_heads, "d_ff": 40, "d_head": c.d_head and 16})

@@ -13,9 +13,9 @@ from qkv.look import attention, taps
 from qkv.look.attention import chosen, looks_at, maps, sites
 from qkv.look.heads import head_statistics
 from qkv.look.lens import lens, vectors
-from qkv.look.question import chances, probabilities, question
+from qkv.look.residual_stream import hidden_states, layers, points, residual, stream
 from qkv.look.rollout import rollout
-from qkv.look.stream import hidden_states, layers, points, residual, stream
+from qkv.look.target import chances, probabilities, question
 from qkv.look.walk import walk
 from qkv.models.build import build
 from qkv.models.example import example

@@ -10,14 +10,14 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling
+from qkv.generate.sampling import Sampling
 from qkv.generate.search import steps
 from qkv.look import attribution
 from qkv.look.ablate import effect_of_heads, without
 from qkv.look.attention import sites
 from qkv.look.attribution import attribute, entrances
 from qkv.look.patch import PARTS, activations, patched, places, sweep
-from qkv.look.question import Question, question
+from qkv.look.target import Question, question
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.parts.tap import edit, record

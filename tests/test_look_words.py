@@ -12,12 +12,12 @@ from qkv.config import ModelConfig
 from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
 from qkv.generate import alignment
-from qkv.look import aligned
+from qkv.look import alignment_error as aligned
 from qkv.look.attention import maps
+from qkv.look.embedding_space import nearest, positions
 from qkv.look.heads import STATISTICS, head_statistics, said_twice
 from qkv.look.probe import contexts, probe
 from qkv.look.rollout import on_the_grid, rollout
-from qkv.look.space import nearest, positions
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.presets import tiny

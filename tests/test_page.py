@@ -14,10 +14,10 @@ pytest.importorskip("fastapi")
 from paging import TEXT, expect, go, idle, needs_browser, opened
 from served import language_model, running
 
-from qkv.serve.keys import Keys
-from qkv.serve.pages import PAGE, files
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.http.auth import Keys
+from qkv.serve.http.static import PAGE, files
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 
 pytest_plugins = ("paging",)
 VIEWS = ["write", "attention", "walk", "lens", "off", "positions", "embeddings", "run"]

@@ -14,8 +14,8 @@ pytest.importorskip("fastapi")
 from paging import TEXT, expect, go, idle, needs_browser
 from served import model, running
 
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 
 pytest_plugins = ("paging",)
 

@@ -13,8 +13,8 @@ pytest.importorskip("fastapi")
 from paging import TEXT, expect, go, idle, needs_browser
 from served import model, running
 
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 
 pytest_plugins = ("paging",)
 LONG = "two women sit on a bench in the park, and a child plays; the cat eats; who sees it?"

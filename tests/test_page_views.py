@@ -13,9 +13,9 @@ from paging import TEXT, expect, go, idle, needs_browser, opened
 from served import TEXTS, language_model, model, running
 
 from qkv.api import Model
-from qkv.serve.served import Served
-from qkv.serve.service import Service
-from qkv.serve.watch import Watch
+from qkv.serve.api.run_log import Watch
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 from qkv.text.train import train_tokenizer
 
 pytest_plugins = ("paging",)

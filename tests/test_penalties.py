@@ -15,12 +15,12 @@ from qkv.base_model import BaseModel
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.generate.beam import search
-from qkv.generate.choose import Sampling, choose, seeded
 from qkv.generate.continuous import Continuous, opened, text_of
 from qkv.generate.hypotheses import Beam
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.sampling import Sampling, choose, seeded
 from qkv.generate.search import greedy, sample
-from qkv.serve.served import Served
+from qkv.serve.scheduling.served_model import Served
 
 PENALTIES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.6},

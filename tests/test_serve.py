@@ -20,12 +20,12 @@ from starlette.testclient import TestClient
 
 from qkv.batch import Batch
 from qkv.generate.search import greedy
+from qkv.look.look import Look
 from qkv.look.result import plain
-from qkv.look.view import Look
-from qkv.serve import sentences
-from qkv.serve.languages import guess
-from qkv.serve.markup import Markup
-from qkv.serve.served import Served
+from qkv.serve.api import sentences
+from qkv.serve.api.languages import guess
+from qkv.serve.api.markup import Markup
+from qkv.serve.scheduling.served_model import Served
 
 
 @pytest.fixture(scope="module")

@@ -18,16 +18,16 @@ pytest.importorskip("fastapi")
 from served import TEXTS, all_models, language_model, model, served
 from starlette.testclient import TestClient
 
-from qkv.generate.choose import Sampling
 from qkv.generate.continuous import text_of
-from qkv.serve import lanes
+from qkv.generate.sampling import Sampling
 from qkv.serve.app import application
-from qkv.serve.lanes import Desk, Lane, Ticket
-from qkv.serve.limits import Limits
-from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import Refusal
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.http.errors import Refusal
+from qkv.serve.scheduling import scheduler
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.metrics import Metrics
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.scheduler import Desk, Lane, Ticket
+from qkv.serve.scheduling.served_model import Served
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_texts_that_cannot_be_read_are_told_so(monkeypatch: pytest.MonkeyPatch) 
     async def scene() -> None:
         lane, there, new = lane_of_its_own(), ticket(), [ticket(), ticket()]
         lane.turn([there])
-        monkeypatch.setattr(lanes, "opened", lambda *_: 1 / 0)
+        monkeypatch.setattr(scheduler, "opened", lambda *_: 1 / 0)
         lane.turn(new)
         for one in new:
             with pytest.raises(Refusal, match="internal error"):

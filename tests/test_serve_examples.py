@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qkv.serve.examples import data_of, samples
+from qkv.serve.api.examples import data_of, samples
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ pytest.importorskip("fastapi")
 from starlette.testclient import TestClient
 
 from qkv.api import Model
-from qkv.serve.limits import Limits
-from qkv.serve.looking import INTEGRALS
-from qkv.serve.served import Served, two_texts
+from qkv.serve.api.inspection import INTEGRALS
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.served_model import Served, two_texts
 
 
 @pytest.fixture(scope="module")

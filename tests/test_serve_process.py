@@ -21,14 +21,15 @@ import pytest
 pytest.importorskip("fastapi")
 from served import TEXTS, language_model, model, running, served
 
-from qkv.serve import server, workers
-from qkv.serve.limits import Limits
-from qkv.serve.port import bound
-from qkv.serve.served import Served
+from qkv.serve import server
+from qkv.serve.api.run_log import Watch
+from qkv.serve.http.sockets import bound
+from qkv.serve.scheduling import workers
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.workers import Settings, usual
 from qkv.serve.server import models_of
-from qkv.serve.service import Service
-from qkv.serve.watch import Watch
-from qkv.serve.workers import Settings, usual
 
 JSON = {"Content-Type": "application/json"}
 

@@ -16,13 +16,13 @@ from pydantic import BaseModel, ValidationError
 from served import TEXTS, all_models, language_model, model, served, tokenizer
 from starlette.testclient import TestClient
 
-from qkv.generate.choose import Sampling, choose, seeded
 from qkv.generate.continuous import Step
-from qkv.generate.pieces import pieces
-from qkv.serve import libretranslate, looking, openai, own, sentences
-from qkv.serve.markup import Markup, Run
-from qkv.serve.served import Served
-from qkv.serve.told import Reader, chat_logprobs, completion_logprobs
+from qkv.generate.detokenize import pieces
+from qkv.generate.sampling import Sampling, choose, seeded
+from qkv.serve.api import inspection, libretranslate, native, openai, sentences
+from qkv.serve.api.logprobs import Reader, chat_logprobs, completion_logprobs
+from qkv.serve.api.markup import Markup, Run
+from qkv.serve.scheduling.served_model import Served
 from qkv.text.train import train_tokenizer
 
 
@@ -198,7 +198,7 @@ def test_a_prompt_is_checked_before_its_probabilities_are_computed(client: TestC
 # --- requests
 
 
-REQUESTS = [value for part in (own, openai, libretranslate, looking) for value in vars(part).values()
+REQUESTS = [value for part in (native, openai, libretranslate, inspection) for value in vars(part).values()
             if isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel]  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def test_stop_strings_and_prefixes_are_bounded(client: TestClient) -> None:
 
 def test_the_time_of_a_request_is_counted_from_its_arrival() -> None:
     """What takes two rounds has no more time than what takes one."""
-    from qkv.serve.limits import Limits
+    from qkv.serve.scheduling.limits import Limits
 
     with served([Served("lm", language_model())], limits=Limits(seconds=50)) as client:
         seen: list[float] = []

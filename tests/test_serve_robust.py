@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from served import all_models, served
 from starlette.testclient import TestClient
 
-from qkv.serve.keys import Keys, keys_of
-from qkv.serve.limits import Limits
+from qkv.serve.http.auth import Keys, keys_of
+from qkv.serve.scheduling.limits import Limits
 
 POSTS = (
     "/translate", "/detect", "/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/api/generate", "/api/translate",

@@ -21,11 +21,13 @@ from served import all_models, language_model, served
 from starlette.testclient import TestClient
 
 from qkv.commands import serve
-from qkv.serve import libretranslate, looking, own, server, writing
+from qkv.serve import server
+from qkv.serve.api import inspection, libretranslate, native
 from qkv.serve.app import application
-from qkv.serve.limits import Limits
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.scheduling import streaming
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 from qkv.text.tokenizer import Tokenizer
 
 
@@ -77,7 +79,11 @@ def test_every_field_of_every_request_is_bounded(client: TestClient) -> None:
 
 def test_entries_of_a_list_are_not_all_checked_when_one_is_wrong() -> None:
     """Each wrong entry of a body of a megabyte would be an error of its own, with a copy of the input."""
-    for request, field in ((looking.Contexts, "texts"), (looking.Ablation, "heads"), (looking.Ablation, "layers")):
+    for request, field in (
+        (inspection.Contexts, "texts"),
+        (inspection.Ablation, "heads"),
+        (inspection.Ablation, "layers"),
+    ):
         with pytest.raises(ValidationError) as caught:
             request.model_validate({"word": "a", field: [{}] * 50_000})
         assert caught.value.error_count() < 5
@@ -106,7 +112,7 @@ def test_what_takes_long_runs_outside_of_the_event_loop(client: TestClient, monk
 
     spied(Tokenizer, "encode")
     spied(Tokenizer, "plain")
-    spied(own, "unpack")
+    spied(native, "unpack")
     spied(libretranslate, "guess")
     asked: dict[str, dict[str, Any]] = {
         "/api/look/contexts": {"model": "lm", "word": "man", "texts": ["a man rides", "A man sleeps."]},
@@ -155,7 +161,7 @@ def test_decoding_pictures_is_within_the_time_limit(
         begun.append(given)
         assert go_on.wait(60)
 
-    monkeypatch.setattr(own, "picture", slow)
+    monkeypatch.setattr(native, "picture", slow)
     with served([one for one in all_models() if one.name == "eye"], limits=Limits(seconds=0.2)) as client:
         reply = client.post(path, json=body)
         go_on.set()
@@ -241,7 +247,7 @@ def test_an_error_in_a_stream_is_an_event_logged_and_counted(
     def broken(*_: Any) -> str:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(writing.Pieces, "add", broken)
+    monkeypatch.setattr(streaming.Pieces, "add", broken)
     with served([Served("lm", language_model())]) as client:
         reply = client.post(path, json=body | {"stream": True})
         counted = [line for line in client.get("/metrics").text.splitlines() if line.startswith("qkv_failures_total")]

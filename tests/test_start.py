@@ -39,7 +39,7 @@ from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import KINDS, train_tokenizer
 from qkv.train import run as training
 from qkv.train.report import Report
-from qkv.train.start import check_start, contradictions, start_from
+from qkv.train.warm_start import check_start, contradictions, start_from
 
 SIZES = {"vocab_size": 30, "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 16, "max_length": 16, "dropout": 0.0}
 
@@ -332,7 +332,7 @@ def test_shipped_recipes_start_from_what_they_are_for(
     values = read_toml(recipes.find(name))
     old = preset(values["preset"]) if "preset" in values else load_recipe(recipes.find("imdb-bert")).model
     r = load_recipe(recipes.find(name), None, lambda _: old)
-    monkeypatch.setattr("qkv.train.start.open_config", lambda _: old)
+    monkeypatch.setattr("qkv.train.warm_start.open_config", lambda _: old)
     check_start(r, lambda line: pytest.fail(line))
 
 

@@ -15,8 +15,8 @@ from qkv.batch import Batch
 from qkv.check import check, in_chunks, masks
 from qkv.config import ModelConfig
 from qkv.engine import scan as engine
-from qkv.engine.learn import quicken
 from qkv.engine.scan import Scan, quick_scan
+from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.models.build import build
 from qkv.objectives import objective

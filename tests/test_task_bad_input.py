@@ -15,7 +15,7 @@ import qkv
 from qkv.api import Model
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
 from qkv.data.corpora import corpus
-from qkv.data.views import GrammarView
+from qkv.data.grammar_tasks import GrammarView
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.tasks.vocabulary import special_ids

@@ -21,13 +21,13 @@ from qkv.data import documents, glue, textsets
 from qkv.data.corpora import COLUMNS, Share, corpus, shared, training
 from qkv.data.documents import Documents
 from qkv.data.grammar import place_of
+from qkv.data.grammar_tasks import GrammarView
 from qkv.data.lines import MAX_LINE
 from qkv.data.sources import Corpus, Memory, Piece, Record
 from qkv.data.stdlib import StandardLibrary
 from qkv.data.stdlib import split_of as module_split
 from qkv.data.tagged import Tagged
 from qkv.data.textsets import LANGUAGE
-from qkv.data.views import GrammarView
 from qkv.errors import ConfigError, FileError
 from tests.test_datasets import Server, zipped
 

@@ -35,9 +35,9 @@ from qkv.train import estimate, loop, results
 from qkv.train import run as training
 from qkv.train.card import metric_id
 from qkv.train.checkpoint import Training
-from qkv.train.events import crc32c
 from qkv.train.report import Report
 from qkv.train.schedule import warming_up
+from qkv.train.tensorboard import crc32c
 from tests.test_train import recipe as small
 
 Run = Callable[..., tuple[int, str, str]]

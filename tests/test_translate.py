@@ -20,9 +20,9 @@ from qkv.api import Model
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.generate.alignment import attention, links, pharaoh, taps, words_at, written_spans
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.parallel import streams
 from qkv.generate.search import greedy
-from qkv.generate.streams import streams
 from qkv.generate.translate import Request, batches
 from qkv.models.build import build
 from qkv.parts.tap import record

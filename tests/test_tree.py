@@ -1,4 +1,4 @@
-"""The house is in order: the README's tree is complete, imports go one way, recipes load, README commands run."""
+"""The house is in order: the tree of files is up to date, imports go one way, recipes load, README commands run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import tree
 from qkv.config import load_recipe
 from qkv.config.vectors import learns_vectors, load_vectors_recipe
 
@@ -20,37 +21,13 @@ README = (ROOT / "README.md").read_text()
 # --- the tree
 
 
-def files() -> set[str]:
-    """Every file of the package; a folder stands for its __init__.py."""
-    found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "qkv").rglob("*") if p.is_file()}
-    ours = {p for p in found if "__pycache__" not in p and not p.endswith((".pyc", ".so"))}
-    return {p.removesuffix("/__init__.py") for p in ours}
+def test_the_tree_is_up_to_date() -> None:
+    """docs/architecture.md lists every file with its own first line."""
+    assert tree.PAGE.read_text() == tree.page(), "run: python docs/tree.py"
 
 
-def tree() -> dict[str, str]:
-    """path -> description, from the indented block of the README."""
-    block = re.search(r"## The tree\n.*?```\n(.*?)```", README, re.S)
-    assert block, "README.md has no tree"
-    found: dict[str, str] = {}
-    above: list[str] = []
-    for line in block[1].splitlines():
-        indent, name, about = re.fullmatch(r"( *)(\S+) *(.*)", line).groups()  # type: ignore[union-attr]
-        above = [*above[: len(indent) // 2], name.rstrip("/")]
-        assert "/".join(above) not in found, f"listed twice: {line}"
-        found["/".join(above)] = about
-    return found
-
-
-def test_the_tree_lists_every_file() -> None:
-    listed = {path for path in tree() if path.startswith("qkv")}
-    missing, stale = sorted(files() - listed), sorted(listed - files())
-    assert not missing, f"add to the tree of README.md: {missing}"
-    assert not stale, f"remove from the tree of README.md: {stale}"
-
-
-def test_the_tree_says_what_each_file_is() -> None:
-    assert [path for path, about in tree().items() if len(about) < 8] == []
-    assert [path for path in tree() if not (ROOT / path).exists()] == []
+def test_every_file_says_what_it_is() -> None:
+    assert [path for path in tree.files() if len(tree.description(path)) < 8] == []
 
 
 # --- imports go one way

@@ -14,9 +14,9 @@ from qkv.config.vectors import VectorsConfig
 from qkv.errors import QkvError
 from qkv.vectors import kernel, reference
 from qkv.vectors.corpus import END, bounds, part
-from qkv.vectors.draws import Draws, alias, below
 from qkv.vectors.huffman import huffman
 from qkv.vectors.model import Word2Vec
+from qkv.vectors.random import Draws, alias, below
 from qkv.vectors.space import Vectors
 from qkv.vectors.vocabulary import Vocabulary, counted
 

@@ -11,7 +11,7 @@ import torch
 
 from qkv.convert.manifest import seal
 from qkv.errors import FileError, QkvError
-from qkv.vectors.judge import judge_analogies, judge_similarity, scored
+from qkv.vectors.evaluate import judge_analogies, judge_similarity, scored
 from qkv.vectors.space import OneHot, Vectors
 from qkv.vectors.store import export, open_vectors, save
 

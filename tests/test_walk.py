@@ -27,7 +27,7 @@ from qkv.models.build import build
 from qkv.models.example import example
 from qkv.parts.tap import record
 from qkv.presets import tiny
-from qkv.serve.served import Served
+from qkv.serve.scheduling.served_model import Served
 
 Numbers = NDArray[np.float64]
 TEXT = "two women sit on a bench"

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from qkv.serve.watch import TAIL, Watch
+from qkv.serve.api.run_log import TAIL, Watch
 
 
 def text(steps: range, loss: float) -> str:

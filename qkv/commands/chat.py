@@ -58,8 +58,8 @@ def run(
     [dim]printf 'Where is Rome?\\nHow old is it?\\n' | qkv chat chat-model[/]
     """
     from qkv.api import load
-    from qkv.generate.choose import Sampling
-    from qkv.generate.rules import Rules
+    from qkv.generate.logits_processor import Rules
+    from qkv.generate.sampling import Sampling
 
     if sys.stdin is None:
         raise QkvError("there is no standard input to read messages from")

@@ -223,7 +223,7 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
     """Word vectors asked what is given, or else what their run was asked."""
     from qkv.commands.train import score_lines
     from qkv.config.vectors import load_vectors_recipe
-    from qkv.vectors.judge import questions, scored
+    from qkv.vectors.evaluate import questions, scored
     from qkv.vectors.store import open_vectors
 
     if not similarity and not analogies and (what / "recipe.toml").is_file():

@@ -76,8 +76,8 @@ def run(
     [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --slide[/]
     """
     from qkv.api import load
-    from qkv.generate.choose import Sampling
-    from qkv.generate.rules import Rules
+    from qkv.generate.logits_processor import Rules
+    from qkv.generate.sampling import Sampling
 
     if prompt is None and sys.stdin is None:
         raise QkvError("no prompt and no standard input: give a prompt")

@@ -15,9 +15,9 @@ from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
+    from qkv.look.look import Look
     from qkv.look.result import Result
-    from qkv.look.view import Look
-    from qkv.tasks.looking import Looker
+    from qkv.tasks.inspection import Looker
 
 
 class What(StrEnum):
@@ -100,7 +100,7 @@ def run(
     [dim]qkv look bert "I ate an apple" -w contexts --word apple --other "Apple Inc."[/]
     """
     from qkv.api import load
-    from qkv.tasks.looking import writes_summaries
+    from qkv.tasks.inspection import writes_summaries
 
     if out.suffix not in (".html", ".htm"):
         raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")

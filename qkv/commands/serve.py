@@ -75,10 +75,10 @@ def run(
         import prometheus_client  # noqa: F401  # of the workers: what is missing is said here, once
         import uvicorn  # noqa: F401
 
-        from qkv.serve.keys import keys_of
-        from qkv.serve.limits import limits_of
-        from qkv.serve.port import address, bound
-        from qkv.serve.workers import Settings, Workers, usual
+        from qkv.serve.http.auth import keys_of
+        from qkv.serve.http.sockets import address, bound
+        from qkv.serve.scheduling.limits import limits_of
+        from qkv.serve.scheduling.workers import Settings, Workers, usual
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in NEEDED:
             raise

@@ -12,7 +12,7 @@ def columns_to_read(file: Path | None, task: str, folder: Path, count: int = 1) 
     from qkv.config.strict import read_toml
     from qkv.data.header import text_columns
     from qkv.data.sources import TABLES, ending
-    from qkv.tasks.looking import run_of
+    from qkv.tasks.inspection import run_of
 
     if file is None or ending(file) not in TABLES:
         return ()

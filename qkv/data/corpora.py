@@ -18,17 +18,17 @@ from pathlib import Path
 
 from qkv.config import CorpusConfig, DataConfig
 from qkv.data import datasets, textsets
+from qkv.data.dataset_files import Mapped
 from qkv.data.distinct import Distinct
 from qkv.data.documents import Documents
+from qkv.data.grammar_tasks import GrammarView
 from qkv.data.header import note, usual_columns
 from qkv.data.lines import MAX_LINE, MAX_ROW
 from qkv.data.mixture import Mixture
-from qkv.data.places import Mapped
 from qkv.data.sources import Corpus, GrammarSource, Memory, Parallel, Part, Record, Source, Table, ending
 from qkv.data.stdlib import StandardLibrary
 from qkv.data.tagged import Tagged
 from qkv.data.textsets import LANGUAGE
-from qkv.data.views import GrammarView
 from qkv.errors import ConfigError
 
 PAIRS = ("translation", "summary")

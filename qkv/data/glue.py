@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from qkv.data.dataset_files import Held, find, look_for
 from qkv.data.fetch import cache, fetch
 from qkv.data.lines import lines
-from qkv.data.places import Held, find, look_for
 from qkv.data.sources import Corpus, Part, Record, Table
 from qkv.errors import ConfigError
 

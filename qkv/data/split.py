@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.data.places import digest
+from qkv.data.dataset_files import digest
 from qkv.data.raw_records import KINDS, TABLES, RawRecords
 from qkv.data.sources import ending
 from qkv.errors import ConfigError, FileError, QkvError

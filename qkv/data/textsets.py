@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from qkv.data.dataset_files import Held, Mapped, find, look_for
 from qkv.data.documents import Documents
 from qkv.data.fetch import cache, fetch
 from qkv.data.glue import TASKS, glue
 from qkv.data.lines import MAX_ROW, open_binary
-from qkv.data.places import Held, Mapped, find, look_for
 from qkv.data.sources import Corpus, Listing, Memory, Record, Table
 from qkv.data.tagged import Tagged
 from qkv.errors import ConfigError, FileError

@@ -1,4 +1,4 @@
-"""native.cpp and learn.cpp, compiled on first use, and their structures. Where there is no compiler, `library()` is None and
+"""native.cpp and training_kernels.cpp, compiled on first use, and their structures. Where there is no compiler, `library()` is None and
 torch does the same work; where there is one that fails, its error is reported too."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "learn.cpp", "vectors.h")]
+SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "training_kernels.cpp", "vectors.h")]
 FLAGS = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp"]
 WIDE = 16
 """Columns of a panel, as in native.cpp."""
@@ -138,7 +138,7 @@ def panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     return padded.transpose(1, 2).contiguous(), F.pad(bias, (0, rest)).contiguous()
 
 
-# --- the structures of native.cpp and learn.cpp; each holds addresses, so whoever makes one keeps the tensors
+# --- the structures of native.cpp and training_kernels.cpp; each holds addresses, so whoever makes one keeps the tensors
 
 
 class Linear(ctypes.Structure):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.engine import native
-from qkv.engine.step import NativeStack, suits
+from qkv.engine.native_decoder import NativeStack, suits
 from qkv.memory import keep_freed_memory
 from qkv.parts.attention import Attention, one_by_one, side_by_side
 from qkv.parts.heads import Vocabulary

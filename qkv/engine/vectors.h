@@ -1,4 +1,4 @@
-// Eight numbers at once: what native.cpp, learn.cpp and scan.cpp share.
+// Eight numbers at once: what native.cpp, training_kernels.cpp and scan.cpp share.
 
 #pragma once
 

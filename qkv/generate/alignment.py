@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.generate.pieces import Decodes
+from qkv.generate.detokenize import Decodes
 from qkv.parts.tap import record
 
 Link = tuple[int, int]

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.generate.choose import best
 from qkv.generate.constraints import Phrase
 from qkv.generate.continuous import Continuous, Text
 from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.sampling import best
 from qkv.generate.search import FREE, Writer, write
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.data.translation import padded
-from qkv.generate.choose import Sampling, best, choose, seeded
 from qkv.generate.hypotheses import Beam, Continuations, Hypothesis, Sentence
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.sampling import Sampling, best, choose, seeded
 from qkv.generate.search import FREE, GREEDY, Writer, last_real
 from qkv.parts.state import State
 

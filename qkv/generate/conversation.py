@@ -9,10 +9,10 @@ import torch
 
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.choose import Sampling, seeded
-from qkv.generate.cursor import Cursor
-from qkv.generate.pieces import pieces
-from qkv.generate.rules import Rules
+from qkv.generate.detokenize import pieces
+from qkv.generate.logits_processor import Rules
+from qkv.generate.prefix_cache import Cursor
+from qkv.generate.sampling import Sampling, seeded
 from qkv.generate.search import FREE, GREEDY, next_token
 from qkv.text.tokenizer import Tokenizer
 

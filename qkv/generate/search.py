@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.generate.choose import Sampling, choose, seeded
-from qkv.generate.rules import Rules, Written
+from qkv.generate.logits_processor import Rules, Written
+from qkv.generate.sampling import Sampling, choose, seeded
 from qkv.models.decoder import Decoder
 from qkv.models.encoder_decoder import EncoderDecoder
 

@@ -16,9 +16,9 @@ from qkv.errors import QkvError
 from qkv.generate.alignment import Link, attention, links, taps, words_at, written_spans
 from qkv.generate.beam import search
 from qkv.generate.hypotheses import Beam, Hypothesis
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.parallel import one_by_one, share, streams
 from qkv.generate.search import Writer
-from qkv.generate.streams import one_by_one, share, streams
 from qkv.text.tokenizer import Tokenizer, in_words
 
 Alignment = list[Link] | None

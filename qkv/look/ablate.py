@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, whole_numbers
-from qkv.look.question import Question, measure, repeated
+from qkv.look.residual_stream import halves
 from qkv.look.result import Result
-from qkv.look.stream import halves
+from qkv.look.target import Question, measure, repeated
 from qkv.parts.recurrent import StepAttention
 from qkv.parts.tap import Change, edit, record
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.patch import activations, one_at_a_time
-from qkv.look.question import Question, one_input, repeated
+from qkv.look.residual_stream import halves
 from qkv.look.result import Result, plain
-from qkv.look.stream import halves
+from qkv.look.target import Question, one_input, repeated
 from qkv.parts.tap import edit
 
 METHODS = ("gradient", "integrated", "occlusion")

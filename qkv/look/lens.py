@@ -16,9 +16,9 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.look.attention import whole_numbers
-from qkv.look.question import measure, of_the_whole, probabilities
+from qkv.look.residual_stream import halves, hidden_states, points, stream
 from qkv.look.result import Result
-from qkv.look.stream import halves, hidden_states, points, stream
+from qkv.look.target import measure, of_the_whole, probabilities
 from qkv.parts.heads import Span
 from qkv.parts.recurrent import RecurrentStack
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import sites
-from qkv.look.question import Question, one_input, repeated
+from qkv.look.residual_stream import halves, points
 from qkv.look.result import Result
-from qkv.look.stream import halves, points
+from qkv.look.target import Question, one_input, repeated
 from qkv.parts.attention import Attention
 from qkv.parts.tap import Change, edit, record
 

@@ -12,18 +12,18 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 from qkv.look.ablate import Effect
-from qkv.look.aligned import AlignmentErrors
+from qkv.look.alignment_error import AlignmentErrors
 from qkv.look.attention import Map
 from qkv.look.attribution import Attribution
+from qkv.look.embedding_space import Neighbours, Positions
 from qkv.look.heads import STATISTICS, HeadStatistics
 from qkv.look.lens import Lens
+from qkv.look.look import WHOLE, Answers, Everywhere, Pull
 from qkv.look.patch import Sweep
 from qkv.look.probe import Contexts, Probe
+from qkv.look.residual_stream import Residual
 from qkv.look.result import Result
 from qkv.look.rollout import Rollout
-from qkv.look.space import Neighbours, Positions
-from qkv.look.stream import Residual
-from qkv.look.view import WHOLE, Answers, Everywhere, Pull
 from qkv.look.walk import Walk
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
+from qkv.look.embedding_space import cosines
 from qkv.look.result import Result
-from qkv.look.space import cosines
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from qkv.errors import QkvError
+from qkv.look.look import Answers
 from qkv.look.pictures import Bars, explain, picture
 from qkv.look.result import Result
-from qkv.look.view import Answers
 
 HERE = Path(__file__).parent
 DIGITS = 4

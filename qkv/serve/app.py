@@ -15,10 +15,11 @@ from starlette.responses import JSONResponse, Response
 
 import qkv
 from qkv.errors import QkvError
-from qkv.serve import libretranslate, looking, openai, own, pages
-from qkv.serve.front import Front
-from qkv.serve.refusal import Refusal
-from qkv.serve.service import Service
+from qkv.serve.api import inspection, libretranslate, native, openai
+from qkv.serve.http import static
+from qkv.serve.http.errors import Refusal
+from qkv.serve.http.middleware import Front
+from qkv.serve.scheduling.registry import Service
 
 ABOUT = "Models trained or opened by qkv, behind LibreTranslate's API, OpenAI's, and one of our own."
 
@@ -36,9 +37,9 @@ def application(service: Service) -> Front:
         title="qkv", version=qkv.__version__, description=ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan
     )
     server(app, service)
-    for part in (libretranslate, openai, own, looking):
+    for part in (libretranslate, openai, native, inspection):
         app.include_router(part.router(service))
-    app.include_router(pages.router(app))
+    app.include_router(static.router(app))
     errors(app)
     app.openapi = lambda: schema(app)  # type: ignore[method-assign]
     if service.origins:

@@ -16,12 +16,12 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qkv.errors import QkvError
+from qkv.serve.api.run_log import Watch
 from qkv.serve.app import application
-from qkv.serve.front import Front
-from qkv.serve.served import Pair, Search, Served, opened, shown
-from qkv.serve.service import Service
-from qkv.serve.watch import Watch
-from qkv.serve.workers import Settings, name_and_path
+from qkv.serve.http.middleware import Front
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Pair, Search, Served, opened, shown
+from qkv.serve.scheduling.workers import Settings, name_and_path
 
 HEADERS = 20.0
 """Seconds until the headers of a request must be there, from its first byte or from the opening of the connection."""

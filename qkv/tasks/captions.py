@@ -21,7 +21,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import Score, bleu, score
 from qkv.generate.beam import search
 from qkv.generate.hypotheses import Beam, Hypothesis
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
 from qkv.generate.search import Writer
 from qkv.generate.translate import Translation, gathered, never_written
 from qkv.models.output import Output

@@ -18,7 +18,7 @@ from qkv.config import ModelConfig
 from qkv.convert.files import write_array, write_tensors, write_text
 from qkv.engine.ragged import joined, possible
 from qkv.errors import FileError, QkvError
-from qkv.look.stream import halves, layers
+from qkv.look.residual_stream import halves, layers
 from qkv.models.inputs import batch_of, bounded
 from qkv.text.tokenizer import Tokenizer, in_words
 

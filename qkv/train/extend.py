@@ -18,7 +18,7 @@ from qkv.text.wording import spoken
 from qkv.train import checkpoint
 from qkv.train.loop import ended, share_done
 from qkv.train.schedule import learning_rate
-from qkv.train.start import VOCABULARY, contradictions
+from qkv.train.warm_start import VOCABULARY, contradictions
 
 SPANNING = ("cosine", "linear", "stable-decay")
 """Schedules that are stretched over the whole run."""

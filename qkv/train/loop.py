@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from qkv.batch import Batch
 from qkv.config import Interval, TrainConfig, TuneConfig, interval
 from qkv.device import aside, pick_device
-from qkv.engine.learn import quicken
+from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.parts.state import State

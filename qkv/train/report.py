@@ -19,7 +19,7 @@ from qkv.text.wording import plural, spoken
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done, updates_left
-from qkv.train.pace import ENOUGH_UPDATES, Forecast, Pace
+from qkv.train.throughput import ENOUGH_UPDATES, Forecast, Pace
 from qkv.train.workers import world
 
 SILENCE = 60.0

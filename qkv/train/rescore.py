@@ -21,7 +21,7 @@ from qkv.device import pick_device
 from qkv.errors import ConfigError, FileError
 from qkv.tasks.base import Say, Task, Words, held_out, task_of
 from qkv.text.tokenizer import Tokenizer
-from qkv.train.words import open_words
+from qkv.train.artifacts import open_words
 
 Paths = Sequence[str | Path]
 

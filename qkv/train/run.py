@@ -35,18 +35,18 @@ from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
 from qkv.tasks.vocabulary import describe_vocabulary
 from qkv.train import checkpoint, lora
+from qkv.train.artifacts import FILES, has_words, open_words, save_words
 from qkv.train.card import card
 from qkv.train.checkpoint import Training
-from qkv.train.events import Events
 from qkv.train.extend import R, check_rules, extend
-from qkv.train.inputs import check_data, check_network, check_words, word_checksums
+from qkv.train.input_checksums import check_data, check_network, check_words, word_checksums
 from qkv.train.launch import local_workers, worker_count
 from qkv.train.lock import locked
 from qkv.train.loop import Hooks, ended, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
-from qkv.train.start import check_start, start_from
-from qkv.train.words import FILES, has_words, open_words, save_words
+from qkv.train.tensorboard import Events
+from qkv.train.warm_start import check_start, start_from
 from qkv.train.workers import by_torchrun, is_first, rank_zero_first, world
 
 

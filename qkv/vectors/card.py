@@ -11,7 +11,7 @@ from qkv.text.wording import spoken
 from qkv.train.card import LICENCE, origin
 from qkv.train.report import digits
 from qkv.vectors import kernel
-from qkv.vectors.judge import questions, scored
+from qkv.vectors.evaluate import questions, scored
 
 if TYPE_CHECKING:
     from qkv.vectors.run import VectorsRun

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from qkv.config.vectors import VectorsConfig
-from qkv.vectors.draws import WORD, Alias, stirred
 from qkv.vectors.huffman import Tree, huffman
+from qkv.vectors.random import WORD, Alias, stirred
 from qkv.vectors.vocabulary import Vocabulary
 
 LINE = 16

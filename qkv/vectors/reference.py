@@ -18,8 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.vectors.corpus import bounds
-from qkv.vectors.draws import Draws, below, high
 from qkv.vectors.model import Word2Vec
+from qkv.vectors.random import Draws, below, high
 
 Vector = np.ndarray
 """(C,)."""

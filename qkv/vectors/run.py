@@ -28,15 +28,15 @@ from qkv.convert.manifest import seal, sha256
 from qkv.errors import FileError, QkvError
 from qkv.look.charts import curves
 from qkv.train import checkpoint
-from qkv.train.events import Events
 from qkv.train.lock import locked
 from qkv.train.loop import stopping
 from qkv.train.report import Report
 from qkv.train.run import claim, read_log, write_line
+from qkv.train.tensorboard import Events
 from qkv.vectors import kernel, store
 from qkv.vectors.card import card, results
 from qkv.vectors.corpus import damaged, open_ids, part, sentences, sound, sources, write_ids
-from qkv.vectors.judge import look_through
+from qkv.vectors.evaluate import look_through
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.report import Bar
 from qkv.vectors.space import Vectors

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from qkv.errors import QkvError
-from qkv.vectors.draws import Alias, alias, chances
+from qkv.vectors.random import Alias, alias, chances
 
 MAX_DISTINCT = 10_000_000
 """Different words that are counted; beyond, the rarest so far are forgotten, as word2vec.c does."""

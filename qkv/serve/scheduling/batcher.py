@@ -15,9 +15,9 @@ from torch import nn
 
 from qkv.errors import QkvError
 from qkv.generate.free_cores import on_free_cores
-from qkv.serve.limits import Limits
-from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import Refusal, busy
+from qkv.serve.http.errors import Refusal, busy
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.metrics import Metrics
 
 Work = Callable[[list[Any]], Sequence[Any]]
 """Items -> an answer for each, in their order."""

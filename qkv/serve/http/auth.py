@@ -12,7 +12,7 @@ from fastapi import Request
 
 from qkv.convert.files import read_text
 from qkv.errors import QkvError
-from qkv.serve.refusal import Refusal
+from qkv.serve.http.errors import Refusal
 
 VARIABLE = "QKV_API_KEYS"
 """Keys in the environment, with spaces or commas between them."""

@@ -11,11 +11,11 @@ from qkv.api import Model
 from qkv.generate.search import greedy
 from qkv.generate.translate import Request
 from qkv.look.attention import whole_numbers
-from qkv.look.question import Question
-from qkv.look.view import Look
+from qkv.look.look import Look
+from qkv.look.target import Question
 from qkv.models.output import Output
-from qkv.serve.served import Served
-from qkv.tasks.looking import LONGEST_SUMMARY
+from qkv.serve.scheduling.served_model import Served
+from qkv.tasks.inspection import LONGEST_SUMMARY
 from qkv.tasks.summary import NO_REPEAT
 
 

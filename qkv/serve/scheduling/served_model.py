@@ -24,18 +24,18 @@ from qkv.errors import QkvError
 from qkv.generate.alignment import Link
 from qkv.generate.continuous import Step, Text
 from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
 from qkv.generate.search import FREE
 from qkv.generate.translate import Job, Request, Translation, Translator, gathered
 from qkv.look.attention import sites
 from qkv.models.inputs import carries
 from qkv.pretrained import note
-from qkv.serve.calls import Caller
-from qkv.serve.examples import data_of, samples
-from qkv.serve.lanes import Desk, Lane, Ticket
-from qkv.serve.limits import Limits
-from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import Refusal
+from qkv.serve.api.examples import data_of, samples
+from qkv.serve.http.errors import Refusal
+from qkv.serve.scheduling.batcher import Caller
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.metrics import Metrics
+from qkv.serve.scheduling.scheduler import Desk, Lane, Ticket
 from qkv.tasks.summary import Summarizer
 
 Pair = tuple[str, str]

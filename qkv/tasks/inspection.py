@@ -17,14 +17,14 @@ from qkv.config import ModelConfig, read_toml
 from qkv.convert.detect import run_of
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
 from qkv.generate.search import greedy
 from qkv.generate.translate import Request, Translator, never_written
-from qkv.look.aligned import AlignmentErrors, errors, sentence
+from qkv.look.alignment_error import AlignmentErrors, errors, sentence
+from qkv.look.embedding_space import Neighbours, nearest, static_vectors, word_vectors
+from qkv.look.look import Look
 from qkv.look.probe import Contexts, contexts
-from qkv.look.space import Neighbours, nearest, static_vectors, word_vectors
-from qkv.look.stream import layers
-from qkv.look.view import Look
+from qkv.look.residual_stream import layers
 from qkv.models.inputs import batch_of, bounded
 from qkv.tasks import answering, classification
 from qkv.tasks.fill import Filler

@@ -20,9 +20,9 @@ import torch
 
 from qkv.generate.continuous import Continuous, Drawn, Step, Text, opened
 from qkv.generate.hypotheses import Sentence
-from qkv.serve.limits import Limits
-from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import Refusal, busy
+from qkv.serve.http.errors import Refusal, busy
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.metrics import Metrics
 
 log = logging.getLogger(__name__)
 PATIENCE = 4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.generate.choose import Sampling, seeded
-from qkv.generate.rules import Rules
+from qkv.generate.logits_processor import Rules
+from qkv.generate.sampling import Sampling, seeded
 from qkv.generate.search import FREE, GREEDY, next_token
 from qkv.models.decoder import Decoder
 from qkv.parts.state import State

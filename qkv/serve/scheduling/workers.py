@@ -23,9 +23,9 @@ from typing import Any
 from qkv.errors import QkvError
 from qkv.generate.free_cores import free_cores
 from qkv.pretrained import find
-from qkv.serve.keys import Keys
-from qkv.serve.limits import Limits
-from qkv.serve.port import at
+from qkv.serve.http.auth import Keys
+from qkv.serve.http.sockets import at
+from qkv.serve.scheduling.limits import Limits
 
 SMALL = 64_000_000
 """Bytes of weights of which every worker may have a copy without being asked for."""

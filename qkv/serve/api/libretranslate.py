@@ -12,14 +12,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from qkv.generate.alignment import Link
 from qkv.generate.translate import Request as Translating
 from qkv.generate.translate import Translation
-from qkv.serve import sentences
-from qkv.serve.front import listed
-from qkv.serve.languages import guess, name_of
-from qkv.serve.limits import BoundedStr, Many
-from qkv.serve.markup import Markup, Run
-from qkv.serve.refusal import Refusal
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.api import sentences
+from qkv.serve.api.languages import guess, name_of
+from qkv.serve.api.markup import Markup, Run
+from qkv.serve.http.errors import Refusal
+from qkv.serve.http.middleware import listed
+from qkv.serve.scheduling.limits import BoundedStr, Many
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 
 Code = Annotated[str, Field(max_length=40)]
 

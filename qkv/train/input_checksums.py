@@ -13,7 +13,7 @@ from qkv.convert.manifest import sha256
 from qkv.data.fingerprint import fingerprint
 from qkv.data.sources import Source
 from qkv.errors import FileError
-from qkv.train.words import FILES, has_words
+from qkv.train.artifacts import FILES, has_words
 
 Checksums = dict[str, str]
 

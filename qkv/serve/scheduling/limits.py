@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 
 from qkv.config.strict import Strict, checked, override
-from qkv.serve.refusal import Refusal
+from qkv.serve.http.errors import Refusal
 
 T = TypeVar("T")
 MOST_ITEMS = 100_000

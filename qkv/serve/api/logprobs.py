@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qkv.generate.continuous import Step
-from qkv.generate.pieces import Pieces
+from qkv.generate.detokenize import Pieces
 from qkv.text.tokenizer import Tokenizer
 
 LEAST = -9999.0

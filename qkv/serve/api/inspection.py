@@ -14,14 +14,14 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from qkv.look.attention import sites, whole_numbers
+from qkv.look.look import Look
 from qkv.look.result import plain
-from qkv.look.view import Look
-from qkv.serve.limits import BoundedStr, Many
-from qkv.serve.own import Ask, pictures
-from qkv.serve.refusal import Refusal
-from qkv.serve.said import expected, measured, written
-from qkv.serve.served import Served
-from qkv.serve.service import Service
+from qkv.serve.api.ablation import expected, measured, written
+from qkv.serve.api.native import Ask, pictures
+from qkv.serve.http.errors import Refusal
+from qkv.serve.scheduling.limits import BoundedStr, Many
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
 
 Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
 Indices = Annotated[list[Index], Field(max_length=10_000, fail_fast=True)]
@@ -305,7 +305,7 @@ def words(routes: APIRouter, service: Service) -> None:
     @routes.post("/positions")
     async def positions(asked: Positions, request: Request) -> Any:
         """How the model tells order: the table of positions, and how alike they are."""
-        from qkv.look.space import positions as table
+        from qkv.look.embedding_space import positions as table
 
         served = service.named(asked.model, "look")
         network = served.model.network

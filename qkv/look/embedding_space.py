@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.errors import QkvError
+from qkv.look.residual_stream import halves
 from qkv.look.result import Result
-from qkv.look.stream import halves
 from qkv.parts.embed import TokenEmbed
 from qkv.parts.masks import Mask
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias

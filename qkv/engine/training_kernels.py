@@ -53,7 +53,7 @@ def suits(x: Tensor) -> bool:
 
 
 class Attend(torch.autograd.Function):
-    """softmax(Q K^T scale) V within each span, by learn.cpp: (B, H, T, D), (B, H_kv, T, D) twice -> (B, H, T, D)."""
+    """softmax(Q K^T scale) V within each span, by training_kernels.cpp: (B, H, T, D), (B, H_kv, T, D) twice -> (B, H, T, D)."""
 
     @staticmethod
     def forward(
@@ -99,7 +99,7 @@ slow_gelu = ACTIVATIONS["gelu-tanh"]
 
 
 class Gelu(torch.autograd.Function):
-    """gelu-tanh by learn.cpp; x is kept, and its sigmoid formed again on the way back."""
+    """gelu-tanh by training_kernels.cpp; x is kept, and its sigmoid formed again on the way back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

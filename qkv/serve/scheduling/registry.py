@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from qkv.errors import QkvError
-from qkv.serve.front import ARRIVED, Front
-from qkv.serve.keys import Keys
-from qkv.serve.limits import Limits
-from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import GONE, Refusal, busy
-from qkv.serve.served import Served
-from qkv.serve.watch import Watch
+from qkv.serve.api.run_log import Watch
+from qkv.serve.http.auth import Keys
+from qkv.serve.http.errors import GONE, Refusal, busy
+from qkv.serve.http.middleware import ARRIVED, Front
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.metrics import Metrics
+from qkv.serve.scheduling.served_model import Served
 
 T = TypeVar("T")
 

@@ -19,12 +19,12 @@ from qkv.config import ModelConfig
 from qkv.errors import QkvError
 from qkv.look import ablate, attribution, patch, rollout, taps
 from qkv.look.attention import Map, attends_before_reading, chosen, looks_at, maps, whole_numbers
+from qkv.look.embedding_space import Positions, positions
 from qkv.look.heads import HeadStatistics, head_statistics
 from qkv.look.lens import Lens, lens
-from qkv.look.question import Question, chances, measure, of_the_whole, probabilities, question
+from qkv.look.residual_stream import Residual, layers, residual
 from qkv.look.result import Result
-from qkv.look.space import Positions, positions
-from qkv.look.stream import Residual, layers, residual
+from qkv.look.target import Question, chances, measure, of_the_whole, probabilities, question
 from qkv.look.walk import Walk, walk
 from qkv.models.output import Output
 

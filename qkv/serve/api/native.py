@@ -15,17 +15,28 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qkv.data.images import Pixels, open_picture, unpack
 from qkv.errors import FileError
-from qkv.generate.choose import Sampling
+from qkv.generate.sampling import Sampling
 from qkv.generate.translate import Translation
-from qkv.serve import sentences
-from qkv.serve.front import listed
-from qkv.serve.libretranslate import Way, links_of, ways_of
-from qkv.serve.limits import BoundedStr, Many
-from qkv.serve.refusal import Refusal
-from qkv.serve.served import Served
-from qkv.serve.service import Service
-from qkv.serve.told import number, token_records
-from qkv.serve.writing import Manner, Penalties, Prompt, Stream, Writing, begin, event, refusal_of, seed_of, stops_of
+from qkv.serve.api import sentences
+from qkv.serve.api.libretranslate import Way, links_of, ways_of
+from qkv.serve.api.logprobs import number, token_records
+from qkv.serve.http.errors import Refusal
+from qkv.serve.http.middleware import listed
+from qkv.serve.scheduling.limits import BoundedStr, Many
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.streaming import (
+    Manner,
+    Penalties,
+    Prompt,
+    Stream,
+    Writing,
+    begin,
+    event,
+    refusal_of,
+    seed_of,
+    stops_of,
+)
 
 Name = Annotated[str | None, Field(max_length=200)]
 Count = Annotated[int, Field(ge=1, le=2**31)]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv.engine import native
-from qkv.engine.learn import quick_gelu
-from qkv.engine.written import Written
+from qkv.engine.kv_cache import Written
+from qkv.engine.training_kernels import quick_gelu
 from qkv.parts.block import Block, Residual
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
 from qkv.parts.masks import Mask

@@ -17,15 +17,26 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Step
-from qkv.serve.front import listed
-from qkv.serve.limits import MOST_ITEMS, BoundedStr, Many
-from qkv.serve.refusal import Refusal
-from qkv.serve.served import Served
-from qkv.serve.service import Service
-from qkv.serve.told import Reader, chat_logprobs, completion_logprobs
-from qkv.serve.writing import Manner, Penalties, Prompt, Stream, Writing, begin, event, refusal_of, seed_of, stops_of
+from qkv.generate.sampling import Sampling
+from qkv.serve.api.logprobs import Reader, chat_logprobs, completion_logprobs
+from qkv.serve.http.errors import Refusal
+from qkv.serve.http.middleware import listed
+from qkv.serve.scheduling.limits import MOST_ITEMS, BoundedStr, Many
+from qkv.serve.scheduling.registry import Service
+from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.streaming import (
+    Manner,
+    Penalties,
+    Prompt,
+    Stream,
+    Writing,
+    begin,
+    event,
+    refusal_of,
+    seed_of,
+    stops_of,
+)
 
 Count = Annotated[int, Field(ge=0, le=2**31)]
 Ids = Annotated[Many[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]

@@ -15,9 +15,9 @@ from urllib.parse import parse_qsl
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from qkv.serve.limits import Limits
-from qkv.serve.metrics import Metrics
-from qkv.serve.refusal import GONE, Refusal, busy
+from qkv.serve.http.errors import GONE, Refusal, busy
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

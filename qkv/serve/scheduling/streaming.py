@@ -11,16 +11,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from qkv.generate.choose import Sampling
 from qkv.generate.continuous import Step, text_of
-from qkv.generate.pieces import Pieces, Until
-from qkv.generate.rules import Rules
+from qkv.generate.detokenize import Pieces, Until
+from qkv.generate.logits_processor import Rules
+from qkv.generate.sampling import Sampling
 from qkv.generate.search import FREE
-from qkv.serve.lanes import Ticket, failed
-from qkv.serve.limits import Limits
-from qkv.serve.refusal import Refusal, busy
-from qkv.serve.served import Served
-from qkv.serve.told import Reader
+from qkv.serve.api.logprobs import Reader
+from qkv.serve.http.errors import Refusal, busy
+from qkv.serve.scheduling.limits import Limits
+from qkv.serve.scheduling.scheduler import Ticket, failed
+from qkv.serve.scheduling.served_model import Served
 
 SEEDS = 2**62
 

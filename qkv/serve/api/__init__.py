@@ -1,0 +1,1 @@
+"""APIs: LibreTranslate's, OpenAI's, the native one and inspection."""

@@ -1,0 +1,1 @@
+"""HTTP: middleware, authentication, errors, static files, sockets."""

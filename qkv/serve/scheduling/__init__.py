@@ -1,0 +1,1 @@
+"""Scheduling: queues, batches, streams of tokens, worker processes."""
