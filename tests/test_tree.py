@@ -1,4 +1,4 @@
-"""The structure of the package: tree of files, direction of imports, sizes, names; recipes load and README commands run.
+"""The structure of the package: tree of files, direction of imports, sizes, names; recipes load and documented commands run.
 
 A check that does not hold everywhere yet has a list of the places where it does not. Nothing may be added to such a list, and
 an entry that no longer applies fails: remove it in the change that mends it.
@@ -19,7 +19,6 @@ from qkv.config import load_recipe
 from qkv.config.vectors import learns_vectors, load_vectors_recipe
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
 
 
 # --- the tree
@@ -532,7 +531,7 @@ def test_the_starting_files_do_not_import_torch_at_the_top() -> None:
             assert not heavy, f"{path.name} imports {heavy}"
 
 
-# --- recipes and the README's commands
+# --- recipes and documented commands
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda p: p.name)
@@ -543,17 +542,22 @@ def test_every_recipe_loads(path: Path) -> None:
         assert load_recipe(path).model.d_model > 0
 
 
-def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every block marked as tested, in order, in an empty folder with the recipes."""
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"<!-- tested -->\n```(\w+)\n(.*?)```", re.S)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.name)
+def test_documented_commands_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every block of a page that is marked as tested, in order, in an empty folder with the recipes."""
     from qkv.cli import main
 
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"<!-- tested -->\n```(\w+)\n(.*?)```", README, re.S)
-    assert len(blocks) >= 2
-    for language, code in blocks:
+    for language, code in BLOCK.findall(page.read_text()):
         if language == "python":
-            exec(compile(code, "README.md", "exec"), {})
+            exec(compile(code, page.name, "exec"), {})
             continue
         for line in code.replace("\\\n", " ").splitlines():
             command = shlex.split(line, comments=True)
@@ -564,3 +568,14 @@ def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
             with pytest.raises(SystemExit) as end:
                 main()
             assert not end.value.code, f"{line}\n{capsys.readouterr().err}"
+
+
+def test_the_readme_is_short_and_has_tested_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 160 and BLOCK.search(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
