@@ -17,7 +17,6 @@ import qkv
 from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
 from qkv.look import report
-from qkv.look.pictures import explain
 from qkv.look.probe import probe
 
 Run = Callable[..., tuple[int, str, str]]
@@ -61,14 +60,14 @@ def test_the_report_explains_every_result_and_needs_nothing_else() -> None:
         page.count("</html>") == page.count("<h1>") == 1 and "<h1>&lt;b&gt;title</h1><p class=text>second</p>" in page
     )
     assert "src=" not in page and "http" not in page and "plotly" not in page and len(page) < 100_000
-    said = [explain(one) for one in results.values()]
+    said = [one.explain() for one in results.values()]
     assert len(set(said)) == len(said) and all(one.endswith(".") and one in html.unescape(page) for one in said)
     drawn = re.findall(r'<script type="application/json">(.*?)</script>', page)
     assert len(drawn) == len(results) == page.count("<section>")
     weights = json.loads(drawn[0])["panels"]["head 1"]
     torch.testing.assert_close(torch.tensor(weights), results["attention"].weights[1], atol=1e-4, rtol=1e-3)
     assert html.escape(results["patch"].note) in page and "color-scheme: light dark" in page
-    assert f"{abs(float(results['attribution'].gap[0])):.2g} of" in explain(results["attribution"])
+    assert f"{abs(float(results['attribution'].gap[0])):.2g} of" in results["attribution"].explain()
 
 
 @pytest.mark.skipif(not any(map(shutil.which, report.BROWSERS)), reason="no browser")
@@ -137,7 +136,7 @@ def test_what_is_said_of_a_regression() -> None:
     ]
     page = report.page(["the dog runs"], results)
     assert "<h2>Score</h2>" in page and "<h2>Answers</h2>" not in page
-    assert not any(word in explain(one) for one in results.values() for word in ("probab", "likel", "logit"))
+    assert not any(word in one.explain() for one in results.values() for word in ("probab", "likel", "logit"))
 
 
 def test_the_command_writes_a_page(run: Run, tmp_path: Path) -> None:

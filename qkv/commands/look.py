@@ -16,7 +16,7 @@ from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.look.look import Look
-    from qkv.look.result import Result
+    from qkv.look.result import LookResult
     from qkv.tasks.inspection import Looker
 
 
@@ -112,7 +112,7 @@ def run(
     looker, summary = model.looker(), writes_summaries(folder)
     look = None if what and set(what) <= OF_WORDS else looker.look(given, target, pair, summary)
 
-    def show(one: What) -> Result:
+    def show(one: What) -> LookResult:
         if one in OF_WORDS:
             return among_words(looker, one, given, other, word, layer)
         assert look is not None
@@ -133,9 +133,9 @@ def run(
     write(found, [given, *([] if pair is None else [pair]), *([] if other is None else [f"other: {other}"])], out, png)
 
 
-def whatever_there_is(show: Callable[[What], Result]) -> dict[str, Result]:
+def whatever_there_is(show: Callable[[What], LookResult]) -> dict[str, LookResult]:
     """EVERY view that this model has of this input; what is left out is said in a line, and why."""
-    found: dict[str, Result] = {}
+    found: dict[str, LookResult] = {}
     missing: dict[str, list[str]] = {}
     for one in EVERY:
         try:
@@ -150,7 +150,7 @@ def whatever_there_is(show: Callable[[What], Result]) -> dict[str, Result]:
     return found
 
 
-def among_words(looker: Looker, what: What, given: str, other: str | None, word: str | None, layer: int) -> Result:
+def among_words(looker: Looker, what: What, given: str, other: str | None, word: str | None, layer: int) -> LookResult:
     """The neighbours of a word, or one word in two texts."""
     if what is What.neighbours:
         return looker.neighbours(given)
@@ -162,7 +162,7 @@ def among_words(looker: Looker, what: What, given: str, other: str | None, word:
 
 
 def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str, position: int | None
-         ) -> Result:  # fmt: skip
+         ) -> LookResult:  # fmt: skip
     """One of the methods of a Look. Where it writes, be it a translation or a summary behind its text, that is looked at."""
     written = range(look.first, len(look.tokens))
     if what is What.attention:
@@ -184,7 +184,7 @@ def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None,
     return getattr(look, what.value)()  # type: ignore[no-any-return]
 
 
-def write(found: dict[str, Result], texts: list[str], out: Path, png: Path | None) -> None:
+def write(found: dict[str, LookResult], texts: list[str], out: Path, png: Path | None) -> None:
     from qkv.convert.files import write_text
     from qkv.look import report
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, whole_numbers
+from qkv.look.pictures import Picture, head_heatmap, quote
 from qkv.look.residual_stream import halves
-from qkv.look.result import Result
+from qkv.look.result import LookResult
 from qkv.look.target import Question, measure, repeated
 from qkv.parts.recurrent import StepAttention
 from qkv.parts.tap import Change, edit, record
@@ -102,8 +103,16 @@ def averages(network: Any, batch: Batch, names: list[str], kind: str | None) -> 
 
 
 @dataclass(frozen=True)
-class Effect(Result):
+class HeadEffects(LookResult):
     """What happens to one number of the output when each head is switched off alone."""
+
+    EXPLANATION: ClassVar[str] = (
+        "What is lost when one head is switched off: blue heads support the answer, orange ones work against it, pale ones do "
+        "not matter here."
+    )
+    SCORE: ClassVar[str] = (
+        "What the score loses when one head is switched off: blue heads raise it, orange ones lower it."
+    )
 
     kind: str
     layers: list[int]
@@ -116,10 +125,18 @@ class Effect(Result):
     measure: str = "logit"
     """Of a regression the number is its score."""
 
+    def explain(self) -> str:
+        return self.SCORE if self.measure == "score" else self.EXPLANATION
+
+    def picture(self) -> Picture:
+        name = f" of {quote(self.word)}" if self.word and self.measure == "logit" else ""
+        title = f"what the {self.measure}{name} loses without each head"
+        return head_heatmap(title, {"": self.whole - self.alone}, self.layers, True)
+
 
 @torch.no_grad()
 def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None = None, mean_of: Batch | None = None,
-                    layer: int | None = None) -> Effect:  # fmt: skip
+                    layer: int | None = None) -> HeadEffects:  # fmt: skip
     """Each head off in turn, of one layer or of all: a pass for a layer, in which each row has another head off."""
     own = chosen(network, layer, kind)
     table = torch.zeros(len(own), max(site.heads for site in own))
@@ -130,7 +147,7 @@ def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None 
             table[row, : site.heads] = ask(network(repeated(batch, site.heads))).cpu()
     whole, kind = float(ask(network(batch))[0]), own[0].kind
     number = "score" if measure(network.head) == "score" else "logit"
-    return Effect(kind, [site.layer for site in own], whole, table, measure=number)
+    return HeadEffects(kind, [site.layer for site in own], whole, table, measure=number)
 
 
 def each_alone(mean: Tensor | None) -> Change:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from qkv.batch import Batch
 from qkv.data.grammar import Pair
 from qkv.generate.alignment import Link, Span, links
 from qkv.look.attention import Site, chosen, visit
-from qkv.look.result import Result
+from qkv.look.pictures import Picture, head_heatmap
+from qkv.look.result import LookResult
 from qkv.text.tokenizer import Tokenizer
 
 
@@ -35,8 +36,10 @@ class Sentence:
 
 
 @dataclass(frozen=True)
-class AlignmentErrors(Result):
+class AlignmentErrors(LookResult):
     """The alignment error rate of every head, 0 = all links right."""
+
+    EXPLANATION: ClassVar[str] = "How often each cross-attention head links the wrong words: 0 = all links are right."
 
     sentences: int
     layers: list[int]
@@ -50,6 +53,9 @@ class AlignmentErrors(Result):
         """Layer, head and rate of the best head."""
         row, head = divmod(int(self.rates.argmin()), self.rates.size(1))
         return self.layers[row], head, float(self.rates[row, head])
+
+    def picture(self) -> Picture:
+        return head_heatmap("alignment error rate", {"": self.rates}, self.layers)
 
 
 def errors(network: Any, sentences: Iterable[Sentence]) -> AlignmentErrors:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.result import Result
+from qkv.look.pictures import Heatmap, Picture
+from qkv.look.result import LookResult
 from qkv.parts.attention import Attention
 from qkv.parts.linear_attention import Linear, wide
 from qkv.parts.masks import Mask
@@ -51,8 +52,13 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Map(Result):
-    """Who looks at whom: each row is a distribution over the columns."""
+class AttentionMap(LookResult):
+    """Attention weights of one layer: each row is a distribution over the columns."""
+
+    EXPLANATION: ClassVar[str] = (
+        "Each row is a query and adds up to 1: the stronger a cell's colour, the larger the weight of that column's value. "
+        "A diagonal is a head that attends to neighbours; a coloured first column (an attention sink), one that adds little here."
+    )
 
     kind: str
     layer: int
@@ -66,6 +72,13 @@ class Map(Result):
     """X of the rows that are named "after X, predicting Y"; of others empty."""
     predicting: list[str] = field(default_factory=list)
     """Y."""
+
+    def picture(self) -> Picture:
+        panels = {f"head {head}": weights for head, weights in zip(self.heads, self.weights, strict=True)}
+        if len(panels) > 1:
+            panels = {"mean of heads": self.weights.mean(0), **panels}
+        name = "attention" if self.kind == "self" else f"attention ({self.kind})"
+        return Heatmap(f"{name}, layer {self.layer}", panels, self.rows, self.columns)
 
 
 # --- which attention there is

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.patch import activations, one_at_a_time
+from qkv.look.pictures import Heatmap, Picture, quote
 from qkv.look.residual_stream import halves
-from qkv.look.result import Result, plain
+from qkv.look.result import LookResult, plain
 from qkv.look.target import Question, one_input, repeated
 from qkv.parts.tap import edit
 
@@ -36,8 +37,16 @@ ROWS = 64
 
 
 @dataclass(frozen=True)
-class Attribution(Result):
+class Attribution(LookResult):
     """A score for each token of the input, for each answer asked about."""
+
+    EXPLANATION: ClassVar[str] = (
+        "Blue tokens (columns) raised the model's score of the row's answer, orange ones lowered it."
+    )
+    METHOD: ClassVar[dict[str, str]] = {
+        "gradient": "Input × gradient is a local estimate: the scores need not add up.",
+        "occlusion": "Occlusion measures what is lost when the token is blanked.",
+    }
 
     method: str
     answers: list[str]
@@ -70,6 +79,24 @@ class Attribution(Result):
         late = [f"{answer!r}: the scores add up to {gap + whole:.4g}, the difference is {whole:.4g}"
                 for answer, done, gap, whole in found if not done]  # fmt: skip
         return f"integrated gradients not converged after {MOST_NODES:,} steps: {'; '.join(late)}" if late else ""
+
+    def explain(self) -> str:
+        return f"{self.EXPLANATION} {self.METHOD.get(self.method) or self.completeness()}"
+
+    def completeness(self) -> str:
+        """Say how far integrated gradients add up to the difference that they explain."""
+        gap, difference = max(
+            zip(self.gap.tolist(), self.difference.tolist(), strict=True), key=lambda pair: abs(pair[0])
+        )
+        return (
+            "Integrated gradients add up to the difference from a blank input; here the largest gap is "
+            f"{abs(gap):.2g} of {abs(difference):.3g}."
+        )
+
+    def picture(self) -> Picture:
+        answer = quote(self.answers[0]) if len(self.answers) == 1 else "each answer"
+        title = f"attribution ({self.method}): the contribution of each token to {answer}"
+        return Heatmap(title, {"": self.scores}, self.answers, self.tokens, diverging=True)
 
     def to_json(self) -> dict[str, Any]:
         """With the completeness gap, whether each answer's scores have converged, and the note."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.errors import QkvError
+from qkv.look.pictures import BarChart, Heatmap, Picture
 from qkv.look.residual_stream import halves
-from qkv.look.result import Result
+from qkv.look.result import LookResult
 from qkv.parts.embed import TokenEmbed
 from qkv.parts.masks import Mask
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
@@ -21,8 +22,10 @@ CHUNK = 65_536
 
 
 @dataclass(frozen=True)
-class Neighbours(Result):
+class Neighbours(LookResult):
     """The words nearest to one, by the cosine of their vectors."""
+
+    EXPLANATION: ClassVar[str] = "The words whose embeddings point most nearly in the same direction."
 
     word: str
     words: list[str]
@@ -31,10 +34,18 @@ class Neighbours(Result):
     pieces: list[str] = field(default_factory=list)
     """Those that the word is made of, where it has no entry of its own; its vector is the mean of theirs."""
 
+    def picture(self) -> Picture:
+        parts = f", which is made of {' + '.join(self.pieces)}" if len(self.pieces) > 1 else ""
+        return BarChart(f"nearest to '{self.word}'{parts} (cosine)", self.words, self.cosines)
+
 
 @dataclass(frozen=True)
-class Positions(Result):
-    """How a network tells order."""
+class Positions(LookResult):
+    """How a network represents order."""
+
+    EXPLANATION: ClassVar[str] = (
+        "Similarity of two positions: a band along the diagonal means that near positions have similar vectors."
+    )
 
     scheme: str
     """sinusoidal, learned, rotary, relative, t5 or alibi."""
@@ -44,6 +55,10 @@ class Positions(Result):
     similarity: Tensor
     """(T, T): cosine of two positions' vectors; of rotary, of a vector turned by both; of t5 and alibi the mean over heads.
     Of relative positions, of two distances."""
+
+    def picture(self) -> Picture:
+        places = [str(i) for i in range(len(self.similarity))]
+        return Heatmap(f"positions ({self.scheme}): similarity", {"": self.similarity}, places, places, True)
 
 
 def word_vectors(network: Any, source: bool = True) -> Tensor:

@@ -7,7 +7,7 @@ where nothing else can tell what comes next.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, visit
-from qkv.look.result import Result
+from qkv.look.pictures import Picture, head_heatmap
+from qkv.look.result import LookResult
 
 STATISTICS = {
     "previous": "weight on the token before",
@@ -35,13 +36,22 @@ OF_PLACES = tuple(name for name in STATISTICS if name not in ("same", "induction
 
 
 @dataclass(frozen=True)
-class HeadStatistics(Result):
+class HeadStatistics(LookResult):
     """Means over the tokens of a text of which each can be asked, for every layer and head; absent where of none."""
+
+    EXPLANATION: ClassVar[str] = (
+        "How much each head attends, on average over this text, to simple targets; the menu chooses the target. A "
+        "strong colour shows what the head specialises in."
+    )
 
     kind: str
     layers: list[int]
     statistics: dict[str, Tensor]
     """name -> (layers, heads)."""
+
+    def picture(self) -> Picture:
+        panels = {f"{name}: {STATISTICS[name]}": values for name, values in self.statistics.items()}
+        return head_heatmap("attention patterns of the heads", panels, self.layers)
 
     def best(self, name: str) -> tuple[int, int]:
         """The layer and head where a statistic is largest."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.look.attention import whole_numbers
+from qkv.look.pictures import Heatmap, Picture
 from qkv.look.residual_stream import halves, hidden_states, points, stream
-from qkv.look.result import Result
+from qkv.look.result import LookResult
 from qkv.look.target import measure, of_the_whole, probabilities
 from qkv.parts.heads import Span
 from qkv.parts.recurrent import RecurrentStack
@@ -28,8 +29,16 @@ points, tokens and words would be gigabytes."""
 
 
 @dataclass(frozen=True)
-class Lens(Result):
+class Lens(LookResult):
     """The likeliest answers at each point of the stream, for each token (or for all of the input: one column)."""
+
+    EXPLANATION: ClassVar[str] = (
+        "The output head applied at every layer: rows go from the embedding to the last layer, the colour is the "
+        "probability of the word in the cell. See at which layer the final answer appears."
+    )
+    SCORE: ClassVar[str] = (
+        "The score that the output head gives at every layer: rows go from the embedding to the last layer."
+    )
 
     points: list[str]
     tokens: list[str]
@@ -45,6 +54,17 @@ class Lens(Result):
     """What the numbers are: of a regression not probabilities, but its score."""
     columns: list[int] = field(default_factory=list)
     """Positions of `tokens` in the input; empty where there is one column for all of it."""
+
+    def explain(self) -> str:
+        return self.SCORE if self.measure == "score" else self.EXPLANATION
+
+    def picture(self) -> Picture:
+        if self.measure == "score":
+            words = [[f"{value:.2f}" for value in row] for row in self.final.tolist()]
+            return Heatmap("lens: the score at each layer", {"": self.final}, self.points, self.tokens, words=words)
+        words = [[tops[0] for tops in row] for row in self.words]
+        title = "logit lens: the prediction at each layer and its probability"
+        return Heatmap(title, {"": self.probabilities[..., 0]}, self.points, self.tokens, words=words)
 
     def since(self, first: int) -> Lens:
         """The columns from one token on; of one column for all of the input, that."""

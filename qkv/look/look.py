@@ -18,18 +18,16 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
 from qkv.look import ablate, attribution, patch, rollout, taps
-from qkv.look.attention import Map, attends_before_reading, chosen, looks_at, maps, whole_numbers
+from qkv.look.answers import WHOLE, Answers, AttentionTo, TokenAnswers
+from qkv.look.attention import AttentionMap, attends_before_reading, chosen, looks_at, maps, whole_numbers
 from qkv.look.embedding_space import Positions, positions
 from qkv.look.heads import HeadStatistics, head_statistics
 from qkv.look.lens import Lens, lens
-from qkv.look.residual_stream import Residual, layers, residual
-from qkv.look.result import Result
+from qkv.look.residual_stream import ResidualStream, layers, residual
 from qkv.look.target import Question, chances, measure, of_the_whole, probabilities, question
 from qkv.look.walk import Walk, walk
 from qkv.models.output import Output
 
-WHOLE = "(all)"
-"""Where a question is asked that is about all of the input."""
 START, NEXT = "(start)", "(next)"
 """Before any token is read, and the token behind the last."""
 
@@ -43,40 +41,6 @@ class Sides(NamedTuple):
     """X of rows that are named "after X, predicting Y"."""
     predicting: list[str] = []
     """Y."""
-
-
-@dataclass(frozen=True)
-class Answers(Result):
-    """What the network answers at one token, or to all of the input: the likeliest first."""
-
-    at: str
-    words: list[str]
-    probabilities: Tensor
-    """(k,); of a regression its score."""
-    measure: str = "probability"
-    """What the numbers are: of a regression "score"."""
-
-
-@dataclass(frozen=True)
-class Everywhere(Result):
-    """What the network answers at each token (tags, original or replaced): the likeliest first."""
-
-    tokens: list[str]
-    words: list[list[str]]
-    """(tokens, k)."""
-    probabilities: Tensor
-    """(tokens, k)."""
-
-
-@dataclass(frozen=True)
-class Pull(Result):
-    """How much one token looks at some others, in every layer and head."""
-
-    token: str
-    others: list[str]
-    weights: Tensor
-    """(layers, heads, others)."""
-    layers: list[int]
 
 
 @dataclass(frozen=True)
@@ -112,7 +76,7 @@ class Look:
         words = [self.name(i) for i in best.indices.tolist()]
         return Answers(self.at(ask), words, best.values.cpu(), measure(self.network.head))
 
-    def everywhere(self, k: int = 3) -> Everywhere:
+    def everywhere(self, k: int = 3) -> TokenAnswers:
         """The likeliest answers at every token, of a head that has few of them (tags)."""
         if self.config.head not in ("tags", "replaced", "span"):
             raise QkvError(
@@ -121,7 +85,7 @@ class Look:
         with torch.no_grad():
             found = probabilities(self.network.head, self.network(self.batch).logits)[0]  # (T, n)
         best = found.topk(min(k, found.size(-1)), -1)
-        return Everywhere(
+        return TokenAnswers(
             self.tokens, [[self.name(i) for i in row] for row in best.indices.tolist()], best.values.cpu()
         )
 
@@ -141,7 +105,7 @@ class Look:
     # --- attention
 
     def attention(self, layer: int = -1, head: int | Sequence[int] | None = None, kind: str | None = None,
-                  rows: Sequence[int] | None = None) -> Map:  # fmt: skip
+                  rows: Sequence[int] | None = None) -> AttentionMap:  # fmt: skip
         """Exact weights of one layer: all heads or some, all rows or some. `kind`: "encoder", "decoder" or "cross"."""
         (site,) = chosen(self.network, layer, kind, weighs=True)
         own = whole_numbers([head] if isinstance(head, int) else head, site.heads, "head").tolist()
@@ -150,7 +114,7 @@ class Look:
         some = whole_numbers(rows, len(names.rows), "row").tolist()
         parts = ([part[i] for i in some] if part else [] for part in (names.rows, names.after, names.predicting))
         named, after, predicting = parts
-        return Map(site.kind, site.layer, own, named, names.columns, weights, after, predicting)
+        return AttentionMap(site.kind, site.layer, own, named, names.columns, weights, after, predicting)
 
     def sides(self, kind: str) -> Sides:
         """Names of rows and columns. A row of a decoder that reads a source belongs to the token that was read last, but what comes
@@ -165,13 +129,13 @@ class Look:
         rows = [f"after {x}, predicting {y}" for x, y in zip(after, predicting, strict=True)]
         return Sides(rows, self.source if kind == "cross" else self.tokens, after, predicting)
 
-    def looks_at(self, row: int, columns: Sequence[int], kind: str | None = None) -> Pull:
+    def looks_at(self, row: int, columns: Sequence[int], kind: str | None = None) -> AttentionTo:
         """What one token looks at among some others: "it" at "chicken" and "road", in every layer and head."""
         there = chosen(self.network, None, kind, weighs=True)
         names = self.sides(there[0].kind)
         own = whole_numbers(columns, len(names.columns), "token").tolist()
         weights = looks_at(self.network, self.batch, row, own, kind).cpu()
-        return Pull(names.rows[row], [names.columns[i] for i in own], weights, [site.layer for site in there])
+        return AttentionTo(names.rows[row], [names.columns[i] for i in own], weights, [site.layer for site in there])
 
     def walk(self, layer: int = -1, head: int = 0, kind: str | None = None) -> Walk:
         """One head step by step: queries, keys, values, scores, mask, weights, output."""
@@ -200,7 +164,7 @@ class Look:
         with torch.no_grad():
             return [x[0] for x in layers(self.network, self.batch, source)]
 
-    def residual(self, source: bool = False) -> Residual:
+    def residual(self, source: bool = False) -> ResidualStream:
         """The stream itself: how long its vectors are at each point, and how far each sublayer turns them."""
         return residual(self.network, self.batch, self.source if source else self.tokens, source)
 
@@ -222,7 +186,7 @@ class Look:
             yield self
 
     def effect_of_heads(self, ask: Question | None = None, kind: str | None = None, layer: int | None = None
-                        ) -> ablate.Effect:  # fmt: skip
+                        ) -> ablate.HeadEffects:  # fmt: skip
         """What each head, of one layer or of all, does for an answer: the answer's logit with that head switched off."""
         ask = ask or self.question()
         batch, short = self.up_to(ask)

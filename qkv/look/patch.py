@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import sites
+from qkv.look.pictures import Heatmap, Picture
 from qkv.look.residual_stream import halves, points
-from qkv.look.result import Result
+from qkv.look.result import LookResult
 from qkv.look.target import Question, one_input, repeated
 from qkv.parts.attention import Attention
 from qkv.parts.tap import Change, edit, record
@@ -28,8 +29,13 @@ MOST_ROWS = 32
 
 
 @dataclass(frozen=True)
-class Sweep(Result):
+class Sweep(LookResult):
     """One patch at a time: each place of the network and each position (or head)."""
+
+    EXPLANATION: ClassVar[str] = (
+        "Each cell replaces one activation by that of the other text: 1 = the answer follows the other text, 0 = nothing "
+        "changes. Coloured cells hold the information that decides the answer."
+    )
 
     what: str
     places: list[str]
@@ -49,6 +55,11 @@ class Sweep(Result):
         inputs give the same number (`note` says so), the change itself."""
         change = self.values - self.without
         return change if self.note else change / (self.other - self.without)
+
+    def picture(self) -> Picture:
+        x_title = "head" if self.what == "heads" else ""
+        title = f"patching {self.what}: how far the output follows the other input"
+        return Heatmap(title, {"": self.carried}, self.places, self.columns, True, x_title=x_title, y_title="layer")
 
 
 @contextmanager

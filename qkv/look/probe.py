@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
 from qkv.look.embedding_space import cosines
-from qkv.look.result import Result
+from qkv.look.pictures import BarChart, Heatmap, Picture
+from qkv.look.result import LookResult
 
 
 @dataclass(frozen=True)
-class Probe(Result):
+class Probe(LookResult):
     """How well a linear map tells the labels apart."""
+
+    EXPLANATION: ClassVar[str] = "How well a linear classifier reads the labels from the vectors, beside guessing."
 
     labels: list[str]
     accuracy: float
@@ -29,10 +33,19 @@ class Probe(Result):
     answers: list[str]
     """For each example, by the map that has not seen it."""
 
+    def picture(self) -> Picture:
+        title = f"a probe tells {', '.join(self.labels)} apart"
+        return BarChart(title, ["accuracy", "chance"], torch.tensor([self.accuracy, self.chance]))
+
 
 @dataclass(frozen=True)
-class Contexts(Result):
+class Contexts(LookResult):
     """One word in several texts: how alike its vectors are."""
+
+    EXPLANATION: ClassVar[str] = (
+        "Cosine similarity of one word's vectors in different texts: the lower, the more the model separates the meanings. "
+        "Its embedding is the same in all."
+    )
 
     word: str
     texts: list[str]
@@ -40,6 +53,14 @@ class Contexts(Result):
     """(texts, texts): between its vectors in context."""
     static: Tensor
     """(texts,): of each with the vector of the word itself, before any context and without its place."""
+
+    def picture(self) -> Picture:
+        numbers = torch.cat([self.cosines, self.static[:, None]], 1)  # (texts, texts + 1)
+        rows = [f"{number}: {text}" for number, text in enumerate(self.texts, 1)]
+        columns = [*(str(number) for number in range(1, len(rows) + 1)), "without context"]
+        words = [[f"{value:.2f}" for value in row] for row in numbers.tolist()]
+        title = f"'{self.word}' in context: cosine similarity of its vectors"
+        return Heatmap(title, {"": numbers}, rows, columns, True, words)
 
 
 def probe(vectors: Tensor, labels: Sequence[str], strength: float = 1.0) -> Probe:

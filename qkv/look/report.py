@@ -20,9 +20,9 @@ from typing import Any
 from torch import Tensor
 
 from qkv.errors import QkvError
-from qkv.look.look import Answers
-from qkv.look.pictures import Bars, explain, picture
-from qkv.look.result import Result
+from qkv.look.answers import Answers
+from qkv.look.pictures import BarChart
+from qkv.look.result import LookResult
 
 HERE = Path(__file__).parent
 DIGITS = 4
@@ -34,7 +34,7 @@ WIDEST, TALLEST = 12_000, 16_000
 """Pixels of a photograph: browsers take none that is much larger."""
 
 
-def page(texts: Sequence[str], results: Mapping[str, Result]) -> str:
+def page(texts: Sequence[str], results: Mapping[str, LookResult]) -> str:
     """One HTML file: the texts that were read as its heading, and a section for each result."""
     title = texts[0] if len(texts[0]) <= 80 else texts[0][:79] + "…"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
@@ -45,7 +45,7 @@ def page(texts: Sequence[str], results: Mapping[str, Result]) -> str:
     return f'<!doctype html><html lang="en"><head>{head}{style}</head><body><main>{heading}{parts}</main>{script}</body></html>\n'
 
 
-def section(name: str, result: Result) -> str:
+def section(name: str, result: LookResult) -> str:
     """A heading, what to see, what must be known, and the picture's numbers."""
     if isinstance(result, Answers) and result.measure == "score":
         name = "score"  # a regression gives no answers
@@ -53,21 +53,21 @@ def section(name: str, result: Result) -> str:
     warning = f"<p class=note>{escape(note)}</p>" if note else ""
     numbers = json.dumps(data(result), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return (
-        f"<section><h2>{escape(name.capitalize())}</h2><p>{escape(explain(result))}</p>{warning}"
+        f"<section><h2>{escape(name.capitalize())}</h2><p>{escape(result.explain())}</p>{warning}"
         f'<script type="application/json">{numbers}</script></section>'
     )
 
 
-def data(result: Result) -> dict[str, Any]:
+def data(result: LookResult) -> dict[str, Any]:
     """What report.js draws."""
-    found = picture(result)
-    if isinstance(found, Bars):
-        return {"title": found.title, "names": list(found.names), "values": rounded(found.values)}
-    words = None if found.words is None else [list(row) for row in found.words]
+    picture = result.picture()
+    if isinstance(picture, BarChart):
+        return {"title": picture.title, "names": list(picture.names), "values": rounded(picture.values)}
+    words = None if picture.words is None else [list(row) for row in picture.words]
     return {
-        "title": found.title, "panels": {name: rounded(values) for name, values in found.panels.items()},
-        "rows": list(found.rows), "columns": list(found.columns),
-        "words": words, "across": found.across, "down": found.down,
+        "title": picture.title, "panels": {name: rounded(values) for name, values in picture.panels.items()},
+        "rows": list(picture.rows), "columns": list(picture.columns),
+        "words": words, "across": picture.x_title, "down": picture.y_title,
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.result import Result
+from qkv.look.pictures import Heatmap, Picture
+from qkv.look.result import LookResult
 from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.state import State
 from qkv.parts.tap import record
@@ -31,8 +32,12 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Residual(Result):
+class ResidualStream(LookResult):
     """The vectors of the stream in two numbers each: how long they are, and how far each sublayer turns them."""
+
+    EXPLANATION: ClassVar[str] = (
+        "The vector of each token from layer to layer: its length, and its cosine with the vector before (near 1 = hardly changed)."
+    )
 
     points: list[str]
     tokens: list[str]
@@ -40,6 +45,10 @@ class Residual(Result):
     """(points, tokens)."""
     turned: Tensor
     """(points, tokens): the cosine with the vector at the point before; 1 = not turned at all."""
+
+    def picture(self) -> Picture:
+        panels = {"length of the vector": self.norms, "cosine with the vector before": self.turned}
+        return Heatmap("the residual stream", panels, self.points, self.tokens)
 
 
 def halves(network: Any, source: bool = False) -> tuple[str, str]:
@@ -73,12 +82,12 @@ def stream(network: Any, batch: Batch, where: Sequence[Point]) -> list[Tensor]:
     return [kept[point.name] for point in where]
 
 
-def residual(network: Any, batch: Batch, tokens: list[str], source: bool = False) -> Residual:
+def residual(network: Any, batch: Batch, tokens: list[str], source: bool = False) -> ResidualStream:
     """Of the first input of a batch; with `source` on the side that an encoder-decoder reads."""
     where = points(network, source)
     found = torch.stack([x[0].float() for x in stream(network, batch, where)]).cpu()  # (points, T, C)
     turned = F.cosine_similarity(found, torch.cat([found[:1], found[:-1]]), -1)
-    return Residual([point.label for point in where], list(tokens), found.norm(dim=-1), turned)
+    return ResidualStream([point.label for point in where], list(tokens), found.norm(dim=-1), turned)
 
 
 def layers(network: Any, batch: Batch, source_only: bool = False) -> list[Tensor]:

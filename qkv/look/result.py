@@ -1,41 +1,54 @@
-"""Result: what a look inside gives: names and plain tensors, as JSON where a page or a file wants them."""
+"""LookResult: the base of everything that looking inside a model returns: plain tensors and names, JSON, a picture."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from qkv.errors import QkvError
+from qkv.look.pictures import Picture
+
 
 @dataclass(frozen=True)
-class Result:
-    """The base of all results: frozen records of strings, numbers, lists and tensors."""
+class LookResult:
+    """Base class: a frozen record of strings, numbers, lists and tensors."""
+
+    EXPLANATION: ClassVar[str] = ""
+    """How to read the picture, in a sentence or two."""
 
     def to_json(self) -> dict[str, Any]:
-        """The same in lists, strings and numbers; what is not finite is null."""
+        """Return the fields as lists, strings and numbers; values that are not finite become null."""
         return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
+    def picture(self) -> Picture:
+        """Return the heatmap or bar chart of this result as plain data."""
+        raise QkvError(f"{type(self).__name__} has no picture: print it, or use its to_json()")
+
+    def explain(self) -> str:
+        """Return a sentence that says how to read the picture."""
+        return self.EXPLANATION
+
     def figure(self) -> Any:
-        """Its picture, a plotly Figure."""
+        """Return the picture as a plotly Figure."""
         from qkv.look.plots import figure
 
-        return figure(self)
+        return figure(self.picture())
 
     def _repr_html_(self) -> str | None:
-        """In a notebook: the picture, where there is one and plotly is installed."""
-        from qkv.errors import QkvError
-        from qkv.look.plots import fragment
+        """Show the picture in a notebook, where there is one and plotly is installed."""
+        from qkv.look.plots import html
 
         try:
-            return fragment(self)
+            return html(self.picture())
         except QkvError:
             return None
 
 
 def plain(value: Any) -> Any:
-    """Tensors as nested lists, records as objects."""
+    """Convert tensors to nested lists and records to dictionaries."""
     if isinstance(value, Tensor):
         return plain(value.tolist())
     if isinstance(value, float):

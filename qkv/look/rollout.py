@@ -8,7 +8,7 @@ vector is the picture of what it looked at.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,21 +16,32 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, visit
-from qkv.look.result import Result
+from qkv.look.pictures import Heatmap, Picture
+from qkv.look.result import LookResult
 
 LONGEST = 4096
 """The table of all pairs is formed, and while a layer is passed a second one: 64 MB each at this length."""
 
 
 @dataclass(frozen=True)
-class Rollout(Result):
+class Rollout(LookResult):
     """Rows are output vectors, columns the tokens (or patches) they come from; each row adds up to 1."""
+
+    EXPLANATION: ClassVar[str] = (
+        "Attention through all layers together: how much of each input (column, or patch) is in each final vector (row)."
+    )
 
     tokens: list[str]
     weights: Tensor
     """(T, T)."""
     grid: Tensor | None = None
     """(side, side) of an image: what the [class] vector looked at, its own share left out."""
+
+    def picture(self) -> Picture:
+        if self.grid is None:
+            return Heatmap("attention rollout", {"": self.weights}, self.tokens, self.tokens)
+        sides = [str(i) for i in range(len(self.grid))]
+        return Heatmap("attention rollout: from the [class] vector to the patches", {"": self.grid}, sides, sides)
 
 
 def rollout(network: Any, batch: Batch, kind: str | None = None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, chosen, whole_numbers
-from qkv.look.result import Result
+from qkv.look.pictures import Heatmap, Picture
+from qkv.look.result import LookResult
 from qkv.parts.positions import Turned
 from qkv.parts.recurrent import StepAttention
 from qkv.parts.scores import Additive, Bilinear, Dot, LowRankBilinear
@@ -23,8 +24,12 @@ SCORES = {Dot: "dot", Bilinear: "bilinear", LowRankBilinear: "low-rank", Additiv
 
 
 @dataclass(frozen=True)
-class Walk(Result):
+class Walk(LookResult):
     """Attention(Q, K, V) = softmax(score(Q, K) + bias) V + value_bias of one head, in its parts; T queries, S keys."""
+
+    EXPLANATION: ClassVar[str] = (
+        "One head step by step; the menu chooses the table. Weights are the softmax of the scores where the mask allows them."
+    )
 
     kind: str
     layer: int
@@ -85,6 +90,21 @@ class Walk(Result):
     """Of the queries of a decoder that reads a source: the token that was read last."""
     predicting: list[str] = field(default_factory=list)
     """The token that is predicted from there."""
+
+    def picture(self) -> Picture:
+        parts = {
+            "weights": self.weights,
+            "mask (1 = allowed)": self.allowed,
+            "position bias": self.bias,
+            "scores": self.scores,
+        }
+        panels = {name: part for name, part in parts.items() if part is not None}
+        rows, columns = (
+            names or [str(i) for i in range(size)]
+            for names, size in zip((self.rows, self.columns), self.scores.shape, strict=True)
+        )
+        title = f"head {self.head} of layer {self.layer} ({self.kind}), step by step"
+        return Heatmap(title, panels, rows, columns, True)
 
 
 @torch.no_grad()
