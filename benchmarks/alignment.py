@@ -13,13 +13,13 @@ import datetime
 import shlex
 import sys
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 from pages import machine, write
 
 import qkv
-from qkv.data.grammar import Grammar
+from qkv.data.grammar import pairs
 from qkv.look.alignment_error import AlignmentErrors
 
 
@@ -42,10 +42,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=7, help="of the sentences")
     parser.add_argument("--write", type=Path)
     given = parser.parse_args()
-    grammar = Grammar(given.seed)
-    drafts = (draft for number in count() if (draft := grammar.draft(number)).split == "test")
-    pairs = [draft.pair() for draft in islice(drafts, given.sentences)]
-    page = "\n".join(section(qkv.load(given.folder).looker().alignment_errors(pairs)))
+    held_out = list(islice(pairs("test", given.seed), given.sentences))
+    page = "\n".join(section(qkv.load(given.folder).looker().alignment_errors(held_out)))
     print(page)
     if given.write:
         write(given.write, "alignment", page)

@@ -143,9 +143,9 @@ def serve(way: str, clients: int, texts: list[str]) -> float:
 
 def cases(folder: Path, updates: int) -> dict[str, tuple[str, list[str], object]]:
     """What is measured: unit, ways, and the function of a way."""
-    from qkv.data.grammar import texts as sentences
+    from qkv.data.grammar import sentences
 
-    texts = [english for english, _ in (pair for _, pair in zip(range(SENTENCES), sentences("test"), strict=False))]
+    texts = [english for english, _ in sentences().read("test", 0, SENTENCES)]
     two = ["default", "one thread"]
     return {
         "train": ("target tokens/s", ["default", "threads", "one thread"], lambda way: train(way, folder, updates)),

@@ -1,5 +1,6 @@
 """The embedded grammar: its German, its alignments, its splits."""
 
+import hashlib
 import itertools
 import re
 from collections import Counter
@@ -75,8 +76,21 @@ def test_somebody_always_shows_the_case() -> None:
 
 
 def test_pairs_are_a_function_of_seed_and_number() -> None:
-    assert [Grammar(3).pair(i) for i in (5, 7)] == [Grammar(3).pair(i) for i in (5, 7)]
-    assert Grammar(3).pair(5) != Grammar(4).pair(5)
+    both = lambda seed, number: (pair := Grammar(seed).pair(number)).english + pair.german  # noqa: E731
+    one = Grammar(3)
+    assert [one.pair(i).english + one.pair(i).german for i in (7, 5)] == [both(3, 7), both(3, 5)]
+    assert both(3, 5) != both(4, 5)
+
+
+def test_sentences_stay_the_same() -> None:
+    """The shipped model was trained on them, and a run is only continued with the text that it began with."""
+    digest = hashlib.sha256()
+    for seed, number in itertools.product((0, 7), range(1000)):
+        pair = Grammar(seed).pair(number)
+        links = " ".join(f"{i}-{j}" for i, j in pair.alignment)
+        tags = " ".join(token.tag for token in (*pair.english, *pair.german))
+        digest.update("\n".join((pair.source, pair.target, pair.tense, pair.kind, links, tags)).encode())
+    assert digest.hexdigest() == "4dede017b926dc291735fd1b64aba9d952c0c12f9ebaf217a9972dbb7454faf9"
 
 
 @pytest.fixture(scope="module")
@@ -108,23 +122,28 @@ def test_splits_are_disjoint_and_the_text_decides() -> None:
         for seed in (0, 1)
     }
     assert not sets["train"] & sets["test"] and not sets["train"] & sets["valid"] and not sets["test"] & sets["valid"]
-    assert {split_of(p) for p in itertools.islice(pairs("test", 5), 20)} == {"test"}
+    assert {split_of(p.source) for p in itertools.islice(pairs("test", 5), 20)} == {"test"}
 
 
 def test_sentences_are_generated_once_however_often_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pass over the numbers serves all splits; further passes read what is kept."""
     counted: list[int] = []
-    original = grammar.Grammar.draft
-    monkeypatch.setattr(grammar.Grammar, "draft", lambda self, number: counted.append(number) or original(self, number))
-    monkeypatch.setattr(grammar, "KEPT", 30)
-    source = GrammarSource("train", 20, seed=987)  # a seed that no other test reads
+    original = grammar.Grammar.pair
+    monkeypatch.setattr(grammar.Grammar, "pair", lambda self, number: counted.append(number) or original(self, number))
+    monkeypatch.setattr(grammar, "MAX_KEPT", 300)
+    source = GrammarSource("train", 200, seed=987)  # a seed that no other test reads
     first, again = list(source.read()), list(source.read())
-    assert first == again and len(counted) == len(set(counted)) and len(first) == 20
+    assert first == again and len(counted) == len(set(counted)) and len(first) == 200
     assert list(source.read(5)) == first[5:] and len(counted) == len(set(counted))
-    longer = list(GrammarSource("train", 40, seed=987).read())  # more than are kept: the rest is generated again
-    assert longer[:20] == first
-    assert [record for _, record in longer] == [
-        (p.source, p.target) for p in itertools.islice(grammar.pairs("train", 987), 40)
-    ]
+    drawn = len(counted)
+    test = list(GrammarSource("test", 2, seed=987).read())
+    assert len(counted) == drawn + 2  # the numbers of both were found on the way
+    longer = list(GrammarSource("train", 400, seed=987).read())  # more than are kept: the rest is generated again
+    assert longer[:200] == first and len(grammar.sentences(987).texts["train"]) == 300
+    every = [original(Grammar(987), number) for number in range(450)]
+    for split, found in (("train", longer), ("test", test)):
+        texts = [(pair.source, pair.target) for pair in every if split_of(pair.source) == split]
+        assert [record for _, record in found] == texts[: len(found)]
 
 
 # --- as people type

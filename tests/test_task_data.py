@@ -20,7 +20,7 @@ from qkv.config import CorpusConfig, DataConfig, checked
 from qkv.data import documents, glue, textsets
 from qkv.data.corpora import COLUMNS, Share, corpus, shared, training
 from qkv.data.documents import Documents
-from qkv.data.grammar import place_of
+from qkv.data.grammar import split_of
 from qkv.data.grammar_tasks import GrammarView
 from qkv.data.lines import MAX_LINE
 from qkv.data.sources import Corpus, Memory, Piece, Record
@@ -618,8 +618,8 @@ def split_of_first(record: Record) -> str | None:
     """The split of a record's first sentence, where that decides it."""
     text = record[0].replace("\n", " ")
     if "\t" in text or text.endswith("?"):  # words; a question, which is about any sentence of a text
-        return None if "\t" in text or len(record) == 4 else place_of(text)
-    return place_of(text.partition(". ")[0] + ("." if ". " in text else ""))
+        return None if "\t" in text or len(record) == 4 else split_of(text)
+    return split_of(text.partition(". ")[0] + ("." if ". " in text else ""))
 
 
 def test_tags_are_of_the_words_of_the_text() -> None:

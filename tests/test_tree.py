@@ -247,7 +247,6 @@ SHARED_CLASS_NAMES: set[str] = {
     "Table",
     "Tagged",
     "Text",
-    "Texts",
     "Translate",
     "Vocabulary",
     "Walk",

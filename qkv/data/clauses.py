@@ -5,14 +5,14 @@ Every token carries the keys of what it expresses; two tokens with a key in comm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
-from qkv.data.german import ARTICLE, BE, CONTRACTED, HAVE, WILL, adjective_ending, conjugate, determiner_form, noun_form
+from qkv.data.german import ARTICLE, BE, CONTRACTED, HAVE, WILL, adjective_form, conjugate, determiner_form, noun_form
 from qkv.data.lexicon import Noun, Verb
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A word, its universal part of speech, and the keys of what it expresses."""
 
     text: str
@@ -20,9 +20,17 @@ class Token:
     keys: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """A noun phrase: determiner, adjective, noun, of whom, who does what. `key` tells it from the others."""
+@cache
+def token(text: str, tag: str, *keys: str) -> Token:
+    """A token; the same words recur in the same roles, so each is made once."""
+    return Token(text, tag, keys)
+
+
+COMMA = Token(",", "PUNCT")
+
+
+class Phrase(NamedTuple):
+    """A noun phrase: determiner, adjective, noun, owner, relative clause. `key` is unique within a sentence."""
 
     key: str
     noun: Noun
@@ -32,70 +40,77 @@ class Phrase:
     owner: Phrase | None = None
     relative: Clause | None = None
 
-    pronoun = False
-    person = property(lambda self: 3 if self.plural else 2)
-    indefinite = property(lambda self: self.determiner[0] in ("a", "-"))
+    @property
+    def person(self) -> int:
+        """0 I, 1 you, 2 he, she or it, 3 we or they."""
+        return 3 if self.plural else 2
+
+    @property
+    def indefinite(self) -> bool:
+        return self.determiner[0] in ("a", "-")
 
     def english(self, case: str = "nom") -> list[Token]:
-        word, k = self.noun.english[self.plural], self.key
-        article = self.determiner[0]
-        if article == "a" and (self.adjective[0] if self.adjective else word)[0] in "aeiou":
-            article = "an"
-        tokens = [] if article == "-" else [Token(article, "DET", (k + ".d",))]
-        tokens += [Token(self.adjective[0], "ADJ", (k + ".a",))] if self.adjective else []
-        tokens.append(Token(word, "NOUN", (k + ".n",)))
-        if self.owner:
-            tokens += [Token("of", "ADP", (self.owner.key + ".d",)), *self.owner.english()]
-        if self.relative:
-            tokens += [Token("who", "PRON", (k + ".r",)), *self.relative.english_verb_phrase()]
+        key, noun, plural, (article, _, _), adjective, owner, relative = self
+        word = noun.english[plural]
+        tokens = []
+        if article != "-":
+            vowel = article == "a" and (adjective[0] if adjective else word)[0] in "aeiou"
+            tokens.append(token("an" if vowel else article, "DET", key + ".d"))
+        if adjective:
+            tokens.append(token(adjective[0], "ADJ", key + ".a"))
+        tokens.append(token(word, "NOUN", key + ".n"))
+        if owner:
+            tokens += [token("of", "ADP", owner.key + ".d"), *owner.english()]
+        if relative:
+            tokens += [token("who", "PRON", key + ".r"), *relative.english_verb_phrase()]
         return tokens
 
     def german(self, case: str, negated: bool = False) -> list[Token]:
-        _, stem, declension = self.determiner
-        gender, k = "p" if self.plural else self.noun.gender, self.key
-        keys: tuple[str, ...] = (k + ".d",)
+        key, noun, plural, (_, stem, declension), adjective, owner, relative = self
+        gender = "p" if plural else noun.gender
+        tokens = []
         if negated:  # not a -> kein
-            stem, declension, keys = "kein", "ein", (k + ".d", "not")
-        tokens = [] if stem == "-" else [Token(determiner_form(stem, declension, case, gender), "DET", keys)]
-        if self.adjective:
-            tokens.append(Token(self.adjective[1] + adjective_ending(declension, case, gender), "ADJ", (k + ".a",)))
-            if self.adjective[1].endswith("e"):  # müde, müder: one e
-                tokens[-1] = Token(
-                    self.adjective[1][:-1] + adjective_ending(declension, case, gender), "ADJ", (k + ".a",)
-                )
-        tokens.append(Token(noun_form(self.noun, self.plural, case), "NOUN", (k + ".n",)))
-        if self.owner:
-            tokens += self.owner.german("gen")
-        if self.relative:
-            who = Token(ARTICLE["nom"][gender], "PRON", (k + ".r",))
-            tokens += [Token(",", "PUNCT"), who, *self.relative.german_last(with_subject=False), Token(",", "PUNCT")]
+            declension = "ein"
+            tokens.append(token(determiner_form("kein", "ein", case, gender), "DET", key + ".d", "not"))
+        elif stem != "-":
+            tokens.append(token(determiner_form(stem, declension, case, gender), "DET", key + ".d"))
+        if adjective:
+            tokens.append(token(adjective_form(adjective[1], declension, case, gender), "ADJ", key + ".a"))
+        tokens.append(token(noun_form(noun, plural, case), "NOUN", key + ".n"))
+        if owner:
+            tokens += owner.german("gen")
+        if relative:
+            who = token(ARTICLE["nom"][gender], "PRON", key + ".r")
+            tokens += [COMMA, who, *relative.german_last(with_subject=False), COMMA]
         return tokens
 
 
-@dataclass(frozen=True)
-class Pronoun:
+class Pronoun(NamedTuple):
     """I, you, he, she, we, they."""
 
     key: str
     row: tuple[str, ...]
 
-    pronoun = True
-    indefinite = False
-    person = property(lambda self: 3 if self.row[2][1] == "p" else int(self.row[2][0]) - 1)
+    @property
+    def person(self) -> int:
+        return 3 if self.row[2][1] == "p" else int(self.row[2][0]) - 1
+
+    @property
+    def indefinite(self) -> bool:
+        return False
 
     def english(self, case: str = "nom") -> list[Token]:
-        return [Token(self.row[0] if case == "nom" else self.row[3], "PRON", (self.key + ".n",))]
+        return [token(self.row[0] if case == "nom" else self.row[3], "PRON", self.key + ".n")]
 
     def german(self, case: str, negated: bool = False) -> list[Token]:
-        word = self.row[{"nom": 1, "acc": 4, "dat": 5}[case]]
-        return [Token(word, "PRON", (self.key + ".n",))]
+        word = self.row[1 if case == "nom" else 4 if case == "acc" else 5]
+        return [token(word, "PRON", self.key + ".n")]
 
 
 Nominal = Phrase | Pronoun
 
 
-@dataclass(frozen=True)
-class Adjunct:
+class Adjunct(NamedTuple):
     """A preposition with its phrase: in the garden / im Garten."""
 
     english_word: str
@@ -104,21 +119,20 @@ class Adjunct:
     phrase: Nominal
 
     def english(self) -> list[Token]:
-        return [Token(self.english_word, "ADP", (self.phrase.key + ".p",)), *self.phrase.english("acc")]
+        return [token(self.english_word, "ADP", self.phrase.key + ".p"), *self.phrase.english("acc")]
 
     def german(self) -> list[Token]:
         first, *rest = self.phrase.german(self.case)
-        joined = CONTRACTED.get((self.german_word, first.text))
-        if joined and first.tag == "DET":
-            return [Token(joined, "ADP", (self.phrase.key + ".p", *first.keys)), *rest]
-        return [Token(self.german_word, "ADP", (self.phrase.key + ".p",)), first, *rest]
+        contracted = CONTRACTED.get((self.german_word, first.text))
+        if contracted and first.tag == "DET":
+            return [token(contracted, "ADP", self.phrase.key + ".p", *first.keys), *rest]
+        return [token(self.german_word, "ADP", self.phrase.key + ".p"), first, *rest]
 
 
 # --- clauses
 
 
-@dataclass(frozen=True)
-class Clause:
+class Clause(NamedTuple):
     """Who does what to whom, when and where; it can be said in any order that either language asks for."""
 
     key: str
@@ -131,7 +145,7 @@ class Clause:
     direct: Nominal | None = None
     adjuncts: tuple[Adjunct, ...] = ()
     time: tuple[str, str] | None = None
-    modal: tuple[str, ...] = field(default=())
+    modal: tuple[str, ...] = ()
 
     # --- English
 
@@ -157,24 +171,24 @@ class Clause:
         return [do], ("want_to_" if self.modal else "") + self.verb.base
 
     def english_verb_phrase(self, helpers: list[str] | None = None, form: str = "") -> list[Token]:
-        """Everything after the subject; in a question the helping word has gone to the front."""
+        """Everything after the subject; in a question the auxiliary has moved to the front."""
+        key, verb = self.key, self.key + ".v"
         if helpers is None:
             helpers, form = self.helped() if self.negated else self.auxiliary()
-        tokens = [Token(h, "AUX", (self.key + ".aux",)) for h in helpers]
+        tokens = [token(helper, "AUX", key + ".aux") for helper in helpers]
         if self.negated:
-            tokens.append(Token("not", "PART", ("not", self.key + ".not")))
+            tokens.append(token("not", "PART", "not", key + ".not"))
         words, particle = english_verb(form, self.verb.base)
-        tokens += [
-            Token(w, "VERB", (self.modal_key if w in ("want", "wants", "to") else self.key + ".v",)) for w in words
-        ]
-        for nominal, case in ((self.indirect, "dat"), (self.direct, "acc")):
-            tokens += nominal.english(case) if nominal else []
-        tokens += [Token(particle, "ADP", (self.key + ".v",))] if particle else []
-        return tokens + [t for a in self.adjuncts for t in a.english()] + self.english_time()
-
-    @property
-    def modal_key(self) -> str:
-        return self.key + ".aux"
+        tokens += [token(w, "VERB", key + ".aux" if w in ("want", "wants", "to") else verb) for w in words]
+        if self.indirect:
+            tokens += self.indirect.english("dat")
+        if self.direct:
+            tokens += self.direct.english("acc")
+        if particle:
+            tokens.append(token(particle, "ADP", verb))
+        for adjunct in self.adjuncts:
+            tokens += adjunct.english()
+        return tokens + self.english_time()
 
     def english_time(self) -> list[Token]:
         return times(self.time[0], self.key) if self.time else []
@@ -184,34 +198,45 @@ class Clause:
 
     def english_question(self) -> list[Token]:
         helpers, form = self.helped()
-        front = [Token(h, "AUX", (self.key + ".aux",)) for h in helpers]
+        front = [token(helper, "AUX", self.key + ".aux") for helper in helpers]
         return front + self.subject.english() + self.english_verb_phrase([], form)
 
     # --- German
 
     def german_verbs(self) -> tuple[Token, list[Token]]:
         """The finite verb and what closes the clause: habe ... gegessen, macht ... auf, kann ... essen."""
-        v, person, prefix = self.key + ".v", self.subject.person, self.verb.prefix
-        aux = (self.key + ".aux",)
+        verb, person, v, aux = self.verb, self.subject.person, self.key + ".v", self.key + ".aux"
         if self.modal:
-            return Token(self.modal[1:][person], "AUX", aux), [Token(prefix + self.verb.infinitive, "VERB", (v,))]
+            return token(self.modal[1 + person], "AUX", aux), [token(verb.prefix + verb.infinitive, "VERB", v)]
         if self.tense == "future":
-            return Token(WILL[person], "AUX", aux), [Token(prefix + self.verb.infinitive, "VERB", (v,))]
+            return token(WILL[person], "AUX", aux), [token(verb.prefix + verb.infinitive, "VERB", v)]
         if self.tense == "past":
-            helper = (BE if self.verb.to_be else HAVE)[person]
-            return Token(helper, "AUX", (v, *aux)), [Token(self.verb.participle, "VERB", (v,))]
-        finite = Token(conjugate(self.verb, person), "VERB", (v, *aux))
-        return finite, [Token(prefix, "ADP", (v,))] if prefix else []
+            helper = (BE if verb.to_be else HAVE)[person]
+            return token(helper, "AUX", v, aux), [token(verb.participle, "VERB", v)]
+        finite = token(conjugate(verb, person), "VERB", v, aux)
+        return finite, [token(verb.prefix, "ADP", v)] if verb.prefix else []
 
     def german_middle(self, with_time: bool = True) -> list[Token]:
         """Pronouns, time, persons, things, nicht, places."""
-        objects = [(self.indirect, "dat"), (self.direct, "dat" if self.verb.pattern == "dat" else "acc")]
-        light = [t for n, case in sorted(objects, key=lambda o: o[1]) if n and n.pronoun for t in n.german(case)]
-        kein = self.negated and self.direct is not None and self.direct.indefinite
-        heavy = [t for n, case in objects if n and not n.pronoun for t in n.german(case, kein and n is self.direct)]
-        nicht = [Token("nicht", "PART", ("not", self.key + ".not"))] if self.negated and not kein else []
-        time = times(self.time[1], self.key) if self.time and with_time else []
-        return light + time + heavy + nicht + [t for a in self.adjuncts for t in a.german()]
+        direct, indirect = self.direct, self.indirect
+        tokens: list[Token] = []
+        case = "dat" if self.verb.pattern == "dat" else "acc"
+        kein = self.negated and direct is not None and direct.indefinite
+        if isinstance(direct, Pronoun):
+            tokens += direct.german(case)
+        if isinstance(indirect, Pronoun):
+            tokens += indirect.german("dat")
+        if self.time and with_time:
+            tokens += times(self.time[1], self.key)
+        if isinstance(indirect, Phrase):
+            tokens += indirect.german("dat")
+        if isinstance(direct, Phrase):
+            tokens += direct.german(case, kein)
+        if self.negated and not kein:
+            tokens.append(token("nicht", "PART", "not", self.key + ".not"))
+        for adjunct in self.adjuncts:
+            tokens += adjunct.german()
+        return tokens
 
     def german(self, time_first: bool = False, verb_first: bool = False) -> list[Token]:
         """Main clause: the finite verb second (first in a question), the rest of the verb last."""
@@ -227,11 +252,12 @@ class Clause:
         """Subordinate clause: the finite verb last, a separable prefix in front of it again."""
         finite, tail = self.german_verbs()
         if tail and tail[0].tag == "ADP":
-            finite, tail = Token(tail[0].text + finite.text, "VERB", finite.keys), []
+            finite, tail = token(tail[0].text + finite.text, "VERB", *finite.keys), []
         subject = self.subject.german("nom") if with_subject else []
         return [*subject, *self.german_middle(), *tail, finite]
 
 
+@cache
 def english_verb(form: str, base: str) -> tuple[list[str], str]:
     """Words of the verb and the particle that goes behind the object: picks the guest up, but looks for the guest."""
     words = form.split("_")
@@ -240,7 +266,8 @@ def english_verb(form: str, base: str) -> tuple[list[str], str]:
     return words, ""
 
 
+@cache
 def times(words: str, key: str) -> list[Token]:
     """in the evening / am Abend: the last words belong together, and what leads up to them."""
     *lead, last = words.split("_")
-    return [*(Token(w, "ADP", (key + ".at",)) for w in lead), Token(last, "NOUN" if lead else "ADV", (key + ".t",))]
+    return [*(token(w, "ADP", key + ".at") for w in lead), token(last, "NOUN" if lead else "ADV", key + ".t")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from qkv.data.lexicon import Noun, Verb
 
 # endings by gender (m f n p) for each case
@@ -24,6 +26,7 @@ BE = ("bin", "bist", "ist", "sind")
 WILL = ("werde", "wirst", "wird", "werden")
 
 
+@cache
 def determiner_form(stem: str, declension: str, case: str, gender: str) -> str:
     """den, diesen, einen, mein: an ein-word has no ending where only STRONG would tell masculine from neuter."""
     if stem == "d":
@@ -33,17 +36,20 @@ def determiner_form(stem: str, declension: str, case: str, gender: str) -> str:
 
 
 def adjective_ending(declension: str, case: str, gender: str) -> str:
-    """Somebody must show gender and case: the adjective does where the determiner does not."""
-    shown = (
-        declension == "der"
-        or declension == "ein"
-        and not (case == "nom" and gender in "mn" or case == "acc" and gender == "n")
-    )
-    if not shown:
+    """The ending shows gender and case where the determiner does not."""
+    bare = case == "nom" and gender in "mn" or case == "acc" and gender == "n"
+    if declension == "none" or declension == "ein" and bare:
         return "en" if case == "gen" and gender in "mn" else STRONG[case][gender]
     return "e" if gender != "p" and (case == "nom" or case == "acc" and gender in "fn") else "en"
 
 
+@cache
+def adjective_form(stem: str, declension: str, case: str, gender: str) -> str:
+    """alter, alten; of a stem in e, that e is the ending's: müde, müder."""
+    return stem.removesuffix("e") + adjective_ending(declension, case, gender)
+
+
+@cache
 def noun_form(noun: Noun, plural: bool, case: str) -> str:
     """Kindern, Kindes, den Jungen."""
     word = noun.german[plural]
@@ -61,6 +67,7 @@ def syllables(word: str) -> int:
     return sum(v and not (i and vowels[i - 1]) for i, v in enumerate(vowels))
 
 
+@cache
 def conjugate(verb: Verb, person: int) -> str:
     """Present tense: 0 ich, 1 du, 2 er, 3 wir or sie. du borrows the third person's vowel: liest, schläfst."""
     stem = verb.german_third[:-1]

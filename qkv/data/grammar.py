@@ -8,179 +8,183 @@ function of its English text, so training and test never share a sentence.
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
-from itertools import islice
+from array import array
+from bisect import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from hashlib import blake2b, sha512
+from itertools import count, pairwise
+from typing import TypeVar
 
 from qkv.data import lexicon
-from qkv.data.clauses import Adjunct, Clause, Nominal, Phrase, Pronoun, Token
+from qkv.data.clauses import COMMA, Adjunct, Clause, Nominal, Phrase, Pronoun, Token, token
 from qkv.data.lexicon import Noun, Verb
 
 Split = str  # "train", "valid" or "test"
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class Pair:
-    """One sentence in both languages."""
+    """One sentence in both languages. German is generated on demand: most pairs are drawn for their split alone."""
 
-    english: tuple[Token, ...]
-    german: tuple[Token, ...]
-    tense: str
-    kind: str
-    """statement, question or complex: labels for classification."""
+    def __init__(self, english: tuple[Token, ...], make_german: Callable[[], list[Token]], tense: str, kind: str):
+        self.english, self.make_german, self.tense = english, make_german, tense
+        self.kind = kind
+        """statement, question or complex: labels for classification."""
+        self.source = detokenize(english)
 
     @property
-    def source(self) -> str:
-        return detokenise(self.english)
+    def german(self) -> tuple[Token, ...]:
+        """The German tokens; of two commas in a row, or a comma before the closing mark, the first is left out."""
+        mark = self.english[-1]
+        tokens = pairwise([*self.make_german(), mark])
+        return (*[one for one, following in tokens if one is not COMMA or following[1] != "PUNCT"], mark)
 
     @property
     def target(self) -> str:
-        return detokenise(self.german)
+        return detokenize(self.german)
 
     @property
     def alignment(self) -> list[tuple[int, int]]:
         """(English token, German token) pairs, as in the Pharaoh format 0-0 1-2."""
-        return [
-            (i, j)
-            for i, a in enumerate(self.english)
-            for j, b in enumerate(self.german)
-            if not set(a.keys).isdisjoint(b.keys)
-        ]
+        german = list(enumerate(self.german))
+        return [(i, j) for i, a in enumerate(self.english) for j, b in german if not set(a.keys).isdisjoint(b.keys)]
 
 
-def detokenise(tokens: tuple[Token, ...]) -> str:
-    """Words joined, no space before a mark, the first letter large."""
-    text = "".join(t.text if t.tag == "PUNCT" else " " + t.text for t in tokens).strip()
+def detokenize(tokens: Iterable[Token]) -> str:
+    """Join words with spaces, without one before a punctuation mark, and capitalize the first letter."""
+    text = " ".join([token[0] for token in tokens]).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
     return text[:1].upper() + text[1:]
 
 
-@dataclass
-class Draft:
-    """A pair whose German is not said before it is asked for: of most sentences only the split is wanted."""
-
-    clause: Clause
-    english: list[Token]
-    german: Callable[[], list[Token]]
-    mark: str
-    kind: str
-
-    @property
-    def split(self) -> Split:
-        return place_of(detokenise((*self.english, Token(self.mark, "PUNCT"))))
-
-    def pair(self) -> Pair:
-        """The closing mark; two commas in a row, or one before the mark, are one."""
-        end = Token(self.mark, "PUNCT", ("mark",))
-        both = [*self.german(), end]
-        both = [t for i, t in enumerate(both) if not (t.text == "," and both[i + 1].tag == "PUNCT")]
-        tense = "modal" if self.clause.modal else self.clause.tense
-        return Pair((*self.english, end), tuple(both), tense, self.kind)
+# --- random choices
 
 
-# --- choosing
+class Choices(random.Random):
+    """random.Random with faster choices, which come from the same numbers as its own."""
+
+    def restart(self, key: str) -> None:
+        """Begin the random numbers of a key, as random.Random(key) does."""
+        data = key.encode()
+        super().seed(int.from_bytes(data + sha512(data).digest(), "big"))
+
+    def pick(self, options: Sequence[T]) -> T:
+        count = len(options)
+        bits = count.bit_length()
+        number = self.getrandbits(bits)
+        while number >= count:
+            number = self.getrandbits(bits)
+        return options[number]
+
+    def weighted(self, options: Sequence[T], cumulative: Sequence[float]) -> T:
+        """One of the options, with the probabilities whose running sum is proportional to `cumulative`."""
+        return options[bisect(cumulative, self.random() * cumulative[-1], 0, len(options) - 1)]
+
+
+# --- generation
+
+RELATIVE_VERBS = [verb for verb in lexicon.ALL_VERBS if verb.pattern in ("none", "acc")]
+SHAPES = ("plain", "time first", "question", "because", "if first", "that")
+SHAPE_WEIGHTS = (40.0, 55.0, 70.0, 82.0, 90.0, 100.0)
+TENSES = ("present", "past", "future", "modal")
+TENSE_WEIGHTS = (4.0, 8.0, 9.0, 11.0)
+"""Running sums."""
+FULL_STOP, QUESTION_MARK = token(".", "PUNCT", "mark"), token("?", "PUNCT", "mark")
+PERSON, PLACE = frozenset({"person"}), frozenset({"place"})
+LIVING = frozenset({"person", "animal"})
 
 
 class Grammar:
     """Sentence pairs by number. `Grammar(seed).pair(n)` is always the same pair."""
 
     def __init__(self, seed: int = 0):
-        self.seed = seed
-        self.pronouns = [tuple(row) for row in lexicon.lines(lexicon.PRONOUNS)]
-        self.times = [tuple(t.split()) for t in lexicon.TIMES.split("|")]
+        self.seed, self.random = seed, Choices()
+        self.times = {tense: times_of(tense) for tense in TENSES}
         self.modals = [tuple(m.split()) for m in lexicon.MODALS.split("|")]
         self.knowing = [tuple(k.split()) for k in lexicon.KNOWING.split("|")]
         self.conjunctions = [tuple(c.split()) for c in lexicon.CONJUNCTIONS.split("|")]
 
     def pair(self, number: int) -> Pair:
-        return self.draft(number).pair()
-
-    def draft(self, number: int) -> Draft:
-        r = random.Random(f"{self.seed}:{number}")
-        shape = r.choices(["plain", "time first", "question", "because", "if first", "that"], [40, 15, 15, 12, 8, 10])[
-            0
-        ]
-        first = self.clause(r, "a", timed=shape == "time first", simple=shape in ("because", "if first", "that"))
+        """The pair with this number, a function of (seed, number)."""
+        r = self.random
+        r.restart(f"{self.seed}:{number}")
+        shape = r.weighted(SHAPES, SHAPE_WEIGHTS)
+        simple = shape in ("because", "if first", "that")
+        first = self.clause(r, "a", timed=shape == "time first", simple=simple)
+        tense = "modal" if first.modal else first.tense
+        if simple:
+            return Pair(*self.join(r, shape, first), tense, "complex")
         if shape == "question":
-            return Draft(first, first.english_question(), lambda: first.german(verb_first=True), "?", "question")
+            return Pair(
+                (*first.english_question(), QUESTION_MARK), partial(first.german, verb_first=True), tense, shape
+            )
+        english = first.english()
         if shape == "plain":
-            return Draft(first, first.english(), first.german, ".", "statement")
-        if shape == "time first":
-            untimed = [t for t in first.english() if t not in first.english_time()]
-            english = first.english_time() + untimed
-            return Draft(first, english, lambda: first.german(time_first=True), ".", "statement")
-        return self.complex(r, shape, first)
+            return Pair((*english, FULL_STOP), first.german, tense, "statement")
+        time = first.english_time()
+        english = [*time, *english[: -len(time)]]
+        return Pair((*english, FULL_STOP), partial(first.german, time_first=True), tense, "statement")
 
-    def complex(self, r: random.Random, shape: str, first: Clause) -> Draft:
+    def join(self, r: Choices, shape: str, first: Clause) -> tuple[tuple[Token, ...], Callable[[], list[Token]]]:
         """Two clauses: because ..., if ..., I know that ...."""
-        comma = Token(",", "PUNCT")
         if shape == "that":
-            who, (base, *german) = self.nominal(r, "k", {"person"}, simple=True), r.choice(self.knowing)
-            knows = Token(base + "s" if who.person == 2 else base, "VERB", ("k.v",))
-            that, dass = (Token(word, "SCONJ", ("that",)) for word in ("that", "dass"))
-            weiss = Token(german[who.person], "VERB", ("k.v",))
-            return Draft(first, [*who.english(), knows, that, *first.english()],
-                         lambda: [*who.german("nom"), weiss, comma, dass, *first.german_last()], ".", "complex")  # fmt: skip
+            who, (base, *german) = self.nominal(r, "k", PERSON, simple=True), r.pick(self.knowing)
+            knows = token(base + "s" if who.person == 2 else base, "VERB", "k.v")
+            that, dass = token("that", "SCONJ", "that"), token("dass", "SCONJ", "that")
+            weiss = token(german[who.person], "VERB", "k.v")
+            return ((*who.english(), knows, that, *first.english(), FULL_STOP),
+                    lambda: [*who.german("nom"), weiss, COMMA, dass, *first.german_last()])  # fmt: skip
         second = self.clause(r, "b", simple=True)
-        word, german_word = r.choice(self.conjunctions) if shape == "because" else self.conjunctions[-1]
-        link, german_link = Token(word, "SCONJ", ("c",)), Token(german_word, "SCONJ", ("c",))
+        word, german_word = r.pick(self.conjunctions) if shape == "because" else self.conjunctions[-1]
+        link, german_link = token(word, "SCONJ", "c"), token(german_word, "SCONJ", "c")
         if shape == "because":
-            return Draft(first, [*first.english(), link, *second.english()],
-                         lambda: [*first.german(), comma, german_link, *second.german_last()], ".", "complex")  # fmt: skip
-        return Draft(first, [link, *second.english(), comma, *first.english()],
-                     lambda: [german_link, *second.german_last(), comma, *first.german(verb_first=True)], ".", "complex")  # fmt: skip
+            return ((*first.english(), link, *second.english(), FULL_STOP),
+                    lambda: [*first.german(), COMMA, german_link, *second.german_last()])  # fmt: skip
+        return ((link, *second.english(), COMMA, *first.english(), FULL_STOP),
+                lambda: [german_link, *second.german_last(), COMMA, *first.german(verb_first=True)])  # fmt: skip
 
-    def clause(self, r: random.Random, key: str, timed: bool = False, simple: bool = False) -> Clause:
-        verb = r.choice(lexicon.ALL_VERBS)
-        subject = self.nominal(
-            r, key + "s", {"person", "animal"} if verb.pattern == "none" else {"person"}, simple, subject=True
-        )
-        tense = r.choices(["present", "past", "future", "modal"], [4, 4, 1, 2])[0]
+    def clause(self, r: Choices, key: str, timed: bool = False, simple: bool = False) -> Clause:
+        verb = r.pick(lexicon.ALL_VERBS)
+        subject = self.nominal(r, key + "s", LIVING if verb.pattern == "none" else PERSON, simple, subject=True)
+        tense = r.weighted(TENSES, TENSE_WEIGHTS)
         tense = "present" if tense == "past" and verb.past == verb.base else tense  # "I read": which one?
-        modal = r.choice(self.modals) if tense == "modal" else ()
+        modal = r.pick(self.modals) if tense == "modal" else ()
         negated = r.random() < 0.15 and modal[:1] not in (("must",), ("can",))
         time = self.time(r, tense) if timed or r.random() < 0.2 else None
         indirect = direct = None
         if verb.pattern == "both":
-            indirect = self.nominal(r, key + "i", {"person"}, True, unlike=subject)
+            indirect = self.nominal(r, key + "i", PERSON, True, unlike=subject)
         if verb.pattern in ("acc", "dat", "both"):
-            direct = self.nominal(
-                r, key + "o", set(verb.kinds), simple, unlike=subject, pronouns=verb.pattern != "both"
-            )
+            direct = self.nominal(r, key + "o", verb.kinds, simple, unlike=subject, pronouns=verb.pattern != "both")
         return Clause(
             key, subject, verb, tense, negated, indirect, direct, self.adjuncts(r, key, verb, simple), time, modal
         )
 
-    def adjuncts(self, r: random.Random, key: str, verb: Verb, simple: bool) -> tuple[Adjunct, ...]:
+    def adjuncts(self, r: Choices, key: str, verb: Verb, simple: bool) -> tuple[Adjunct, ...]:
         if verb.pattern == "go":
-            place = self.nominal(r, key + "g", {"place"}, simple, pronouns=False)
+            place = self.nominal(r, key + "g", PLACE, simple, pronouns=False)
             return (Adjunct("into", "in", "acc", place) if r.random() < 0.5 else Adjunct("to", "zu", "dat", place),)
         if simple or r.random() > 0.3:
             return ()
         if r.random() < 0.6:
-            return (Adjunct("in", "in", "dat", self.nominal(r, key + "l", {"place"}, True, pronouns=False)),)
-        return (Adjunct("with", "mit", "dat", self.nominal(r, key + "w", {"person"}, True, pronouns=False)),)
+            return (Adjunct("in", "in", "dat", self.nominal(r, key + "l", PLACE, True, pronouns=False)),)
+        return (Adjunct("with", "mit", "dat", self.nominal(r, key + "w", PERSON, True, pronouns=False)),)
 
-    def time(self, r: random.Random, tense: str) -> tuple[str, str]:
-        excluded = {"past": lexicon.FUTURE_TIMES | {"now"}, "present": lexicon.PAST_TIMES | lexicon.FUTURE_TIMES}
-        out = excluded.get(tense, lexicon.PAST_TIMES | {"now"})
-        fits = [t for t in self.times if t[0] not in out]
-        english, german = r.choice(fits)
+    def time(self, r: Choices, tense: str) -> tuple[str, str]:
+        english, german = r.pick(self.times[tense])
         return english, german
 
-    def nominal(self, r: random.Random, key: str, kinds: set[str], simple: bool = False, subject: bool = False,
+    def nominal(self, r: Choices, key: str, kinds: frozenset[str], simple: bool = False, subject: bool = False,
                 unlike: Nominal | None = None, pronouns: bool = True) -> Nominal:  # fmt: skip
         """A pronoun or a noun phrase of one of these kinds; never the same pronoun as the subject's."""
         if pronouns and "person" in kinds and r.random() < 0.4:
             taken = unlike.row[2] if isinstance(unlike, Pronoun) else ""
-            return Pronoun(key, r.choice([p for p in self.pronouns if p[2] != taken]))
-        noun = r.choice(nouns(frozenset(kinds)))
+            return Pronoun(key, r.pick(pronouns_but(taken)))
+        noun = r.pick(nouns(kinds))
         plural = r.random() < 0.3
-        english, stem, declension, _ = r.choice(determiners("p" if plural else "s"))
-        determiner = (english, stem, declension)
-        adjective = r.choice(adjectives(noun.kind)) if r.random() < (0.2 if simple else 0.4) else None
+        determiner = r.pick(determiners("p" if plural else "s"))
+        adjective = r.pick(adjectives(noun.kind)) if r.random() < (0.2 if simple else 0.4) else None
         owner = relative = None
         if not simple and determiner[0] == "the" and r.random() < 0.2:
             owner = self.owner(r, key + "w")
@@ -188,15 +192,15 @@ class Grammar:
             relative = self.relative(r, key + "r", Phrase(key, noun, plural, determiner))
         return Phrase(key, noun, plural, determiner, adjective, owner, relative)
 
-    def owner(self, r: random.Random, key: str) -> Phrase:
-        noun = r.choice(nouns(frozenset({"person"})))
+    def owner(self, r: Choices, key: str) -> Phrase:
+        noun = r.pick(nouns(PERSON))
         return Phrase(key, noun, r.random() < 0.2, ("the", "d", "der"))
 
-    def relative(self, r: random.Random, key: str, whose: Phrase) -> Clause:
-        verb = r.choice([v for v in lexicon.ALL_VERBS if v.pattern in ("none", "acc")])
-        direct = self.nominal(r, key + "o", set(verb.kinds), True, pronouns=False) if verb.pattern == "acc" else None
+    def relative(self, r: Choices, key: str, whose: Phrase) -> Clause:
+        verb = r.pick(RELATIVE_VERBS)
+        direct = self.nominal(r, key + "o", verb.kinds, True, pronouns=False) if verb.pattern == "acc" else None
         return Clause(
-            key, whose, verb, "present" if verb.past == verb.base else r.choice(["present", "past"]), direct=direct
+            key, whose, verb, "present" if verb.past == verb.base else r.pick(["present", "past"]), direct=direct
         )
 
 
@@ -206,9 +210,24 @@ def nouns(kinds: frozenset[str]) -> list[Noun]:
 
 
 @cache
-def determiners(number: str) -> list[list[str]]:
-    """Those of the singular (s) or the plural (p)."""
-    return [row for row in lexicon.lines(lexicon.DETERMINERS) if number in row[3]]
+def pronouns_but(taken: str) -> list[tuple[str, ...]]:
+    """All but those of one person and number."""
+    return [tuple(row) for row in lexicon.lines(lexicon.PRONOUNS) if row[2] != taken]
+
+
+@cache
+def determiners(number: str) -> list[tuple[str, str, str]]:
+    """Those of the singular (s) or the plural (p): English, German stem, declension."""
+    rows = lexicon.lines(lexicon.DETERMINERS)
+    return [(english, stem, declension) for english, stem, declension, numbers in rows if number in numbers]
+
+
+@cache
+def times_of(tense: str) -> list[tuple[str, ...]]:
+    """Times that a clause of this tense can have: nothing happens tomorrow in the past."""
+    excluded = {"past": lexicon.FUTURE_TIMES | {"now"}, "present": lexicon.PAST_TIMES | lexicon.FUTURE_TIMES}
+    out = excluded.get(tense, lexicon.PAST_TIMES | {"now"})
+    return [time for row in lexicon.TIMES.split("|") if (time := tuple(row.split()))[0] not in out]
 
 
 @cache
@@ -216,53 +235,59 @@ def adjectives(kind: str) -> list[tuple[str, str]]:
     return [(english, german) for english, german, kinds in lexicon.ALL_ADJECTIVES if kind in kinds]
 
 
-def split_of(pair: Pair) -> Split:
-    """Which split a pair belongs to: that of its English text."""
-    return place_of(pair.source)
-
-
-def place_of(text: str) -> Split:
-    """Which split a sentence belongs to, by its text alone: 2 % valid, 2 % test, whatever the seed."""
-    place = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    number = int.from_bytes(place, "little") % 100
+def split_of(text: str) -> Split:
+    """The split of a sentence, by its English text alone: 2 % valid, 2 % test, whatever the seed."""
+    digest = blake2b(text.encode(), digest_size=4).digest()
+    number = int.from_bytes(digest, "little") % 100
     return "valid" if number < 2 else "test" if number < 4 else "train"
 
 
-def pairs(split: Split, seed: int = 0, start: int = 0) -> Iterator[Pair]:
-    """The endless pairs of a split in order, from pair number `start` on."""
-    grammar, number = Grammar(seed), start
-    while True:
-        draft = grammar.draft(number)
-        if draft.split == split:
-            yield draft.pair()
-        number += 1
+SPLITS = ("train", "valid", "test")
+MAX_KEPT = 200_000
+"""Texts of a split that are kept for the next pass; about 40 MB."""
 
 
-KEPT = 200_000
-"""Generated sentences of a split that are kept for the next reading; about 40 MB."""
+class GrammarTexts:
+    """The endless pairs of a seed, by split. One pass over the numbers finds the pairs of all splits, and the first texts of
+    each split are kept: the tokenizer and the first epoch of a run read the same ones."""
 
+    def __init__(self, seed: int):
+        self.grammar, self.drawn = Grammar(seed), 0
+        self.numbers = {split: array("Q") for split in SPLITS}
+        """The numbers of the pairs that were drawn so far."""
+        self.texts: dict[Split, list[tuple[str, str]]] = {split: [] for split in SPLITS}
 
-class Texts:
-    """The endless pairs of a split as (English, German). The first ones are generated once, however often they are read: the
-    vocabulary and the first epoch of a run need the same sentences."""
+    def pair(self, split: Split, index: int) -> Pair:
+        """Pair `index` of a split."""
+        while index >= len(self.numbers[split]):
+            pair = self.grammar.pair(self.drawn)
+            found = split_of(pair.source)
+            self.numbers[found].append(self.drawn)
+            self.drawn += 1
+            if found == split and index < len(self.numbers[split]):
+                return pair
+        return self.grammar.pair(self.numbers[split][index])
 
-    def __init__(self, split: Split, seed: int):
-        self.split, self.seed = split, seed
-        self.kept: list[tuple[str, str]] = []
-        self.new = self.generate()
-
-    def generate(self) -> Iterator[tuple[str, str]]:
-        return ((pair.source, pair.target) for pair in pairs(self.split, self.seed))
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        for place in range(KEPT):
-            if place == len(self.kept):
-                self.kept.append(next(self.new))
-            yield self.kept[place]
-        yield from islice(self.generate(), KEPT, None)
+    def read(self, split: Split, start: int, stop: int) -> Iterator[tuple[str, str]]:
+        """(English, German) of the pairs from `start` to `stop`."""
+        texts = self.texts[split]
+        for index in range(start, stop):
+            if index < len(texts):
+                yield texts[index]
+                continue
+            pair = self.pair(split, index)
+            text = pair.source, pair.target
+            if index == len(texts) < MAX_KEPT:
+                texts.append(text)
+            yield text
 
 
 @cache
-def texts(split: Split, seed: int = 0) -> Texts:
-    """The sentences of a split, one object per process."""
-    return Texts(split, seed)
+def sentences(seed: int = 0) -> GrammarTexts:
+    """The sentences of a seed, one object per process."""
+    return GrammarTexts(seed)
+
+
+def pairs(split: Split, seed: int = 0) -> Iterator[Pair]:
+    """The endless pairs of a split, in order."""
+    return (sentences(seed).pair(split, index) for index in count())

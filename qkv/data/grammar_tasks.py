@@ -4,14 +4,13 @@ them, and short documents. Records as in qkv.data.corpora; a split as in the gra
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 from qkv.data.clauses import Clause, Nominal, Phrase, Pronoun, Token
-from qkv.data.grammar import Grammar, Pair, detokenise, pairs, place_of
+from qkv.data.grammar import Choices, Grammar, Pair, detokenize, pairs, split_of
 from qkv.data.sources import Record, strided
 from qkv.errors import ConfigError
 
@@ -80,29 +79,27 @@ SENTENCES: dict[str, Callable[[Pair], Record]] = {
 # --- of several
 
 
-def documents(
-    split: str, seed: int, make: Callable[[Grammar, random.Random, Clause], Record | None]
-) -> Iterator[Record]:
+def documents(split: str, seed: int, make: Callable[[Grammar, Choices, Clause], Record | None]) -> Iterator[Record]:
     """Records that begin with a clause whose sentence is in the split; number n is a function of (seed, n)."""
     grammar, number = Grammar(seed), 0
     while True:
-        r = random.Random(f"{seed}:{number}:document")
+        r = Choices(f"{seed}:{number}:document")
         first = grammar.clause(r, "a")
-        if place_of(sentence(first)) == split and (record := make(grammar, r, first)):
+        if split_of(sentence(first)) == split and (record := make(grammar, r, first)):
             yield record
         number += 1
 
 
 def sentence(clause: Clause) -> str:
-    return detokenise((*clause.english(), END))
+    return detokenize((*clause.english(), END))
 
 
-def following(grammar: Grammar, r: random.Random, first: Clause) -> list[Clause]:
+def following(grammar: Grammar, r: Choices, first: Clause) -> list[Clause]:
     """The first clause and two to four more about the same person: that is what makes them one document."""
     subject = first.subject
     if isinstance(subject, Phrase):
-        subject = replace(subject, determiner=("the", "d", "der"), adjective=None, owner=None, relative=None)
-    drawn = iter(lambda: replace(grammar.clause(r, "b", simple=True), subject=subject), None)
+        subject = subject._replace(determiner=("the", "d", "der"), adjective=None, owner=None, relative=None)
+    drawn = iter(lambda: grammar.clause(r, "b", simple=True)._replace(subject=subject), None)
     others = (clause for clause in drawn if subject_alone(clause))
     return [first, *islice(others, r.randint(2, 4))]
 
@@ -113,29 +110,29 @@ def subject_alone(clause: Clause) -> bool:
     return clause.subject.english()[0].tag != "PRON" or people.count(people[0]) == 1
 
 
-def lines(grammar: Grammar, r: random.Random, first: Clause) -> Record:
+def lines(grammar: Grammar, r: Choices, first: Clause) -> Record:
     """A sentence per line."""
     return ("\n".join(map(sentence, following(grammar, r, first))),)
 
 
-def summary(grammar: Grammar, r: random.Random, first: Clause) -> Record:
+def summary(grammar: Grammar, r: Choices, first: Clause) -> Record:
     """The document, and who did what in its first sentence: without adjectives, owners, places and times."""
-    core = replace(first, subject=bare(first.subject), indirect=first.indirect and bare(first.indirect),
+    core = first._replace(subject=bare(first.subject), indirect=first.indirect and bare(first.indirect),
                    direct=first.direct and bare(first.direct), adjuncts=(), time=None)  # fmt: skip
     return " ".join(map(sentence, following(grammar, r, first))), sentence(core)
 
 
 def bare(nominal: Nominal) -> Nominal:
-    return nominal if isinstance(nominal, Pronoun) else replace(nominal, adjective=None, owner=None, relative=None)
+    return nominal if isinstance(nominal, Pronoun) else nominal._replace(adjective=None, owner=None, relative=None)
 
 
-def question(grammar: Grammar, r: random.Random, first: Clause) -> Record | None:
+def question(grammar: Grammar, r: Choices, first: Clause) -> Record | None:
     """Who, what, where or when, about one of up to three sentences, no two of which have the same verb; the answer is in
     the text exactly once."""
     others = [grammar.clause(r, key, simple=True) for key in "bc"[: r.randint(0, 2)]]
     if len({clause.verb.base for clause in (first, *others)}) <= len(others):
         return None
-    asked, words = r.choice(questions(first))
+    asked, words = r.pick(questions(first))
     clauses = [first, *others]
     r.shuffle(clauses)
     context = " ".join(map(sentence, clauses))
@@ -144,30 +141,30 @@ def question(grammar: Grammar, r: random.Random, first: Clause) -> Record | None
         answer = answer[:1].upper() + answer[1:]
     if context.count(answer) != 1:
         return None
-    return detokenise((*asked, Token("?", "PUNCT"))), context, answer, str(context.index(answer))
+    return detokenize((*asked, Token("?", "PUNCT"))), context, answer, str(context.index(answer))
 
 
 def questions(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
     """What can be asked about a clause, and the words that answer it."""
     someone = isinstance(clause.subject, Pronoun) or clause.subject.noun.kind == "person"
-    found = [(replace(clause, subject=WHO if someone else WHAT).english(), clause.subject.english())]
+    found = [(clause._replace(subject=WHO if someone else WHAT).english(), clause.subject.english())]
     if clause.direct:
         word = "whom" if isinstance(clause.direct, Pronoun) or clause.direct.noun.kind == "person" else "what"
         found.append(
-            ([Token(word, "PRON"), *replace(clause, direct=None).english_question()], clause.direct.english("acc"))
+            ([Token(word, "PRON"), *clause._replace(direct=None).english_question()], clause.direct.english("acc"))
         )
     for adjunct in clause.adjuncts:
         if adjunct.english_word != "with":
             left = tuple(a for a in clause.adjuncts if a is not adjunct)
             found.append(
-                ([Token("where", "ADV"), *replace(clause, adjuncts=left).english_question()], adjunct.english())
+                ([Token("where", "ADV"), *clause._replace(adjuncts=left).english_question()], adjunct.english())
             )
     if clause.time:
-        found.append(([Token("when", "ADV"), *replace(clause, time=None).english_question()], clause.english_time()))
+        found.append(([Token("when", "ADV"), *clause._replace(time=None).english_question()], clause.english_time()))
     return found
 
 
-DOCUMENTS: dict[str, Callable[[Grammar, random.Random, Clause], Record | None]] = {
+DOCUMENTS: dict[str, Callable[[Grammar, Choices, Clause], Record | None]] = {
     "masked-next": lines,
     "summary": summary,
     "answering": question,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # English singular, plural; German singular, plural; gender; kind. A weak noun (marked !) takes -n or -en outside the
 # nominative singular: der Junge, den Jungen.
@@ -177,8 +177,7 @@ MODALS = "can kann kannst kann können|must muss musst muss müssen|should soll 
 KNOWING = "know weiß weißt weiß wissen|believe glaube glaubst glaubt glauben|say sage sagst sagt sagen|hope hoffe hoffst hofft hoffen"
 
 
-@dataclass(frozen=True)
-class Noun:
+class Noun(NamedTuple):
     """A noun in both languages; indices 0 = singular, 1 = plural."""
 
     english: tuple[str, str]
@@ -188,8 +187,7 @@ class Noun:
     kind: str
 
 
-@dataclass(frozen=True)
-class Verb:
+class Verb(NamedTuple):
     """A verb in both languages; `prefix` is the separable one, `pattern` what it takes."""
 
     base: str
@@ -201,7 +199,7 @@ class Verb:
     prefix: str
     pattern: str
     to_be: bool
-    kinds: frozenset[str] = field(default_factory=frozenset)
+    kinds: frozenset[str] = frozenset()
 
 
 def lines(table: str) -> list[list[str]]:

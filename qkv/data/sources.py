@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from qkv.data.casual import casual
-from qkv.data.grammar import texts
+from qkv.data.grammar import sentences
 from qkv.data.lines import MAX_LINE, MAX_ROW, RUN, Lines, about, lines
 from qkv.errors import FileError
 
@@ -247,7 +247,7 @@ class GrammarSource:
         return self.size
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        numbered = enumerate(islice(texts(self.split, self.seed), start, self.size), start + 1)
+        numbered = enumerate(sentences(self.seed).read(self.split, start, self.size), start + 1)
         for number, (english, german) in strided(numbered, stride):
             if self.casual:
                 yield number, casual(english, german, number, self.reverse)
