@@ -20,7 +20,7 @@ from qkv.serve.scheduling.registry import Service
 from qkv.serve.scheduling.served_model import Served
 
 pytest_plugins = ("paging",)
-VIEWS = ["write", "attention", "walk", "lens", "off", "positions", "embeddings", "run"]
+VIEWS = ["generate", "attention", "head", "lens", "ablation", "positions", "embeddings", "training"]
 
 
 # --- without a browser: what the files are
@@ -80,9 +80,9 @@ def test_a_text_is_translated_and_gone_on_from_an_alternative(page: Any, url: st
     page.get_by_role("tab", name="Translate").click()
     expect(page.locator(".tok.forced")).to_have_count(1)
     assert tokens.all_text_contents() == written
-    page.get_by_role("button", name="Back to the model's own output").click()
+    page.get_by_role("button", name="Reset to the model's output").click()
     expect(page.locator(".tok.forced")).to_have_count(0)
-    expect(page.locator(".view-write table tbody tr").first).to_be_visible()  # what beam search found
+    expect(page.locator(".view-generate table tbody tr").first).to_be_visible()  # what beam search found
 
 
 @needs_browser
@@ -106,7 +106,7 @@ def test_a_head_is_picked_and_told(page: Any, url: str, service: Service) -> Non
 
 @needs_browser
 def test_a_choice_by_keyboard_keeps_the_focus(page: Any, url: str, service: Service) -> None:
-    focus = lambda: page.evaluate("() => document.activeElement.dataset.keep")  # noqa: E731
+    focus = lambda: page.evaluate("() => document.activeElement.dataset.focusKey")  # noqa: E731
     weights = service.models[0].model.look(TEXT).attention(1, 0, "cross").weights[0]
     go(page, url, view="attention", layer=1, head=0)
     page.locator(".matrix").focus()
@@ -123,22 +123,22 @@ def test_a_choice_by_keyboard_keeps_the_focus(page: Any, url: str, service: Serv
     expect(page.locator(".words.from .word").nth(2)).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("ArrowDown")
     assert focus() == "word3"
-    go(page, url, view="walk", layer=1, head=0, token=1)
+    go(page, url, view="head", layer=1, head=0, token=1)
     page.locator("button.token-name").nth(2).focus()
     page.keyboard.press("Enter")
     expect(page.locator("button.token-name").nth(2)).to_have_attribute("aria-pressed", "true")
     assert focus() == "from2"
     for _ in range(7):  # to the last step, where "Next" can be pressed no more
-        page.locator("[data-keep=next]:not(:disabled)").press("Enter") if page.locator(
-            "[data-keep=next]"
+        page.locator("[data-focus-key=next]:not(:disabled)").press("Enter") if page.locator(
+            "[data-focus-key=next]"
         ).is_enabled() else None
     assert focus() is not None
 
 
 @needs_browser
 def test_the_walk_through_a_head_shows_its_numbers(page: Any, url: str, service: Service) -> None:
-    go(page, url, view="walk", kind="decoder", layer=1, head=0, token=2)
-    expect(page.get_by_role("heading", name="1. Every token is a vector")).to_be_visible()
+    go(page, url, view="head", kind="decoder", layer=1, head=0, token=2)
+    expect(page.get_by_role("heading", name="1. Input: one vector per token")).to_be_visible()
     seen = []
     for _ in range(6):
         page.get_by_role("button", name="Next →").click()
@@ -149,8 +149,8 @@ def test_the_walk_through_a_head_shows_its_numbers(page: Any, url: str, service:
     weights = service.models[0].model.look(TEXT).attention(1, 0, "decoder").weights[0, 2]
     shown = [float(text) for text in page.locator(".line .narrow b").all_text_contents()]
     assert shown == pytest.approx(sorted(weights.tolist(), reverse=True), abs=6e-4) and shown[-1] == 0.0  # hidden: last
-    go(page, url, view="walk", kind="cross", layer=1, head=0, token=2)
-    looks = page.get_by_label("Query").locator("option:checked")
+    go(page, url, view="head", kind="cross", layer=1, head=0, token=2)
+    looks = page.get_by_label("Query token").locator("option:checked")
     expect(looks).to_contain_text(page.locator("button.token-name[aria-pressed=true]").text_content())
     page.locator(".trail button").nth(2).click()
     page.locator(".lines-table button.token-name").first.click()
@@ -161,12 +161,12 @@ def test_the_walk_through_a_head_shows_its_numbers(page: Any, url: str, service:
 def test_a_score_is_the_sum_of_what_is_shown(page: Any, url: str) -> None:
     """T5's scores are not divided by the root of the width, and positions add to them."""
     numbers = lambda: [float(text.replace("−", "-")) for text in page.locator(".sum b").all_text_contents()]  # noqa: E731
-    go(page, url, model="t5", view="walk", kind="decoder", layer=1, head=1, token=2, step=2)
+    go(page, url, model="t5", view="head", kind="decoder", layer=1, head=1, token=2, step=2)
     expect(page.locator(".formula")).to_contain_text("position bias")
     dot, added, score = numbers()
     assert dot + added == pytest.approx(score, abs=0.01) and abs(added) > 0.01
     assert "√" not in page.locator(".step").text_content()
-    go(page, url, view="walk", kind="decoder", layer=1, head=1, token=2, step=2)
+    go(page, url, view="head", kind="decoder", layer=1, head=1, token=2, step=2)
     expect(page.locator(".formula")).to_contain_text("√")
     dot, score = numbers()
     assert dot / 8**0.5 == pytest.approx(score, abs=0.01)
@@ -174,7 +174,7 @@ def test_a_score_is_the_sum_of_what_is_shown(page: Any, url: str) -> None:
 
 @needs_browser
 def test_heads_are_switched_off(page: Any, url: str, service: Service) -> None:
-    go(page, url, view="off", kind="cross")
+    go(page, url, view="ablation", kind="cross")
     idle(page)
     for name in ("All heads of layer 0", "All heads of layer 1"):
         page.get_by_role("button", name=name).click()
@@ -182,12 +182,12 @@ def test_heads_are_switched_off(page: Any, url: str, service: Service) -> None:
     idle(page)
     expect(page.locator(".likely tbody tr")).to_have_count(len(service.models[0].model.look(TEXT).tokens) - 1)
     expect(page.locator(".verdict")).to_have_text("The output has changed.")
-    page.get_by_role("button", name="All on").click()
+    page.get_by_role("button", name="Restore all").click()
     expect(page.locator(".verdict")).to_have_count(0)
     with page.expect_response("**/effects") as measured:
         page.get_by_role("button", name="Measure every head").click()
     word = measured.value.json()["word"].strip()
-    expect(page.locator(".view-off")).to_contain_text(f"How far the logit of “{word}” falls")
+    expect(page.locator(".view-ablation")).to_contain_text(f"Decrease of the logit of “{word}” when only that head is ablated")
 
 
 @needs_browser
@@ -203,12 +203,12 @@ def test_classes_and_pictures(page: Any, url: str, service: Service) -> None:
     go(page, url, model="classes")
     label = service.models[2].model.classify([TEXT])[0].label
     expect(page.locator(".big")).to_have_text(label)
-    expect(page.locator(".felt-text .felt").first).to_be_visible()
+    expect(page.locator(".attribution-text .attributed").first).to_be_visible()
     go(page, url, model="eye", view="attention", **{"as": "picture"})
     expect(page.locator(".overlay")).to_be_visible()
     page.get_by_role("tab", name="Classify").click()
     expect(page.locator(".bars li")).to_have_count(3)
-    for name in ("Positions", "Layers", "Switch off", "One head"):
+    for name in ("Positions", "Logit lens", "Ablation", "Head details"):
         page.get_by_role("tab", name=name).click()
         idle(page)
         expect(page.locator(".state.bad")).to_have_count(0)
@@ -216,18 +216,18 @@ def test_classes_and_pictures(page: Any, url: str, service: Service) -> None:
 
 @needs_browser
 def test_curves_grow_with_the_run(page: Any, url: str, run_folder: Path) -> None:
-    go(page, url, view="run")
-    expect(page.locator(".live")).to_contain_text("update 29")
+    go(page, url, view="training")
+    expect(page.locator(".live")).to_contain_text("step 29")
     expect(page.locator(".chart")).to_have_count(3)  # both losses in one
     with open(run_folder / "log.jsonl", "a") as log:
         log.write('{"step": 30, "loss": 0.125, "learning_rate": 0.001}\n')
-    expect(page.locator(".live")).to_contain_text("update 30")
+    expect(page.locator(".live")).to_contain_text("step 30")
     expect(page.locator(".readout").first).to_contain_text("0.125")
     again = [
         {"step": step, "loss": 0.0625, "learning_rate": 0.001} for step in range(1, 40)
     ]  # resumed, and further by now
     (run_folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
-    expect(page.locator(".live")).to_contain_text("update 39")
+    expect(page.locator(".live")).to_contain_text("step 39")
     expect(page.locator(".chart")).to_have_count(2)  # nothing was measured yet
     expect(page.locator(".chart").first.locator("circle")).to_have_count(39)
 
@@ -281,9 +281,9 @@ def test_everything_is_reached_by_keyboard(page: Any, url: str) -> None:
 @needs_browser
 def test_an_emptied_text_leaves_nothing_on_show(page: Any, url: str) -> None:
     go(page, url)
-    expect(page.locator(".view-write table tbody tr").first).to_be_visible()  # what beam search found
+    expect(page.locator(".view-generate table tbody tr").first).to_be_visible()  # what beam search found
     page.locator("#text").fill("")
-    expect(page.locator(".view-write table, .tok, .side *")).to_have_count(0)
+    expect(page.locator(".view-generate table, .tok, .side *")).to_have_count(0)
     expect(page.locator(".output")).to_contain_text("No input yet")
     expect(page.locator(".note")).to_be_empty()
 
@@ -292,18 +292,32 @@ def test_an_emptied_text_leaves_nothing_on_show(page: Any, url: str) -> None:
 def test_what_an_address_names_wrongly_is_said_once(page: Any, url: str) -> None:
     said = page.locator("#notice")
     go(page, url, model="nobody", view="nothing")
-    expect(said).to_contain_text("no model “nobody” here; showing “en-de”")
-    expect(said).to_contain_text("no view “nothing” of “en-de”; showing “Translate”")
+    expect(said).to_contain_text("Model “nobody” not found; showing “en-de”")
+    expect(said).to_contain_text("View “nothing” is not available for “en-de”; showing “Translate”")
     assert "nobody" not in page.url and "nothing" not in page.url
     page.get_by_role("tab", name="Attention").click()
     expect(said).to_be_empty()
-    page.evaluate("() => void (location.hash = '#model=classes&view=write')")  # a view that another model has
-    expect(said).to_contain_text("no view “write” of “classes”; showing “Classify”")
+    page.evaluate("() => void (location.hash = '#model=classes&view=generate')")  # a view that another model has
+    expect(said).to_contain_text("View “generate” is not available for “classes”; showing “Classify”")
     said.get_by_role("button", name="Close").click()
     expect(said).to_be_hidden()
     go(page, url, view="lens")
-    expect(page.get_by_role("tab", name="Layers")).to_have_attribute("aria-selected", "true")
+    expect(page.get_by_role("tab", name="Logit lens")).to_have_attribute("aria-selected", "true")
     expect(said).to_be_empty()
+
+
+@needs_browser
+def test_old_addresses_still_open(page: Any, url: str) -> None:
+    """Views had other names once; a link with one opens the same view, and the address gets the new name."""
+    old = {"write": "generate", "walk": "head", "off": "ablation", "run": "training"}
+    for name, view in old.items():
+        go(page, url, view=name, layer=1, step=2)
+        expect(page.locator(f".view-{view}")).to_be_visible()
+        idle(page)
+        assert f"view={view}" in page.url and "layer=1" in page.url and "step=2" in page.url
+        expect(page.locator("#notice")).to_be_empty()
+    go(page, url, model="classes", view="read")
+    expect(page.locator(".view-predict .big")).to_be_visible()
 
 
 @needs_browser
@@ -316,9 +330,9 @@ def test_a_phone_shows_where_more_is(phone: Any, url: str) -> None:
     arrows = "one => ['::before', '::after'].map(side => getComputedStyle(one, side).display)"
     assert tabs.evaluate(arrows) == ["none", "flex"]
     assert phone.locator(".top").bounding_box()["height"] < 90
-    phone.get_by_role("tab", name="Layers").click()
+    phone.get_by_role("tab", name="Logit lens").click()
     expect(tabs).to_have_attribute("data-more", "left right")
-    box = phone.get_by_role("tab", name="Layers").bounding_box()
+    box = phone.get_by_role("tab", name="Logit lens").bounding_box()
     assert box["x"] >= 12 + 40 and box["x"] + box["width"] <= 375 - 12 - 40
     phone.get_by_role("tab", name="Training").click()
     expect(tabs).to_have_attribute("data-more", "left")
@@ -330,8 +344,8 @@ def test_light_and_dark(page: Any, url: str) -> None:
     go(page, url, view="positions")
     ground = lambda: page.evaluate("() => getComputedStyle(document.body).backgroundColor")  # noqa: E731
     light = ground()
-    for name in ("as the system", "light"):
-        page.get_by_role("button", name=f"Colours: {name}").click()
+    for name in ("system", "light"):
+        page.get_by_role("button", name=f"Theme: {name}").click()
     dark = ground()
     assert light != dark
     page.reload()

@@ -37,7 +37,7 @@ def test_axe_finds_nothing_in_any_view(
             for tab in page.get_by_role("tab").all():
                 tab.click()
                 idle(page)
-                if tab.text_content() == "Switch off":
+                if tab.text_content() == "Ablation":
                     page.get_by_role("switch").first.click()
                     page.get_by_role("button", name="Measure every head").click()
                     idle(page)
@@ -52,7 +52,7 @@ def test_axe_finds_nothing_in_any_view(
 @needs_browser
 def test_a_head_that_is_off_stays_readable_when_it_is_measured(page: Any, url: str) -> None:
     """Its ground is striped, not the colour of its effect, for which black or white letters are chosen."""
-    go(page, url, view="off", off="0.0")
+    go(page, url, view="ablation", off="0.0")
     head = page.get_by_role("switch", name="Layer 0, head 0")
     expect(head).to_have_attribute("aria-checked", "false")
     idle(page)
@@ -67,11 +67,11 @@ def test_a_head_that_is_off_stays_readable_when_it_is_measured(page: Any, url: s
 @needs_browser
 def test_a_grid_is_one_tab_stop(page: Any, url: str) -> None:
     """The arrow keys move within it, to what stands beside; Enter chooses."""
-    for view in ("attention", "walk", "lens", "off"):
+    for view in ("attention", "head", "lens", "ablation"):
         go(page, url, view=view)
         idle(page)
         assert page.evaluate(STOPS) < 30, view
-    for view, part in (("attention", ".thumb"), ("off", ".switch:not(.row-switch)")):
+    for view, part in (("attention", ".thumb"), ("ablation", ".switch:not(.row-switch)")):
         go(page, url, view=view, kind="cross")
         idle(page)
         parts = page.locator(part)

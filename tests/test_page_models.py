@@ -38,7 +38,7 @@ def test_of_a_chat_the_views_read_what_the_model_reads(page: Any, url: str, serv
     go(page, url, model="lm")
     expect(page.locator("#tabs [aria-selected=true]")).to_have_text("Chat")
     expect(page.get_by_role("button", name="Append to prompt")).to_have_count(0)
-    page.get_by_role("tab", name="Layers").click()
+    page.get_by_role("tab", name="Logit lens").click()
     expect(page.locator(".lens-table thead th")).to_have_count(1 + len(service.models[1].prompt_ids(TEXT, True)))
 
 
@@ -71,14 +71,14 @@ def test_a_reader_may_end_the_text(page: Any, url: str, service: Service) -> Non
     go(page, url)
     page.locator(".tok").nth(2).click()
     page.unroute("**/api/generate")
-    page.get_by_role("button", name="(the end)").click()
+    page.get_by_role("button", name="(end)").click()
     expect(page.locator(".tok")).to_have_count(3)
     expect(page.locator(".tok.forced")).to_have_text(name)
     assert page.evaluate("() => new URLSearchParams(location.hash.slice(1)).get('target')") == "ü"
 
 
 OTHERS = {
-    "short": "Summarise", "shorter": "Summarise", "tags": "Tag", "words": "Fill", "spans": "Answer", "two": "Classify",
+    "short": "Summarise", "shorter": "Summarise", "tags": "Tag", "words": "Fill mask", "spans": "Answer", "two": "Classify",
     "lstm": "Generate", "search": "Translate", "gated": "Generate", "eye": "Classify",
 }  # fmt: skip
 
@@ -103,10 +103,10 @@ def test_every_view_of_every_kind_of_model(page: Any, url: str, name: str) -> No
 def test_gaps_are_written_as_the_model_writes_them(page: Any, url: str, service: Service) -> None:
     mask = next(one for one in service.models if one.name == "words").about()["mask"]
     go(page, url, model="words", text="")
-    expect(page.locator("label .quiet, label span").filter(has_text="gap")).to_contain_text(mask)
+    expect(page.locator("label .quiet, label span").filter(has_text="masked words")).to_contain_text(mask)
     assert mask in page.locator("#text").input_value()
     expect(page.locator(".bars li").first).to_be_visible()
-    expect(page.locator(".felt-text")).to_contain_text(mask)  # read as one token
+    expect(page.locator(".attribution-text")).to_contain_text(mask)  # read as one token
 
 
 @needs_browser
@@ -119,7 +119,7 @@ def test_two_texts_are_read_as_two(page: Any, url: str, service: Service) -> Non
     expect(page.locator("#pair")).to_have_value(asked)
     answer = models["spans"].answer([asked], [TEXT])[0]
     expect(page.locator(".big")).to_have_text(answer.text or "No answer")
-    page.get_by_role("tab", name="Layers").click()
+    page.get_by_role("tab", name="Logit lens").click()
     expect(page.locator(".lens-table thead th")).to_have_count(1 + len(models["spans"].look(TEXT, pair=asked).tokens))
 
 
@@ -157,16 +157,16 @@ def test_a_regression_gives_numbers(page: Any, scoring: tuple[str, Any]) -> None
     expect(page.locator(".big")).to_have_text(score)
     expect(panel).to_contain_text("without it the score is lower")
     said = [panel.inner_text()]
-    page.get_by_role("tab", name="Layers").click()
+    page.get_by_role("tab", name="Logit lens").click()
     expect(page.locator(".lens-cell").last).to_have_text(score)
     expect(page.locator(".lens .bar-number")).to_have_text(score)
     said.append(panel.inner_text())
-    page.get_by_role("tab", name="Switch off").click()
+    page.get_by_role("tab", name="Ablation").click()
     page.get_by_role("button", name="All heads of layer 1").click()
     expect(page.locator(".bar-number")).to_have_text([score, written(after)])
     expect(page.locator(".verdict")).to_contain_text("lower" if after < look.answers().probabilities[0] else "higher")
     page.get_by_role("button", name="Measure every head").click()
-    expect(panel).to_contain_text("How far the score falls")
+    expect(panel).to_contain_text("Decrease of the score when only that head is ablated")
     expect(page.get_by_role("switch", name="Layer 0, head 3: the score is")).to_be_visible()
     said.append(panel.inner_text())
     assert not [
@@ -184,12 +184,12 @@ def test_a_second_text_is_asked_for(page: Any, scoring: tuple[str, Any]) -> None
     page.on("request", lambda one: sent.append(one.url) if one.method == "POST" else None)
     go(page, scoring[0], model="alike")
     expect(page.locator("#pair")).to_have_value("")
-    for name in ("Attention", "One head", "Layers", "Switch off", "Compare"):
+    for name in ("Attention", "Head details", "Logit lens", "Ablation", "Compare"):
         page.get_by_role("tab", name=name).click()
-        expect(page.locator("#panel")).to_contain_text("write a second text")
+        expect(page.locator("#panel")).to_contain_text("enter a second text")
         expect(page.locator("#panel .card:visible")).to_have_count(1)
     assert sent == []
-    page.get_by_role("button", name="write a second text").press("Enter")
+    page.get_by_role("button", name="enter a second text").press("Enter")
     expect(page.locator("#pair")).to_be_focused()
     page.keyboard.type(SECOND)
     expect(page.locator(".big")).to_be_visible()
@@ -213,7 +213,7 @@ def test_twelve_heads_are_all_in_sight(page: Any, phone: Any, scoring: tuple[str
         expect(one.locator(".thumb")).to_have_count(24)
         idle(one)
         assert one.evaluate(FITS, ".thumbs")
-        one.get_by_role("tab", name="Switch off").click()
+        one.get_by_role("tab", name="Ablation").click()
         one.get_by_role("button", name="Measure every head").click()
         expect(one.locator(".switch small")).to_have_count(24)
         assert one.evaluate(FITS, ".switchboard")
@@ -227,30 +227,30 @@ def test_a_gap_is_asked_for(page: Any, url: str) -> None:
     """Without one a model that fills gaps has no answer to show, but attention and layers."""
     go(page, url, model="words")
     panel = page.locator("#panel")
-    for name in ("Fill", "Switch off"):
+    for name in ("Fill mask", "Ablation"):
         page.get_by_role("tab", name=name).click()
-        expect(panel).to_contain_text("Write <mask> where a word is missing.")
-        expect(panel.locator(".bars, .felt-text")).to_have_count(0)
-    for name in ("Attention", "One head", "Layers"):
+        expect(panel).to_contain_text("write <mask> in place of a word to predict it")
+        expect(panel.locator(".bars, .attribution-text")).to_have_count(0)
+    for name in ("Attention", "Head details", "Logit lens"):
         page.get_by_role("tab", name=name).click()
         idle(page)
         expect(panel.locator("canvas, table").first).to_be_visible()
-    page.get_by_role("tab", name="Switch off").click()  # now at the token that was chosen among the layers
+    page.get_by_role("tab", name="Ablation").click()  # now at the token that was chosen among the layers
     page.get_by_role("button", name="Measure every head").click()
     expect(page.locator(".switch small").first).to_be_visible()
-    page.get_by_role("tab", name="Fill").click()
+    page.get_by_role("tab", name="Fill mask").click()
     page.locator("#text").evaluate("one => one.setSelectionRange(2, 5)")
-    page.get_by_role("button", name="Put <mask> at the cursor").press("Enter")
+    page.get_by_role("button", name="Insert <mask> at the cursor").press("Enter")
     expect(page.locator("#text")).to_have_value("a <mask> sleeps")
     expect(page.locator("#text")).to_be_focused()
     expect(page.locator(".bars li").first).to_be_visible()
-    expect(page.locator(".felt-text")).to_contain_text("<mask>")
+    expect(page.locator(".attribution-text")).to_contain_text("<mask>")
 
 
 @needs_browser
 def test_examples_are_what_a_model_knows(page: Any, url: str) -> None:
     base = {"can": [], "family": "encoder-decoder", "vocabulary": 4000, "context": 160, "pairs": False, "mask": None}
-    of = "async models => { const own = await import('/static/js/examples.js'); return models.map(own.examples); }"
+    of = "async models => { const own = await import('/static/js/examples.js'); return models.map(own.examplesFor); }"
     translator = {"can": ["translate"], "source": "de"}
     kinds = [
         {"can": ["summarize"]},
@@ -271,9 +271,9 @@ def test_a_model_that_only_embeds_opens_on_its_embeddings(page: Any) -> None:
     """And its layers and heads are counted in good English."""
     with running(Service([Served("one", model("bert-base", head="pooled", n_layers=1, n_heads=1))])) as (url, _):
         go(page, url)
-        expect(page.get_by_role("tab")).to_have_text(["Embeddings", "Attention", "One head", "Positions"])
+        expect(page.get_by_role("tab")).to_have_text(["Embeddings", "Attention", "Head details", "Positions"])
         expect(page.get_by_role("heading", name="Compare two texts")).to_be_visible()
-        expect(page.locator("#about")).to_contain_text("1 layer · 1 head ·")
+        expect(page.locator("#model-summary")).to_contain_text("1 layer · 1 head ·")
 
 
 @needs_browser

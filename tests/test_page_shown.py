@@ -96,15 +96,15 @@ def test_every_tag_has_its_probability(page: Any, url: str, service: Service) ->
 
 @needs_browser
 def test_without_a_head_switched_off_there_is_nothing_to_compare(page: Any, url: str) -> None:
-    result = page.locator(".view-off .card").last
+    result = page.locator(".view-ablation .card").last
     for name in ("en-de", "writer", "tags"):
-        go(page, url, model=name, view="off")
-        expect(result).to_contain_text("Switch a head off to compare")
-        expect(result).not_to_contain_text("Selected heads off")
-        expect(result.locator(".verdict, th:text-is('off')")).to_have_count(0)
+        go(page, url, model=name, view="ablation")
+        expect(result).to_contain_text("Select a head to compare")
+        expect(result).not_to_contain_text("With ablated heads")
+        expect(result.locator(".verdict, th:text-is('Ablated')")).to_have_count(0)
         page.get_by_role("switch", name="Layer 0, head 0").click()
-        expect(result).to_contain_text("Switched off (layer.head): 0.0")
-        expect(result).to_contain_text("Selected heads off")
+        expect(result).to_contain_text("Ablated heads (layer.head): 0.0")
+        expect(result).to_contain_text("With ablated heads")
 
 
 # --- what can be seen
@@ -120,14 +120,14 @@ def test_all_rows_of_a_matrix_are_in_sight(page: Any, url: str) -> None:
 
 
 PICTURE = """async () => {
-    const { lit } = await import("/static/js/picture.js");
+    const { drawOverlay } = await import("/static/js/image_overlay.js");
     const made = (colour) => {
         const own = Object.assign(document.createElement("canvas"), { width: 8, height: 8 });
         Object.assign(own.getContext("2d"), { fillStyle: colour }).fillRect(0, 0, 8, 8);
         return own.toDataURL();
     };
     return Promise.all(["#000", "#fff", "#c00"].map(async (colour) => {
-        const own = lit(document.createElement("canvas"), made(colour), [0.7, 0.1, 0.1, 0.1], 2);
+        const own = drawOverlay(document.createElement("canvas"), made(colour), [0.7, 0.1, 0.1, 0.1], 2);
         const at = (n) => [...own.getContext("2d").getImageData(80 + 160 * n, 80, 1, 1).data];
         while (!at(0)[3]) await new Promise(requestAnimationFrame); // until it is drawn
         return [0, 1].map((n) => at(n).slice(0, 3));
@@ -192,8 +192,8 @@ def test_the_lens_has_one_colour_rule(page: Any, url: str, service: Service) -> 
     go(page, url, model="writer", view="lens")
     expect(page.locator(".lens-cell")).to_have_count(own.numel())
     both = """async p => {
-        const { css, share } = await import("/static/js/colour.js");
-        const wanted = (x) => Object.assign(document.createElement("i"), { style: `background: ${css(share(x))}` });
+        const { css, sequential } = await import("/static/js/colour.js");
+        const wanted = (x) => Object.assign(document.createElement("i"), { style: `background: ${css(sequential(x))}` });
         return [...document.querySelectorAll(".lens-cell")].map((one, i) => [one, wanted(p[i])].map((x) => x.style.background));
     }"""
     assert all(a == b for a, b in page.evaluate(both, [round(p, 6) for p in own.flatten().tolist()]))
@@ -210,24 +210,24 @@ def table(page: Any, title: str) -> Any:
 @needs_browser
 def test_rotary_positions_are_a_step_of_their_own(page: Any, url: str) -> None:
     """Equal tokens have equal keys before it, and different ones behind it; who shares keys and values is said."""
-    go(page, url, model="rotary", view="walk", text="the the the", layer=0, head=2, token=2, step=1)
-    names = ["x", "q k v", "rotation", "scores", "mask", "softmax", "mix", "output"]
+    go(page, url, model="rotary", view="head", text="the the the", layer=0, head=2, token=2, step=1)
+    names = ["x", "q k v", "rotation", "scores", "mask", "softmax", "weighted sum", "output"]
     expect(page.locator(".trail button")).to_have_text(names)
-    expect(page.locator(".step-words")).to_contain_text("Heads 2 and 3 share these keys and values")
+    expect(page.locator(".step-text")).to_contain_text("Heads 2 and 3 share these keys and values")
     expect(page.locator(".formula")).to_have_text("q = xWQ, k = xWK, v = xWV")
     expect(table(page, "Keys")).to_have_count(3)
-    same = table(page, "Keys").locator(".written").all_text_contents()
+    same = table(page, "Keys").locator(".vector").all_text_contents()
     assert same[1] == same[2]  # the first has no space before it
     page.locator(".trail button", has_text="rotation").click()
-    expect(page.locator(".step-words")).to_contain_text("is rotated by")
-    before, after = table(page, "Query").locator(".written").all_text_contents()
+    expect(page.locator(".step-text")).to_contain_text("is rotated by")
+    before, after = table(page, "Query").locator(".vector").all_text_contents()
     assert before != after
 
 
 @needs_browser
 def test_the_last_step_compares_with_the_residual_stream(page: Any, url: str, service: Service) -> None:
     found = service.models[1].model.look(TEXT).walk(1, 0)
-    go(page, url, model="writer", view="walk", layer=1, head=0, token=2, step=6)
+    go(page, url, model="writer", view="head", layer=1, head=0, token=2, step=6)
     expect(page.locator(".added")).to_have_text(f"{found.output[2].norm():.2f}")
     expect(page.locator(".stream")).to_have_text(f"{found.residual[2].norm():.2f}")
     assert f"{found.residual[2].norm():.2f}" != f"{found.x[2].norm():.2f}"
@@ -240,8 +240,8 @@ def test_rows_say_what_was_read_and_what_is_predicted(page: Any, phone: Any, url
     for kind in ("cross", "decoder"):
         go(page, url, view="attention", kind=kind, target="the dog runs", **{"as": "lines"})
         expect(page.locator(".words.from .word")).to_have_text(rows)
-        page.get_by_role("tab", name="One head").click()
-        expect(page.get_by_label("Query").locator("option")).to_have_text([f"{i}: {row}" for i, row in enumerate(rows)])
+        page.get_by_role("tab", name="Head details").click()
+        expect(page.get_by_label("Query token").locator("option")).to_have_text([f"{i}: {row}" for i, row in enumerate(rows)])
         expect(page.locator("button.token-name")).to_have_text(rows)
     go(phone, url, view="attention", kind="cross", target="the dog runs")
     phone.locator(".matrix").focus()
@@ -258,7 +258,7 @@ def test_what_is_chosen_and_what_is_largest_is_in_sight(page: Any, url: str, ser
     found = service.models[number].model.look(LONG).walk(1, 0, kind)
     token = len(found.rows) - 2
     for step in range(7):
-        go(page, url, model=name, view="walk", kind=kind, text=LONG, layer=1, head=0, token=token, step=step)
+        go(page, url, model=name, view="head", kind=kind, text=LONG, layer=1, head=0, token=token, step=step)
         expect(page.locator(".step h2")).to_contain_text(f"{step + 1}.")
         for box in page.locator(".lines-table:has(.line.on)").all():
             assert box.evaluate("""box => {
@@ -269,7 +269,7 @@ def test_what_is_chosen_and_what_is_largest_is_in_sight(page: Any, url: str, ser
             values = (found.scores, found.weights)[step == 4][token]
             column = page.locator(".lines-table").first.locator(".narrow").first
             expect(column).to_contain_text(f"{values.max():.{2 if step == 2 else 3}f}".replace("-", "−"))
-            expect(page.locator(".hint")).to_contain_text(f"{len(found.columns)} keys, the largest")
+            expect(page.locator(".hint")).to_contain_text(f"{len(found.columns)} keys, sorted by")
     page.locator(".trail button").nth(2).click()
     names = page.locator("button.token-name")
     names.last.click()  # far below the first: it stays in sight
@@ -288,7 +288,7 @@ def test_the_chosen_row_of_the_attention_is_in_sight(page: Any, url: str, servic
     before = page.locator(".lines-scroll").evaluate("one => one.scrollTop")
     page.locator(".words.from .word").nth(count - 3).click()
     page.wait_for_url(f"**token={count - 3}*")
-    expect(page.locator(pressed)).to_have_attribute("data-keep", f"word{count - 3}")
+    expect(page.locator(pressed)).to_have_attribute("data-focus-key", f"word{count - 3}")
     assert before > 100 and page.evaluate(INSIDE, [".lines-scroll", pressed])
     assert abs(page.locator(".lines-scroll").evaluate("one => one.scrollTop") - before) < 60
 
@@ -296,11 +296,11 @@ def test_the_chosen_row_of_the_attention_is_in_sight(page: Any, url: str, servic
 @needs_browser
 def test_a_recurrent_decoder_is_walked_through(page: Any, url: str, service: Service) -> None:
     found = service.models[5].model.look(TEXT).walk(0, 0, "cross")
-    go(page, url, model="search", view="walk", token=2, step=2)
+    go(page, url, model="search", view="head", token=2, step=2)
     column = int(found.weights[2].argmax())
     expect(page.locator(".formula")).to_contain_text("tanh")
     expect(page.locator(".sum")).to_have_text(f"sum {found.scores[2, column]:.2f}".replace("-", "−"))
     for _ in range(4):
         page.get_by_role("button", name="Next →").click()
-    expect(page.locator(".step-words")).to_contain_text("enters its recurrent cell")
+    expect(page.locator(".step-text")).to_contain_text("enters its recurrent cell")
     expect(page.get_by_role("button", name="Next →")).to_be_disabled()

@@ -39,7 +39,7 @@ def test_the_skip_link_keeps_the_address(page: Any, url: str) -> None:
 
 @needs_browser
 def test_title_and_heading_name_the_view_and_the_model(page: Any, url: str) -> None:
-    for name, tab in (("en-de", "Translate"), ("en-de", "Training"), ("classes", "Layers")):
+    for name, tab in (("en-de", "Translate"), ("en-de", "Training"), ("classes", "Logit lens")):
         go(page, url, model=name)
         page.get_by_role("tab", name=tab).click()
         expect(page).to_have_title(f"{tab} · {name} · qkv")
@@ -60,10 +60,10 @@ def test_curves_stand_under_the_name_of_their_own_run(
     name = f"Run {run_folder.name}"
     with running(Service([Served("lm", language_model())], watch=Watch(run_folder))) as (other, _):
         for tab in opened(browser, problems, {"width": 1280, "height": 860}):
-            go(tab, other, view="run")
+            go(tab, other, view="training")
             expect(tab.get_by_label("Model")).to_have_value(name)
             expect(tab.locator(".chart").first).to_be_visible()
-            expect(tab.locator("#about")).to_be_empty()
+            expect(tab.locator("#model-summary")).to_be_empty()
             expect(tab).to_have_title(f"Training · {name} · qkv")
             tab.get_by_label("Model").select_option("lm")
             expect(tab.get_by_role("tab", name="Chat")).to_be_visible()
@@ -102,7 +102,7 @@ def test_tokens_are_shown_with_visible_boundaries(browser: Any, problems: list[s
                 idle(page)
                 said = page.locator("#panel").inner_text()
                 assert not set("ĠĊĉ") & set(said), tab.text_content()
-                if tab.text_content() == "Layers":
+                if tab.text_content() == "Logit lens":
                     heads = page.locator(".lens-table thead th").all_text_contents()[1:]
                     assert "".join(heads) == "the␣dog↵⇥runs"
                 if tab.text_content() == "Embeddings":
@@ -119,14 +119,14 @@ def test_every_sentence_is_translated(page: Any, url: str) -> None:
     """Sentence by sentence, as the APIs do; what has no words stays as it is."""
     sentences = ["A man sleeps.", "The dog runs.", "A man rides a bicycle."]
     go(page, url, text=f"{sentences[0]} {sentences[1]}%0A42%0A{sentences[2]}")
-    expect(page.locator(".view-write table tbody tr").first).to_be_visible()
+    expect(page.locator(".view-generate table tbody tr").first).to_be_visible()
     tight = lambda words: "".join(words.split())  # noqa: E731
     shown = tight("".join(page.locator(".output .tok").all_text_contents()))
     alone = []
     for one in sentences:
         go(page, url, text=one)
         expect(page.locator("#text")).to_have_value(one)
-        expect(page.locator(".view-write table tbody tr").first).to_be_visible()
+        expect(page.locator(".view-generate table tbody tr").first).to_be_visible()
         alone.append(tight("".join(page.locator(".output .tok").all_text_contents())))
     assert shown == alone[0] + alone[1] + "42" + alone[2]
 
@@ -136,7 +136,7 @@ def test_several_sentences_are_inspected_as_one_text_and_the_page_says_so(page: 
     note = page.get_by_text("one sentence at a time")
     for view, text, seen in (
         ("lens", "A man sleeps. The dog runs.", True),
-        ("write", "A man sleeps. The dog runs.", False),
+        ("generate", "A man sleeps. The dog runs.", False),
         ("lens", "The dog runs at 3.5 km.", False),
     ):
         go(page, url, view=view, text=text)
@@ -167,8 +167,8 @@ def test_examples_come_from_what_the_model_has_learned(
             idle(tab)
     go(page, url)
     of = """async models => {
-        const { examples } = await import("/static/js/examples.js");
-        return models.map(one => examples(one).map(each => each.text));
+        const { examplesFor } = await import("/static/js/examples.js");
+        return models.map(one => examplesFor(one).map(each => each.text));
     }"""
     base = {
         "can": ["generate"],
@@ -244,7 +244,7 @@ def enlarged(answer: dict[str, Any]) -> dict[str, Any]:
 def test_numbers_come_before_the_text_and_heads_layer_by_layer(page: Any, url: str) -> None:
     asked: list[str] = []
     page.on("request", lambda one: asked.append(one.url.rpartition("/")[2]) if one.method == "POST" else None)
-    go(page, url, view="off", model="writer")
+    go(page, url, view="ablation", model="writer")
     expect(page.locator(".change dd")).not_to_be_empty()
     assert asked == ["answers", "ablation", "generate"]
     page.get_by_role("switch", name="Layer 0, head 0").click()

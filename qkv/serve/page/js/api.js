@@ -1,25 +1,26 @@
-// Asking the server: JSON, streams of events, and a small memory of what was asked before.
+// HTTP client: JSON requests, server-sent events, and a cache of inspection results.
 
 const KEY = "qkv-key";
-const REMEMBERED = 60;
-const TRIES = 4;
-const memory = new Map();
+const CACHE_SIZE = 60;
+const ATTEMPTS = 4;
+const cache = new Map();
 
-class Refused extends Error {
+class ApiError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
   }
 }
 
-export const key = {
+export const apiKey = {
   get: () => sessionStorage.getItem(KEY) ?? "",
   set: (value) => sessionStorage.setItem(KEY, value),
 };
 
-async function reply(path, body, signal) {
+/** Send a request; retry while the server is overloaded (503). */
+async function send(path, body, signal) {
   const headers = body ? { "Content-Type": "application/json" } : {};
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+  if (apiKey.get()) headers.Authorization = `Bearer ${apiKey.get()}`;
   for (let attempt = 1; ; attempt++) {
     let response;
     try {
@@ -31,51 +32,51 @@ async function reply(path, body, signal) {
       });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refused(0, "The server does not answer. Is it still running?");
+      throw new ApiError(0, "No response from the server. Check that it is running.");
     }
     if (response.ok) return response;
-    const wait = Number(response.headers.get("Retry-After")) || 0;
-    if (response.status === 503 && attempt < TRIES) {
-      await new Promise((done) => setTimeout(done, 1000 * Math.min(wait || 1, 5)));
+    const seconds = Number(response.headers.get("Retry-After")) || 0;
+    if (response.status === 503 && attempt < ATTEMPTS) {
+      await new Promise((done) => setTimeout(done, 1000 * Math.min(seconds || 1, 5)));
       continue;
     }
-    throw new Refused(response.status, await why(response));
+    throw new ApiError(response.status, await readError(response));
   }
 }
 
-async function why(response) {
+async function readError(response) {
   try {
     const { error } = await response.json();
     return error.message ?? error;
   } catch {
-    return `The server answered ${response.status}.`;
+    return `The server returned HTTP status ${response.status}.`;
   }
 }
 
-/** One question, one answer. */
-export async function ask(path, body = null, signal = undefined) {
-  return (await reply(path, body, signal)).json();
+/** GET (without a body) or POST JSON and return the JSON response. */
+export async function request(path, body = null, signal = undefined) {
+  return (await send(path, body, signal)).json();
 }
 
-/** The same question is asked once: answers about a model never change while it is loaded. */
-export function look(what, body) {
-  const name = what + JSON.stringify(body);
-  const known = memory.get(name);
-  memory.delete(name);
-  const found =
-    known ??
-    ask(`/api/look/${what}`, body).catch((error) => {
-      memory.delete(name);
+/** POST to /api/look/<name>, cached: a loaded model always gives the same result for the same input. */
+export function inspect(name, body) {
+  const id = name + JSON.stringify(body);
+  const cached = cache.get(id);
+  cache.delete(id);
+  const result =
+    cached ??
+    request(`/api/look/${name}`, body).catch((error) => {
+      cache.delete(id);
       throw error;
     });
-  memory.set(name, found); // the newest last
-  if (memory.size > REMEMBERED) memory.delete(memory.keys().next().value);
-  return found;
+  cache.set(id, result); // the most recent entry is last
+  if (cache.size > CACHE_SIZE) cache.delete(cache.keys().next().value);
+  return result;
 }
 
-/** Server-sent events, one after the other. */
-export async function* stream(path, body, signal) {
-  const response = await reply(path, { ...body, stream: true }, signal);
+/** POST with stream: true and yield the server-sent events. */
+export async function* streamEvents(path, body, signal) {
+  const response = await send(path, { ...body, stream: true }, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -86,7 +87,7 @@ export async function* stream(path, body, signal) {
     for (const part of parts) {
       if (!part.startsWith("data: ")) continue;
       const event = JSON.parse(part.slice(6));
-      if (event.error) throw new Refused(0, event.error.message ?? event.error);
+      if (event.error) throw new ApiError(0, event.error.message ?? event.error);
       yield event;
     }
   }

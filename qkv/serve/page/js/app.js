@@ -1,98 +1,99 @@
-// The page: one input, some views of what the model does with it.
-import { ask, key } from "./api.js";
-import { refresh } from "./colour.js";
-import { clear, edges, failed, h } from "./dom.js";
-import { input } from "./input.js";
-import { about, main } from "./models.js";
-import { START, correct, listen, read, set, state } from "./state.js";
-import { views } from "./views/all.js";
+// Entry point: theme, model list, tabs, and the view selected in the URL.
+import { apiKey, request } from "./api.js";
+import { resetColours } from "./colour.js";
+import { errorMessage, h, markOverflow, render } from "./dom.js";
+import { mountInput } from "./input.js";
+import { mainTask, summaryOf } from "./models.js";
+import { DEFAULTS, correctState, readHash, setState, state, subscribe } from "./state.js";
+import { OLD_IDS, views } from "./views/index.js";
 
-const at = (id) => document.getElementById(id);
-const page = { models: [], limits: {}, run: null, run_model: null, view: null, shown: null, input: null };
+const byId = (id) => document.getElementById(id);
+const page = { models: [], limits: {}, run: null, run_model: null, view: null, model: null, updateInput: null };
 
-// --- colours
+// --- theme
 
 const THEMES = [
-  ["", "◐", "as the system"],
+  ["", "◐", "system"],
   ["light", "☀", "light"],
   ["dark", "☾", "dark"],
 ];
 
-function theme() {
-  const button = at("theme");
-  const now = document.documentElement.dataset.theme ?? "";
-  const i = THEMES.findIndex(([name]) => name === now);
+function setupTheme() {
+  const button = byId("theme");
+  const theme = document.documentElement.dataset.theme ?? "";
+  const i = THEMES.findIndex(([name]) => name === theme);
   button.textContent = THEMES[i][1];
-  button.setAttribute("aria-label", `Colours: ${THEMES[i][2]}`);
-  button.title = `Colours: ${THEMES[i][2]}`;
+  button.setAttribute("aria-label", `Theme: ${THEMES[i][2]}`);
+  button.title = `Theme: ${THEMES[i][2]}`;
   button.onclick = () => {
     const [next] = THEMES[(i + 1) % THEMES.length];
     if (next) document.documentElement.dataset.theme = next;
     else delete document.documentElement.dataset.theme;
     localStorage.setItem("qkv-theme", next);
     repaint();
-    theme();
+    setupTheme();
   };
 }
 
 function repaint() {
-  refresh();
-  show(true);
+  resetColours();
+  showView(true);
 }
 
-// --- the parts of the page
+// --- model list and tabs
 
-/** The entry of a run in the list of models, where none of them comes from it. */
+/** Entry of the training run in the model list, if none of the models comes from it. */
 const runEntry = () => (page.run && !page.run_model ? `Run ${page.run}` : null);
-/** The chosen model; null where there is none, or where the run is chosen. */
-const model = () =>
-  page.models.find((one) => one.name === state.model) ??
+/** Selected model; null if there is none or the run is selected. */
+const selectedModel = () =>
+  page.models.find((model) => model.name === state.model) ??
   (state.model && state.model === runEntry() ? null : (page.models[0] ?? null));
 
-function header() {
-  const list = at("model");
-  const names = [...page.models.map((one) => one.name), runEntry()].filter(Boolean);
-  clear(
+function setupModelList() {
+  const list = byId("model");
+  const names = [...page.models.map((model) => model.name), runEntry()].filter(Boolean);
+  render(
     list,
-    names.map((one) => h("option", { value: one }, one)),
+    names.map((name) => h("option", { value: name }, name)),
   );
   list.parentElement.hidden = !page.models.length;
-  list.onchange = () => set({ ...START, as: state.as, image: null, model: list.value }, true); // another model: all else anew
+  list.onchange = () => setState({ ...DEFAULTS, as: state.as, image: null, model: list.value }, true);
 }
 
-/** The views of the model; those of one that does nothing but embed begin with its embeddings. */
-function fitting() {
-  const found = views.filter((view) => view.fits(model(), page));
-  const first = (view) => (view.id === "embeddings" && !main(model()) ? 0 : 1);
-  return found.sort((a, b) => first(a) - first(b));
+/** Views of the selected model; embeddings come first if the model has no other task. */
+function supportedViews() {
+  const supported = views.filter((view) => view.supports(selectedModel(), page));
+  const rank = (view) => (view.id === "embeddings" && !mainTask(selectedModel()) ? 0 : 1);
+  return supported.sort((a, b) => rank(a) - rank(b));
 }
 
-/** What the address names and this server has not, said once; the address is put right. */
-function lost() {
-  const [name, own] = [state.model, state.view];
+/** Replace a model or view that does not exist by an existing one; return a notice for the user. */
+function correctAddress() {
+  if (OLD_IDS[state.view]) correctState({ view: OLD_IDS[state.view] });
+  const [name, id] = [state.model, state.view];
   const notices = [];
-  if (own === "run" && !name && !page.run_model && runEntry()) correct({ model: runEntry() });
-  else if (name && name !== runEntry() && !page.models.some((one) => one.name === name)) {
-    notices.push(`There is no model “${name}” here${model() ? `; showing “${page.models[0].name}”` : ""}.`);
-    correct({ model: "" });
+  if (id === "training" && !name && !page.run_model && runEntry()) correctState({ model: runEntry() });
+  else if (name && name !== runEntry() && !page.models.some((model) => model.name === name)) {
+    notices.push(`Model “${name}” not found${selectedModel() ? `; showing “${page.models[0].name}”` : ""}.`);
+    correctState({ model: "" });
   }
-  const found = fitting();
-  if (own && found.length && !found.some((view) => view.id === own)) {
-    const of = model() ? ` of “${model().name}”` : "";
-    notices.push(`There is no view “${own}”${of}; showing “${found[0].title(model())}”.`);
-    correct({ view: "" });
+  const supported = supportedViews();
+  if (id && supported.length && !supported.some((view) => view.id === id)) {
+    const model = selectedModel() ? ` for “${selectedModel().name}”` : "";
+    notices.push(`View “${id}” is not available${model}; showing “${supported[0].title(selectedModel())}”.`);
+    correctState({ view: "" });
   }
   return notices.join(" ");
 }
 
-function notice(text) {
-  const shut = h("button.plain", { type: "button", "aria-label": "Close", onclick: () => notice("") }, "×");
-  clear(at("notice"), text ? [h("span.grow", text), shut] : null);
+function showNotice(text) {
+  const close = h("button.plain", { type: "button", "aria-label": "Close", onclick: () => showNotice("") }, "×");
+  render(byId("notice"), text ? [h("span.grow", text), close] : null);
 }
 
-function tabs(own) {
-  const found = fitting();
-  const button = (view) =>
+function showTabs(current) {
+  const supported = supportedViews();
+  const tab = (view) =>
     h(
       "button",
       {
@@ -100,101 +101,107 @@ function tabs(own) {
         role: "tab",
         id: `tab-${view.id}`,
         "aria-controls": "panel",
-        "aria-selected": view === own,
-        tabindex: view === own ? "0" : "-1",
-        onclick: () => set({ view: view.id }, true),
+        "aria-selected": view === current,
+        tabindex: view === current ? "0" : "-1",
+        onclick: () => setState({ view: view.id }, true),
       },
-      view.title(model()),
+      view.title(selectedModel()),
     );
-  const bar = at("tabs");
-  const within = bar.contains(document.activeElement);
-  clear(bar, found.map(button));
+  const bar = byId("tabs");
+  const hadFocus = bar.contains(document.activeElement);
+  render(bar, supported.map(tab));
   bar.onkeydown = (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    set({ view: found[(found.indexOf(own) + step + found.length) % found.length].id }, true);
+    setState({ view: supported[(supported.indexOf(current) + step + supported.length) % supported.length].id }, true);
   };
-  const chosen = at(`tab-${own.id}`);
-  if (within) chosen.focus();
-  chosen.scrollIntoView({ block: "nearest", inline: "nearest" });
-  at("panel").setAttribute("aria-labelledby", `tab-${own.id}`);
+  const selected = byId(`tab-${current.id}`);
+  if (hadFocus) selected.focus();
+  selected.scrollIntoView({ block: "nearest", inline: "nearest" });
+  byId("panel").setAttribute("aria-labelledby", `tab-${current.id}`);
 }
 
-/** Name the place in the title of the window and in the heading: view, then model or run. */
-function where(view) {
-  const name = model()?.name ?? (page.run && `Run ${page.run}`);
-  at("where").textContent = [view.title(model()), name].filter(Boolean).join(" · ");
-  document.title = `${at("where").textContent} · qkv`;
+// --- view
+
+/** Set the window title and the heading: view, then model or run. */
+function setTitle(view) {
+  const name = selectedModel()?.name ?? (page.run && `Run ${page.run}`);
+  byId("heading").textContent = [view.title(selectedModel()), name].filter(Boolean).join(" · ");
+  document.title = `${byId("heading").textContent} · qkv`;
 }
 
-/** Show the view that the state names; a view is made anew when it, the model or the colours change. */
-function show(anew = false, changed = new Set()) {
-  const found = fitting();
-  const own = found.find((view) => view.id === state.view) ?? found[0];
-  if (!own) return void clear(at("panel"), failed(new Error("This server has no model and no run to show.")));
-  const other = anew || own !== page.view || model() !== page.shown;
-  if (other) {
-    page.drop?.();
-    where(own);
-    if (own !== page.view || model() !== page.shown) tabs(own);
-    page.view = own;
-    page.shown = model();
-    const root = h(`div.view.view-${own.id}`);
-    clear(at("panel"), root);
-    at("input").hidden = !own.reads || !model();
-    at("input").classList.toggle("to-write", Boolean(own.writes));
-    page.update = own.mount(root, {
-      model: model(),
-      limits: page.limits,
-      run: page.run,
-      onDrop: (work) => (page.drop = work),
-    });
+/** Show the view that the state selects; it is mounted again when the view, the model or the theme changes. */
+function showView(remount = false, changed = new Set()) {
+  const supported = supportedViews();
+  const view = supported.find(({ id }) => id === state.view) ?? supported[0];
+  if (!view) return void render(byId("panel"), errorMessage(new Error("This server has no models and no training run.")));
+  const replaced = view !== page.view || selectedModel() !== page.model;
+  if (remount || replaced) {
+    page.unmount?.();
+    setTitle(view);
+    if (replaced) showTabs(view);
+    page.view = view;
+    page.model = selectedModel();
+    mountView(view);
   }
-  page.update?.(other ? null : changed);
+  page.update?.(remount || replaced ? null : changed);
 }
 
-function renew(changed) {
-  if (changed.has("model") || changed.has("view")) notice("");
-  if (changed.has("model") || !page.input) {
-    at("model").value = model()?.name ?? runEntry() ?? "";
-    const part = ({ text, more = "" }, i) => h("span", i ? " · " : "", text, h("span.roomy", more));
-    clear(at("about"), model() ? about(model()).map(part) : null);
-    page.input = model() && input(at("input"), model(), page.limits);
+function mountView(view) {
+  const root = h(`div.view.view-${view.id}`);
+  render(byId("panel"), root);
+  byId("input").hidden = !view.usesInput || !page.model;
+  byId("input").classList.toggle("for-generation", Boolean(view.generates));
+  page.update = view.mount(root, {
+    model: page.model,
+    limits: page.limits,
+    run: page.run,
+    onUnmount: (callback) => (page.unmount = callback),
+  });
+}
+
+function update(changed) {
+  if (changed.has("model") || changed.has("view")) showNotice("");
+  if (changed.has("model") || !page.updateInput) {
+    const model = selectedModel();
+    byId("model").value = model?.name ?? runEntry() ?? "";
+    const part = ({ text, more = "" }, i) => h("span", i ? " · " : "", text, h("span.desktop-only", more));
+    render(byId("model-summary"), model ? summaryOf(model).map(part) : null);
+    page.updateInput = model && mountInput(byId("input"), model, page.limits);
   }
-  show(false, changed);
-  page.input?.(); // when it can be seen, it can be measured
+  showView(false, changed);
+  page.updateInput?.(); // after the view: the height of a field can only be measured while it is visible
 }
 
-// --- beginning
+// --- start
 
-async function begin() {
-  theme();
+async function start() {
+  setupTheme();
   document.querySelector(".skip").onclick = (event) => {
-    event.preventDefault(); // following the link would replace the state in the address
-    at("panel").focus();
+    event.preventDefault(); // following the link would replace the state in the hash
+    byId("panel").focus();
   };
-  edges(at("tabs"));
+  markOverflow(byId("tabs"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   try {
-    Object.assign(page, await ask("/api/models"));
+    Object.assign(page, await request("/api/models"));
   } catch (error) {
-    return error.status === 401 ? askForKey() : void clear(at("panel"), failed(error));
+    return error.status === 401 ? showKeyForm() : void render(byId("panel"), errorMessage(error));
   }
-  header();
-  listen(renew);
-  const follow = (changed) => {
-    const said = lost();
-    renew(changed);
-    notice(said);
+  setupModelList();
+  subscribe(update);
+  const open = (changed) => {
+    const notice = correctAddress();
+    update(changed);
+    showNotice(notice);
   };
-  const again = () => read() && follow(new Set(Object.keys(START)));
-  addEventListener("popstate", again); // "back", and another address in the same page
-  read();
-  follow(new Set(["model"]));
+  addEventListener("popstate", () => readHash() && open(new Set(Object.keys(DEFAULTS)))); // "back", or another hash
+  readHash();
+  open(new Set(["model"]));
 }
 
-function askForKey() {
+function showKeyForm() {
   const field = h("input", {
     type: "password",
     autocomplete: "current-password",
@@ -204,16 +211,16 @@ function askForKey() {
   const form = h(
     "form.card.key",
     h("h2", "This server requires an API key"),
-    h("p.quiet", "Get one from whoever runs the server. The page keeps it until this tab is closed."),
+    h("p.quiet", "Request a key from the server's administrator. It is stored until this tab is closed."),
     h("div.row", field, h("button.main", { type: "submit" }, "Continue")),
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    key.set(field.value.trim());
-    begin();
+    apiKey.set(field.value.trim());
+    start();
   });
-  clear(at("panel"), key.get() ? failed(new Error("Invalid API key.")) : null, form);
+  render(byId("panel"), apiKey.get() ? errorMessage(new Error("Invalid API key.")) : null, form);
   field.focus();
 }
 
-begin();
+start();

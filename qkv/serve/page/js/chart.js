@@ -1,40 +1,40 @@
-// Curves over the updates of a run.
-import { h, number, pointed, s } from "./dom.js";
+// Line charts of training metrics by step.
+import { formatNumber, h, onPointer, s } from "./dom.js";
 
 const [WIDTH, HEIGHT, LEFT, BOTTOM] = [560, 220, 48, 22];
 
-/** curves: [{name, points: [[step, value]]}]; the numbers nearest to the pointer are told below. */
-export function chart(title, curves) {
-  const scale = scaled(curves.flatMap((one) => one.points));
-  const told = (values) => curves.map((one, i) => `${one.name} ${short(values[i])}`).join(" · ");
-  const now = curves.map((one) => one.points.at(-1)[1]);
-  const readout = h("p.readout", told(now));
+/** Chart of curves [{name, points: [[step, value]]}]; the values nearest to the pointer are printed below. */
+export function lineChart(title, curves) {
+  const scale = createScale(curves.flatMap((curve) => curve.points));
+  const format = (values) => curves.map(({ name }, i) => `${name} ${formatTick(values[i])}`).join(" · ");
+  const latest = curves.map((curve) => curve.points.at(-1)[1]);
+  const readout = h("p.readout", format(latest));
   const picture = s(
     "svg.chart",
-    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}: now ${number(now[0], 4)}` },
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}, latest value ${formatNumber(latest[0], 4)}` },
     axes(scale),
-    curves.map((one, i) => curve(one.points, i, scale)),
+    curves.map(({ points }, i) => drawCurve(points, i, scale)),
   );
-  pointed(picture, (event) => {
+  onPointer(picture, (event) => {
     const box = picture.getBoundingClientRect();
     const step = scale.step(((event.clientX - box.left) * WIDTH) / box.width);
-    const near = curves.map((one) => nearest(one.points, step));
-    readout.textContent = `update ${near[0][0].toLocaleString("en")}: ${told(near.map((one) => one[1]))}`;
+    const near = curves.map(({ points }) => nearest(points, step));
+    readout.textContent = `step ${near[0][0].toLocaleString("en")}: ${format(near.map((point) => point[1]))}`;
   });
-  const key = h(
+  const legend = h(
     "span.legend",
-    curves.map((one, i) => [h(`i.swatch.swatch${i}`), one.name]),
+    curves.map(({ name }, i) => [h(`i.swatch.swatch${i}`), name]),
   );
   return h(
     "figure.chart-figure",
-    h("figcaption.row", h("b", title), curves.length > 1 ? key : null),
+    h("figcaption.row", h("b", title), curves.length > 1 ? legend : null),
     picture,
     readout,
   );
 }
 
-/** Where a step and a value are in the picture, and which step is at a place. */
-function scaled(points) {
+/** Map steps and values to coordinates, and an x coordinate back to a step. */
+function createScale(points) {
   const ys = points.map(([, y]) => y);
   const [last, low, high] = [Math.max(...points.map(([x]) => x), 1), Math.min(...ys), Math.max(...ys)];
   const pad = (high - low || Math.abs(high) || 1) * 0.05;
@@ -51,7 +51,7 @@ function axes({ x, y, last, low, high }) {
   return [
     ticks(low, high).map((value) => [
       s("line.grid", { x1: LEFT, x2: WIDTH - 8, y1: y(value), y2: y(value) }),
-      s("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, short(value)),
+      s("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, formatTick(value)),
     ]),
     ticks(0, last).map((step) =>
       s("text", { x: x(step), y: HEIGHT - 6, "text-anchor": "middle" }, step.toLocaleString("en")),
@@ -59,7 +59,7 @@ function axes({ x, y, last, low, high }) {
   ];
 }
 
-function curve(points, i, { x, y }) {
+function drawCurve(points, i, { x, y }) {
   const dots = points.length < 60 ? points : [];
   return [
     s(`polyline.curve${i}`, { points: points.map(([a, b]) => `${x(a).toFixed(1)},${y(b).toFixed(1)}`).join(" ") }),
@@ -68,9 +68,9 @@ function curve(points, i, { x, y }) {
 }
 
 const nearest = (points, step) =>
-  points.reduce((best, one) => (Math.abs(one[0] - step) < Math.abs(best[0] - step) ? one : best));
+  points.reduce((best, point) => (Math.abs(point[0] - step) < Math.abs(best[0] - step) ? point : best));
 
-const short = (value) =>
+const formatTick = (value) =>
   value === 0
     ? "0"
     : Math.abs(value) >= 100
@@ -79,12 +79,12 @@ const short = (value) =>
         ? String(Number(value.toPrecision(3)))
         : value.toExponential(1);
 
-/** About four round numbers between two. */
+/** About four round numbers between two bounds. */
 function ticks(low, high) {
   const rough = (high - low || 1) / 4;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high; value += step) found.push(Number(value.toPrecision(6)));
-  return found;
+  const values = [];
+  for (let value = Math.ceil(low / step) * step; value <= high; value += step) values.push(Number(value.toPrecision(6)));
+  return values;
 }

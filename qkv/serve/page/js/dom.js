@@ -1,14 +1,14 @@
-// Elements from plain calls. Text only ever becomes text: nothing from a model or a user is read as HTML.
+// DOM helpers. Text is only ever inserted as text: nothing from a model or a user is parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** h("button.plain", {onclick: f, "aria-pressed": true}, "text", child, [more]) -> element. */
+/** Create an element: h("button.plain", {onclick: f, "aria-pressed": true}, "text", child, [more]). */
 export function h(name, ...rest) {
   const [tag, ...classes] = name.split(".");
   return fill(document.createElement(tag), classes, rest);
 }
 
-/** The same in SVG. */
+/** Create an SVG element in the same way. */
 export function s(name, ...rest) {
   const [tag, ...classes] = name.split(".");
   return fill(document.createElementNS(SVG, tag), classes, rest);
@@ -17,15 +17,15 @@ export function s(name, ...rest) {
 function fill(element, classes, rest) {
   if (classes.length) element.setAttribute("class", classes.join(" "));
   const [first, ...others] = rest;
-  const given = first && first.constructor === Object ? first : null;
-  for (const [key, value] of Object.entries(given ?? {})) set(element, key, value);
-  append(element, given ? others : rest);
+  const attributes = first && first.constructor === Object ? first : null;
+  for (const [key, value] of Object.entries(attributes ?? {})) setAttribute(element, key, value);
+  append(element, attributes ? others : rest);
   return element;
 }
 
-function set(element, key, value) {
+function setAttribute(element, key, value) {
   if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-  else if (key === "style") for (const [name, one] of Object.entries(value)) element.style.setProperty(name, one);
+  else if (key === "style") for (const [name, item] of Object.entries(value)) element.style.setProperty(name, item);
   else if (key === "value" || key === "checked" || key === "selected") element[key] = value;
   else if (value === true && !key.startsWith("aria")) element.setAttribute(key, "");
   else if (value !== false && value !== null && value !== undefined) element.setAttribute(key, value);
@@ -38,57 +38,62 @@ function append(element, children) {
   }
 }
 
-export function clear(element, ...children) {
+/** Replace the children of an element. */
+export function render(element, ...children) {
   element.replaceChildren();
   append(element, children);
   return element;
 }
 
-/** Make a part of the page anew: what had the focus, known by its data-keep, has it again. */
-export function keeping(root, work) {
-  const before = root.contains(document.activeElement) ? document.activeElement.dataset.keep : undefined;
-  work();
-  if (before === undefined) return;
-  const again = root.querySelector(`[data-keep="${CSS.escape(before)}"]:not(:disabled)`);
-  const instead = root.querySelector("[aria-current]") ?? root.querySelector("button:not(:disabled), [tabindex='0']");
-  (again ?? instead)?.focus({ preventScroll: true });
+/** Run a function that renders a part of the page, then focus the element with the same data-focus-key as before. */
+export function keepFocus(root, draw) {
+  const key = root.contains(document.activeElement) ? document.activeElement.dataset.focusKey : undefined;
+  draw();
+  if (key === undefined) return;
+  const same = root.querySelector(`[data-focus-key="${CSS.escape(key)}"]:not(:disabled)`);
+  const fallback = root.querySelector("[aria-current]") ?? root.querySelector("button:not(:disabled), [tabindex='0']");
+  (same ?? fallback)?.focus({ preventScroll: true });
 }
 
-/** Hear where a pointer is: a mouse that moves, a finger that taps. */
-export function pointed(element, work) {
-  for (const name of ["pointermove", "pointerdown"]) element.addEventListener(name, work);
+/** Handle the position of a pointer: a mouse that moves or a tap. */
+export function onPointer(element, handler) {
+  for (const name of ["pointermove", "pointerdown"]) element.addEventListener(name, handler);
 }
 
-/** A labelled list to choose from: options are [value, text]. */
-export function pick(label, options, value, change) {
+// --- controls
+
+/** Labelled <select>; options are [value, text]. */
+export function selectField(label, options, value, onChange) {
   const list = h(
     "select",
-    { "data-keep": label, onchange: () => change(list.value) },
+    { "data-focus-key": label, onchange: () => onChange(list.value) },
     options.map(([v, text]) => h("option", { value: v }, text)),
   );
   list.value = String(value);
   return h("label.field", h("span", label), list);
 }
 
-/** A few buttons of which one is on. */
-export function segments(label, options, value, change) {
-  const one = ([v, text]) =>
+/** Labelled row of buttons, one of which is pressed. */
+export function segmentedControl(label, options, value, onChange) {
+  const button = ([v, text]) =>
     h(
       "button",
-      { type: "button", "data-keep": `${label} ${v}`, "aria-pressed": v === value, onclick: () => change(v) },
+      { type: "button", "data-focus-key": `${label} ${v}`, "aria-pressed": v === value, onclick: () => onChange(v) },
       text,
     );
   return h(
     "div.field",
     h("span", { "aria-hidden": "true" }, label),
-    h("div.segments", { role: "group", "aria-label": label }, options.map(one)),
+    h("div.segments", { role: "group", "aria-label": label }, options.map(button)),
   );
 }
 
-export const number = (x, digits = 3) =>
+// --- numbers, bars and messages
+
+export const formatNumber = (x, digits = 3) =>
   x === null || x === undefined ? "−∞" : x.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−"); // no "−0.00"
 
-export const percent = (p) =>
+export const formatPercent = (p) =>
   p >= 0.9995
     ? "100 %"
     : p >= 0.0995
@@ -97,30 +102,29 @@ export const percent = (p) =>
         ? `${(100 * p).toFixed(1)} %`
         : "< 0.1 %";
 
-/** Answers with their probabilities, as bars; with `choose` they can be clicked. */
-export function bars(rows, choose = null) {
-  const line = ({ text, probability, note, on, below }, i) => {
-    const inside = [
+/** List of names with bars, rows {text, probability, note, selected, negative}; with `onSelect` they are buttons. */
+export function barList(rows, onSelect = null) {
+  const item = ({ text, probability, note, selected, negative }, i) => {
+    const parts = [
       h("span.bar-name", text),
-      h("span.bar-track", h(`span.bar-fill${below ? ".below" : ""}`, { style: { width: `${Math.max(0.5, 100 * probability)}%` } })),
-      h("span.bar-number", note ?? percent(probability)),
+      h("span.bar-track", h(`span.bar-fill${negative ? ".negative" : ""}`, { style: { width: `${Math.max(0.5, 100 * probability)}%` } })),
+      h("span.bar-number", note ?? formatPercent(probability)),
     ];
-    if (!choose) return h("li.bar", inside);
-    return h(
-      "li",
-      h("button.bar", { type: "button", "aria-current": on ? "true" : null, onclick: () => choose(i) }, inside),
-    );
+    if (!onSelect) return h("li.bar", parts);
+    const current = { "aria-current": selected ? "true" : null };
+    return h("li", h("button.bar", { type: "button", ...current, onclick: () => onSelect(i) }, parts));
   };
-  return h("ol.bars", rows.map(line));
+  return h("ol.bars", rows.map(item));
 }
 
-/** States of a view that has nothing to show. */
-export const busy = (text = "Computing…") => h("p.state.busy", { role: "status" }, text);
-export const empty = (...words) => h("p.state", ...words);
-export const failed = (error) => h("p.state.bad", { role: "alert" }, error.message || String(error));
+export const busyMessage = (text = "Computing…") => h("p.state.busy", { role: "status" }, text);
+export const emptyMessage = (...parts) => h("p.state", ...parts);
+export const errorMessage = (error) => h("p.state.bad", { role: "alert" }, error.message || String(error));
 
-/** Tell the style sheet on which sides a box that scrolls goes on, for it to fade there: data-more="left right above below". */
-export function edges(box) {
+// --- scrolling and keyboard focus
+
+/** Record on which sides a scrolling box has more content, for the style sheet: data-more="left right above below". */
+export function markOverflow(box) {
   const mark = () => {
     const { scrollLeft: x, scrollTop: y } = box;
     const sides = {
@@ -130,7 +134,8 @@ export function edges(box) {
       below: y + box.clientHeight < box.scrollHeight - 1,
     };
     box.dataset.more = Object.keys(sides).filter((side) => sides[side]).join(" ");
-    if (box.dataset.more && !box.querySelector("a, button, input, select, [tabindex]")) box.tabIndex = 0; // to scroll by keys
+    const focusable = "a, button, input, select, [tabindex]";
+    if (box.dataset.more && !box.querySelector(focusable)) box.tabIndex = 0; // to scroll with the keyboard
   };
   box.addEventListener("scroll", mark, { passive: true });
   new ResizeObserver(mark).observe(box);
@@ -140,78 +145,77 @@ export function edges(box) {
 
 const ARROWS = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] };
 
-/** One tab stop for all parts of a box that a selector finds: the one that had the focus last, or the chosen one. The arrow keys
- * move among them as they stand on the screen. */
-export function roving(box, selector) {
+/** Make the parts of a box that match a selector one tab stop (roving tabindex): the part focused last, or the pressed one. The
+ * arrow keys move between them as they are laid out on the screen. */
+export function rovingFocus(box, selector) {
   const all = () => [...box.querySelectorAll(selector)];
-  const stop = (one) => all().forEach((other) => (other.tabIndex = other === one ? 0 : -1));
-  const renew = () => {
-    const [parts, now] = [all(), document.activeElement];
-    stop(parts.includes(now) ? now : (parts.find((one) => one.ariaPressed === "true") ?? parts[0]));
+  const setStop = (part) => all().forEach((other) => (other.tabIndex = other === part ? 0 : -1));
+  const refresh = () => {
+    const [parts, active] = [all(), document.activeElement];
+    setStop(parts.includes(active) ? active : (parts.find((part) => part.ariaPressed === "true") ?? parts[0]));
   };
-  box.addEventListener("focusin", renew);
+  box.addEventListener("focusin", refresh);
   box.addEventListener("keydown", (event) => {
-    const step = ARROWS[event.key];
-    const next = step && event.target.matches(selector) && beside(event.target, all(), step);
+    const direction = ARROWS[event.key];
+    const next = direction && event.target.matches(selector) && nearestInDirection(event.target, all(), direction);
     if (!next) return;
     event.preventDefault();
     event.stopPropagation();
     next.focus();
   });
-  new MutationObserver(renew).observe(box, { childList: true, subtree: true, attributeFilter: ["aria-pressed"] });
-  renew();
+  new MutationObserver(refresh).observe(box, { childList: true, subtree: true, attributeFilter: ["aria-pressed"] });
+  refresh();
   return box;
 }
 
-/** The nearest of some elements in a direction [across, down]; undefined where there is none. */
-function beside(own, all, [across, down]) {
-  const middle = (one) => {
-    const { left, top, width, height } = one.getBoundingClientRect();
+/** Nearest of some elements in a direction [across, down]; undefined if there is none. */
+function nearestInDirection(origin, elements, [across, down]) {
+  const centre = (element) => {
+    const { left, top, width, height } = element.getBoundingClientRect();
     return [left + width / 2, top + height / 2];
   };
-  const [x, y] = middle(own);
-  const { width, height } = own.getBoundingClientRect();
-  const far = (one) => {
-    const [dx, dy] = [middle(one)[0] - x, middle(one)[1] - y];
+  const [x, y] = centre(origin);
+  const { width, height } = origin.getBoundingClientRect();
+  const distance = (element) => {
+    const [dx, dy] = [centre(element)[0] - x, centre(element)[1] - y];
     if (across) return dx * across > 1 && Math.abs(dy) < height / 2 ? Math.abs(dx) : Infinity;
     return dy * down > height / 2 ? Math.abs(dy) * 100 + Math.max(0, Math.abs(dx) - width / 2) : Infinity;
   };
-  return all.filter((one) => far(one) < Infinity).sort((a, b) => far(a) - far(b))[0];
+  return elements.filter((element) => distance(element) < Infinity).sort((a, b) => distance(a) - distance(b))[0];
 }
 
-const FADED = { across: 40, down: 24 }; // pixels at the edges of a box that fade where it goes on
+const FADE = { across: 40, down: 24 }; // pixels at the edges of a scrolling box that fade out
 
-/** Scroll a box, and nothing else, as little as needed to have a part of it ({left, top, width, height} on the screen) in sight;
- * `covered`: how much of its left and top stays in place over what is scrolled. */
-export function reveal(box, part, covered = { left: 0, top: 0 }) {
-  const own = box.getBoundingClientRect();
-  const nearest = (now, room, at, size, margin, before) => {
-    const [first, last] = [at + now - before - margin, at + now + size + margin - room];
-    return Math.max(0, first < now ? first : last > now ? Math.min(last, first) : now);
+/** Scroll a box, and nothing else, as little as needed to make a part of it ({left, top, width, height} on the screen) visible;
+ * `sticky`: how much of its left and top is covered by sticky headers. */
+export function scrollToPart(box, part, sticky = { left: 0, top: 0 }) {
+  const bounds = box.getBoundingClientRect();
+  const nearest = (current, visible, start, size, margin, covered) => {
+    const [first, last] = [start + current - covered - margin, start + current + size + margin - visible];
+    return Math.max(0, first < current ? first : last > current ? Math.min(last, first) : current);
   };
-  const { across, down } = FADED;
-  box.scrollLeft = nearest(box.scrollLeft, box.clientWidth, part.left - own.left, part.width, across, covered.left);
-  box.scrollTop = nearest(box.scrollTop, box.clientHeight, part.top - own.top, part.height, down, covered.top);
+  const { across, down } = FADE;
+  box.scrollLeft = nearest(box.scrollLeft, box.clientWidth, part.left - bounds.left, part.width, across, sticky.left);
+  box.scrollTop = nearest(box.scrollTop, box.clientHeight, part.top - bounds.top, part.height, down, sticky.top);
 }
 
-/** The same for what is chosen in a box: where the box was scrolled down by `before` when it was last made it stays there, if it
- * can; else what is chosen is in its middle. */
-export function revealChosen(box, before = null) {
-  box.scrollTop = before ?? 0;
-  const on = box.querySelector(".on, [aria-pressed=true]")?.getBoundingClientRect();
-  if (!on || box.scrollHeight <= box.clientHeight) return;
-  if (before !== null) return void reveal(box, on);
-  box.scrollTop = on.top - box.getBoundingClientRect().top - (box.clientHeight - on.height) / 2;
+/** Scroll a box to its selected part: from the previous scroll position where there is one, else to its centre. */
+export function scrollToSelected(box, previous = null) {
+  box.scrollTop = previous ?? 0;
+  const selected = box.querySelector(".on, [aria-pressed=true]")?.getBoundingClientRect();
+  if (!selected || box.scrollHeight <= box.clientHeight) return;
+  if (previous !== null) return void scrollToPart(box, selected);
+  box.scrollTop = selected.top - box.getBoundingClientRect().top - (box.clientHeight - selected.height) / 2;
 }
 
-/** How many things stand in a row where at most so many fit: all rows alike. */
-export const even = (count, most) => Math.ceil(count / Math.ceil(count / most));
+/** Number of items per row, at most `most`, such that all rows are equally long. */
+export const evenRowLength = (count, most) => Math.ceil(count / Math.ceil(count / most));
 
-/** Calls a function when calls have stopped coming for so long. */
-export function later(milliseconds, work) {
+/** Delay a function until no call has come for some time. */
+export function debounce(milliseconds, callback) {
   let timer = 0;
-  return (...given) => {
+  return (...values) => {
     clearTimeout(timer);
-    timer = setTimeout(() => work(...given), milliseconds);
+    timer = setTimeout(() => callback(...values), milliseconds);
   };
 }

@@ -1,7 +1,7 @@
-// Texts to begin with: {text}, with a second one {pair} where the model reads two, and a {name} where the text is long.
-import { gapOf, main } from "./models.js";
+// Example inputs: {text}, a second text {pair} for models that read pairs, and a {name} for long texts.
+import { mainTask, maskToken } from "./models.js";
 
-// sentences of the embedded grammar: a model trained by `qkv demo` knows their words
+// sentences of the embedded grammar, whose vocabulary the model of `qkv demo` has learned
 const GRAMMAR = {
   en: [
     "I ate an apple.",
@@ -15,9 +15,9 @@ const GRAMMAR = {
     "Ist unser Mann zum Garten gegangen?",
   ],
 };
-const OF_GRAMMAR = 2000; // a translator with fewer words than this has learned the grammar
+const GRAMMAR_VOCABULARY = 2000; // a smaller vocabulary means that the model was trained on the grammar
 
-// what one sees on photographs, which any other translator can say
+// captions of photographs, for any other translator
 const SCENES = {
   en: [
     "A man in a blue shirt is standing on a ladder and cleaning a window.",
@@ -51,14 +51,14 @@ const LETTERS = [
       "both and send us a new invoice? We would like to pay before the end of the month. Best regards, Laura",
   },
 ];
-const OF_LETTERS = 128; // tokens that a model must be able to read for one of these
+const LETTER_TOKENS = 128; // context length required for these
 
-const COMPARED = [
+const PAIRS = [
   { text: "A man is playing a guitar on the street.", pair: "A man plays the guitar outside." },
   { text: "The company raised its prices in May.", pair: "In May, prices were raised by the company." },
   { text: "Two children are running across a field.", pair: "A cat is asleep on the sofa." },
 ];
-const ASKED = [
+const QUESTIONS = [
   { text: "The old teacher played against the child, and the child won.", pair: "Who won?" },
   { text: "The museum on Mill Street shows old ships. It is closed on Mondays.", pair: "When is the museum closed?" },
 ];
@@ -66,41 +66,41 @@ const REVIEWS = [
   "A wonderful film with a clever story.",
   "It was boring, and the actors were terrible.",
 ];
-const BEGINNINGS = ["First Citizen:\nWe are", "ROMEO:\nBut, soft!"];
+const VERSES = ["First Citizen:\nWe are", "ROMEO:\nBut, soft!"];
 const CODE = ["def read(path):", "import os\n\n", "class Queue:"];
-// what any model of the language may know
+// everyday English, for models of unknown training data
 const NEUTRAL = ["The weather today is", "Once upon a time there was", "In the morning we"];
 const SENTENCES = ["The weather is nice today.", "She reads a book in the garden.", "We met at the station."];
 
-export function examples(model) {
-  return textsFor(model, main(model)?.ability).map((one) => (typeof one === "string" ? { text: one } : one));
+export function examplesFor(model) {
+  return textsFor(model, mainTask(model)?.ability).map((item) => (typeof item === "string" ? { text: item } : item));
 }
 
-/** Texts of the model's own test set; else of the kind of its training data; else what is said everywhere. */
+/** Texts from the model's test set, else similar to its training data, else everyday English. */
 function textsFor(model, ability) {
-  const { data = null, examples: own = [] } = model;
-  if (own.length && !model.pairs) return own;
-  const gap = gapOf(model);
-  const grammar = data === null ? model.vocabulary < OF_GRAMMAR : data === "grammar";
-  const translated = grammar ? GRAMMAR : SCENES;
+  const { data = null, examples: test = [] } = model;
+  if (test.length && !model.pairs) return test;
+  const mask = maskToken(model);
+  const grammar = data === null ? model.vocabulary < GRAMMAR_VOCABULARY : data === "grammar";
+  const sentences = grammar ? GRAMMAR : SCENES;
   const reviews = /imdb|sst/i.test(data ?? "");
   switch (ability) {
     case "translate":
-      return translated[model.source] ?? translated.en;
+      return sentences[model.source] ?? sentences.en;
     case "summarize":
-      return model.context < OF_LETTERS ? GRAMMAR.en : LETTERS;
+      return model.context < LETTER_TOKENS ? GRAMMAR.en : LETTERS;
     case "fill":
-      if (grammar) return [`I ate an ${gap}.`, `She reads the ${gap} aloud in warm gardens.`];
-      return reviews ? [`The movie was ${gap} and I loved every minute.`] : SENTENCES.map((one) => one.replace(/\w+\.$/, `${gap}.`));
+      if (grammar) return [`I ate an ${mask}.`, `She reads the ${mask} aloud in warm gardens.`];
+      return reviews ? [`The movie was ${mask} and I loved every minute.`] : SENTENCES.map((text) => text.replace(/\w+\.$/, `${mask}.`));
     case "classify":
-      if (model.pairs) return COMPARED;
+      if (model.pairs) return PAIRS;
       return reviews ? REVIEWS : grammar ? GRAMMAR.en : SENTENCES;
     case "answer":
-      return ASKED;
+      return QUESTIONS;
     case "chat":
       return ["Hello! Who are you?", "Tell me a short story."];
     case "generate":
-      if (/shakespeare/i.test(data ?? "")) return BEGINNINGS;
+      if (/shakespeare/i.test(data ?? "")) return VERSES;
       if (data === "stdlib") return CODE;
       return grammar ? GRAMMAR.en : NEUTRAL;
     default:

@@ -1,10 +1,9 @@
-// What goes into the model: a text with examples, of some models a second one, of an encoder-decoder also what it writes, or a
-// picture.
-import { clear, edges, empty, h, later } from "./dom.js";
-import { examples } from "./examples.js";
-import { bothSides, gapOf, gapped, language, main, second, sees } from "./models.js";
-import { pad } from "./pad.js";
-import { set, state } from "./state.js";
+// Input of the model: a text with examples, a second text, the decoder's text of an encoder-decoder, or an image.
+import { debounce, emptyMessage, h, markOverflow, render } from "./dom.js";
+import { drawingPad } from "./drawing.js";
+import { examplesFor } from "./examples.js";
+import { hasMask, isEncoderDecoder, languageName, mainTask, maskToken, readsImages, secondInput } from "./models.js";
+import { setState, state } from "./state.js";
 
 const LABELS = {
   translate: "Text",
@@ -16,127 +15,127 @@ const LABELS = {
   generate: "Prompt",
 };
 
-const SEVERAL = /[.!?…]["”»)'’]*\s+[^\p{Ll}\s]|\S\s*\n\s*\S/u; // an end of a sentence, and another one behind it
-const AS_ONE =
-  "This view reads the whole text as one sequence, while Translate splits it into sentences: inspect one sentence at a time.";
+const SEVERAL_SENTENCES = /[.!?…]["”»)'’]*\s+[^\p{Ll}\s]|\S\s*\n\s*\S/u; // an end of a sentence with another one after it
+const ONE_SEQUENCE =
+  "This view reads the whole text as one sequence, but Translate splits it into sentences: inspect one sentence at a time.";
 
-/** Fill the card; gives a function that follows the state. */
-export function input(card, model) {
-  if (sees(model)) {
-    clear(card, pad(model));
+/** Fill the input card; return a function that updates it from the state. */
+export function mountInput(card, model) {
+  if (readsImages(model)) {
+    render(card, drawingPad(model));
     return () => {};
   }
-  const other = second(model);
+  const second = secondInput(model);
   if (!state.text.trim()) {
-    const { text, pair } = examples(model)[0];
+    const { text, pair } = examplesFor(model)[0];
     Object.assign(state, { text, pair: state.pair || (pair ?? "") });
   }
-  const fields = [area("text", labelOf(model), { target: "", token: -1 })];
-  if (other) fields.push(area("pair", other.label, { token: -1 }));
-  if (bothSides(model)) {
-    const name = model.target ? language(model.target) : "Output";
+  const fields = [textField("text", labelOf(model), { target: "", token: -1 })];
+  if (second) fields.push(textField("pair", second.label, { token: -1 }));
+  if (isEncoderDecoder(model)) {
+    const name = model.target ? languageName(model.target) : "Output";
     const label = `${name} (optional): inspect a different ${model.target ? "translation" : "output"}`;
-    fields.push(area("target", label, {}, "the model's own output"));
-    fields.at(-1).classList.add("wants");
+    fields.push(textField("target", label, {}, "the model's own output"));
+    fields.at(-1).classList.add("inspection-only");
   }
-  const whole = h("p.quiet.wants", { role: "status" });
-  clear(card, h("div.fields", fields), chips(model), whole, model.note && h("p.note", model.note));
+  const warning = h("p.quiet.inspection-only", { role: "status" });
+  render(card, h("div.fields", fields), exampleChips(model), warning, model.note && h("p.note", model.note));
   return () => {
-    fields.forEach(follow);
-    clear(whole, main(model)?.ability === "translate" && SEVERAL.test(state.text) ? AS_ONE : null);
+    fields.forEach(updateField);
+    render(warning, mainTask(model)?.ability === "translate" && SEVERAL_SENTENCES.test(state.text) ? ONE_SEQUENCE : null);
   };
 }
 
 function labelOf(model) {
-  const { ability } = main(model) ?? {};
-  if (ability === "translate" && model.source) return language(model.source);
+  const { ability } = mainTask(model) ?? {};
+  if (ability === "translate" && model.source) return languageName(model.source);
   if (ability === "classify" && model.pairs) return "First text";
-  return ability === "fill" ? `Text with a gap: ${gapOf(model)}` : (LABELS[ability] ?? "Text");
+  return ability === "fill" ? `Text with masked words: ${maskToken(model)}` : (LABELS[ability] ?? "Text");
 }
 
-/** A field for a part of the state; `also` is what else changes with it. */
-function area(name, label, also, placeholder = null) {
-  const changed = later(350, () => set({ [name]: field.value, ...also }));
+/** Text field for a state name; `also` are state changes that come with it. */
+function textField(name, label, also, placeholder = null) {
+  const publish = debounce(350, () => setState({ [name]: field.value, ...also }));
   const field = h("textarea", {
     id: name,
     rows: "1",
     spellcheck: "false",
     autocomplete: "off",
     placeholder,
-    oninput: () => (fit(field), changed()),
+    oninput: () => (fitHeight(field), publish()),
   });
   return h("label.field.grow", h("span", label), field);
 }
 
-/** Show the state, but not into what somebody is writing. */
-function follow(label) {
+/** Show the state in a field, unless the user is typing in it. */
+function updateField(label) {
   const field = label.querySelector("textarea");
   const empty = field.id === "text" && field.value.trim() === "";
   if (document.activeElement !== field || empty) field.value = state[field.id];
-  fit(field);
+  fitHeight(field);
 }
 
-/** As high as its text. */
-function fit(field) {
+function fitHeight(field) {
   if (!field.offsetParent) return;
   field.style.height = "auto";
   field.style.height = `${Math.min(field.scrollHeight + 2, 240)}px`;
 }
 
-function chips(model) {
+function exampleChips(model) {
   const chip = ({ name, text, pair = "" }) => {
-    const take = () => set({ text, pair, target: "", token: -1 });
+    const select = () => setState({ text, pair, target: "", token: -1 });
     const label = name ?? [text, pair].filter(Boolean).join(" / ").replace(/\n/g, " ");
-    return h("button.chip", { type: "button", onclick: take }, label);
+    return h("button.chip", { type: "button", onclick: select }, label);
   };
-  return edges(h("div.chips", h("span.quiet", "Try"), examples(model).map(chip)));
+  return markOverflow(h("div.chips", h("span.quiet", "Examples"), examplesFor(model).map(chip)));
 }
 
-// --- what the model is asked
+// --- completeness of the input
 
-/** What a reader has yet to give before the model can be asked anything, in words; null where nothing is missing. */
-export function missing(model) {
-  if (sees(model) ? !state.image : !state.text.trim())
-    return empty(`No input yet: ${sees(model) ? "draw a picture" : "type a text"} above, or choose an example.`);
-  const other = second(model);
-  if (!other || state.pair.trim()) return null;
-  const write = () => document.getElementById("pair").focus();
-  return empty(other.why, h("button.link", { type: "button", onclick: write }, other.wanted), " above.");
+/** Message about input that is still required; null if it is complete. */
+export function missingInput(model) {
+  const image = readsImages(model);
+  if (image ? !state.image : !state.text.trim())
+    return emptyMessage(`No input yet: ${image ? "draw an image" : "enter a text"} above or select an example.`);
+  const second = secondInput(model);
+  if (!second || state.pair.trim()) return null;
+  const focus = () => document.getElementById("pair").focus();
+  return emptyMessage(second.reason, h("button.link", { type: "button", onclick: focus }, second.action), " above.");
 }
 
-/** The same of a model that fills gaps, and is asked what stands there: a text without one is no question. */
-export function missingGap(model) {
-  if (main(model)?.ability !== "fill" || gapped(model, state.text)) return null;
-  const gap = gapOf(model);
-  const put = h("button", { type: "button", onclick: () => putGap(gap) }, `Put ${gap} at the cursor`);
-  return [empty(`Write ${gap} where a word is missing.`), put];
+/** The same for a masked language model, which predicts the masked words of a text. */
+export function missingMask(model) {
+  if (mainTask(model)?.ability !== "fill" || hasMask(model, state.text)) return null;
+  const mask = maskToken(model);
+  const insert = h("button", { type: "button", onclick: () => insertMask(mask) }, `Insert ${mask} at the cursor`);
+  return [emptyMessage(`No masked word: write ${mask} in place of a word to predict it.`), insert];
 }
 
-/** A gap where the cursor was last, in place of what is selected there, with a space to either side that needs one; at the
- * end of a sentence it stands before the full stop. */
-function putGap(gap) {
+/** Insert a mask token at the cursor or in place of the selection, with spaces where needed; at the end of a sentence it goes
+ * before the full stop. */
+function insertMask(mask) {
   const field = document.getElementById("text");
-  const close = field.value.search(/[.!?…]*\s*$/);
-  const [from, to] = field.selectionStart > close ? [close, close] : [field.selectionStart, field.selectionEnd];
+  const stop = field.value.search(/[.!?…]*\s*$/);
+  const [from, to] = field.selectionStart > stop ? [stop, stop] : [field.selectionStart, field.selectionEnd];
   const before = /\S$/.test(field.value.slice(0, from)) ? " " : "";
   const after = /^[\p{L}\p{N}]/u.test(field.value.slice(to)) ? " " : "";
-  field.setRangeText(before + gap + after, from, to, "end");
+  field.setRangeText(before + mask + after, from, to, "end");
   field.focus();
-  set({ text: field.value, token: -1 });
+  setState({ text: field.value, token: -1 });
 }
 
-/** What is looked at, as the server wants it; null while something is missing. */
-export function subject(model) {
-  if (missing(model)) return null;
-  if (sees(model)) return { model: model.name, image: state.image };
+/** Input fields of an inspection request; null while input is missing. */
+export function inspectionInput(model) {
+  if (missingInput(model)) return null;
+  if (readsImages(model)) return { model: model.name, image: state.image };
   return {
     model: model.name,
     text: state.text,
-    ...(second(model) ? { pair: state.pair } : {}),
-    ...(main(model)?.ability === "chat" ? { chat: true } : {}),
-    ...(bothSides(model) && state.target.trim() ? { target: state.target } : {}),
+    ...(secondInput(model) ? { pair: state.pair } : {}),
+    ...(mainTask(model)?.ability === "chat" ? { chat: true } : {}),
+    ...(isEncoderDecoder(model) && state.target.trim() ? { target: state.target } : {}),
   };
 }
 
-/** The names of the state that a subject is made of. */
-export const SUBJECT = ["text", "pair", "target", "image"];
+/** State names that inspectionInput depends on. */
+export const INPUT_NAMES = ["text", "pair", "target", "image"];

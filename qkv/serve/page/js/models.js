@@ -1,50 +1,50 @@
-// What a model is and can do, in words.
+// Properties of a model: its main task, which views apply, and a summary in words.
 
-/** The first thing to do with a model: [ability, title of its view, what the button says]. */
-const MAIN = [
+/** Main task of a model, the first that it supports: [ability, tab title, button]. */
+const TASKS = [
   ["translate", "Translate", "Translate"],
   ["summarize", "Summarise", "Summarise"],
   ["describe", "Describe", "Describe"],
   ["answer", "Answer", "Answer"],
   ["tag", "Tag", "Tag"],
-  ["fill", "Fill", "Fill"],
+  ["fill", "Fill mask", "Fill mask"],
   ["classify", "Classify", "Classify"],
   ["chat", "Chat", "Send"],
   ["generate", "Generate", "Continue"],
 ];
 
-export function main(model) {
-  const found = MAIN.find(([ability]) => model.can.includes(ability));
-  if (!found) return null;
-  const [ability, title, button] = found;
-  const scoring = model.pairs ? "Compare" : "Score"; // a number is no class
+export function mainTask(model) {
+  const task = TASKS.find(([ability]) => model.can.includes(ability));
+  if (!task) return null;
+  const [ability, title, button] = task;
+  const scoring = model.pairs ? "Compare" : "Score"; // regression
   return model.scores ? { ability, title: scoring, button: scoring } : { ability, title, button };
 }
 
-export const writes = (model) => ["translate", "summarize", "chat", "generate"].includes(main(model)?.ability);
-export const sees = (model) => model.image_size !== null;
-export const looks = (model) => model.can.includes("look");
-export const bothSides = (model) => model.family === "encoder-decoder";
-export const attends = (model) => looks(model) && model.attention.length > 0;
-/** Whether a head of it may be walked through: softmax over the tokens; cross-attention always is one. */
-export const walks = (model) => attends(model) && (model.mixer.includes("softmax") || bothSides(model));
-/** How it writes a gap; a model that fills none has no name for it. */
-export const gapOf = (model) => model.mask ?? "[MASK]";
-/** Whether a token ends what is written. */
-export const ends = (model, { id }) => model.ends.includes(id);
-/** The second text that it reads: its label, and how it is asked for; null where it reads one. */
-export function second(model) {
+export const generatesText = (model) => ["translate", "summarize", "chat", "generate"].includes(mainTask(model)?.ability);
+export const readsImages = (model) => model.image_size !== null;
+export const canInspect = (model) => model.can.includes("look");
+export const isEncoderDecoder = (model) => model.family === "encoder-decoder";
+export const hasAttention = (model) => canInspect(model) && model.attention.length > 0;
+/** Whether a layer computes softmax attention over tokens; cross-attention always does. */
+export const hasSoftmaxAttention = (model) => hasAttention(model) && (model.mixer.includes("softmax") || isEncoderDecoder(model));
+export const hasPositions = (model) => canInspect(model) && model.position !== "none" && !model.recurrent;
+export const hasOutputHead = (model) => !["none", "pooled"].includes(model.head);
+/** Whether it predicts a label or token at every input position (not one for the whole input, and not the next token). */
+export const predictsPerToken = (model) => model.family === "encoder" && !/^(classes|pooled|none)/.test(model.head);
+export const isEndToken = (model, { id }) => model.ends.includes(id);
+
+export const maskToken = (model) => model.mask ?? "[MASK]";
+/** Whether a text has a mask token; every model also accepts the two usual spellings. */
+export const hasMask = (model, text) => [maskToken(model), "[MASK]", "<mask>"].some((mask) => text.includes(mask));
+
+/** Second text of a model that reads pairs: {label, reason, action}; null for all others. */
+export function secondInput(model) {
   if (!model.pairs) return null;
-  return main(model)?.ability === "answer"
-    ? { label: "Question", why: "It answers questions about the text: ", wanted: "write a question" }
-    : { label: "Second text", why: "This model reads two texts: ", wanted: "write a second text" };
+  return mainTask(model)?.ability === "answer"
+    ? { label: "Question", reason: "This model answers questions about the context: ", action: "enter a question" }
+    : { label: "Second text", reason: "This model reads two texts: ", action: "enter a second text" };
 }
-/** Whether a text has a gap; any model knows both of the usual names. */
-export const gapped = (model, text) => [gapOf(model), "[MASK]", "<mask>"].some((one) => text.includes(one));
-export const ordered = (model) => looks(model) && model.position !== "none" && !model.recurrent;
-export const answers = (model) => !["none", "pooled"].includes(model.head);
-/** Whether it answers at every token that it reads, not about the whole, and not with what comes next. */
-export const perToken = (model) => model.family === "encoder" && !/^(classes|pooled|none)/.test(model.head);
 
 const LANGUAGES = {
   en: "English",
@@ -60,29 +60,29 @@ const LANGUAGES = {
   zh: "Chinese",
   ja: "Japanese",
 };
-export const language = (code) => LANGUAGES[code] ?? code ?? "";
+export const languageName = (code) => LANGUAGES[code] ?? code ?? "";
 
-export const KINDS = {
+export const ATTENTION_TYPES = {
   self: "Self-attention",
   encoder: "Encoder self-attention",
   decoder: "Decoder self-attention",
   cross: "Cross-attention: output to input",
 };
 
-const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
+const plural = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 
-/** What it is, in parts: {text, more}, of which there is room for `more` on a desk alone. */
-export function about(model) {
+/** Summary of a model as parts {text, more}; `more` is hidden on small screens. */
+export function summaryOf(model) {
   const count =
     model.parameters >= 1e9
       ? `${(model.parameters / 1e9).toFixed(1)} B`
       : model.parameters >= 1e6
         ? `${(model.parameters / 1e6).toFixed(1)} M`
         : `${Math.round(model.parameters / 1e3)} k`;
-  const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : counted(model.layers, "layer");
+  const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : plural(model.layers, "layer");
   return [
     { text: model.recurrent ? `recurrent ${model.family}` : model.family },
-    { text: attends(model) && !model.recurrent ? `${layers} · ${counted(model.heads, "head")}` : layers, more: ` · width ${model.width}` },
+    { text: hasAttention(model) && !model.recurrent ? `${layers} · ${plural(model.heads, "head")}` : layers, more: ` · width ${model.width}` },
     { text: count, more: " parameters" },
   ];
 }

@@ -1,6 +1,6 @@
-// What the page shows, kept in the address: a link to it shows the same.
+// State of the page, stored in the URL hash: a link reproduces what is shown.
 
-export const START = {
+export const DEFAULTS = {
   model: "",
   view: "",
   text: "",
@@ -14,64 +14,64 @@ export const START = {
   as: "matrix",
   off: "",
 };
-const OWN = ["layer", "head", "token", "step"]; // whole numbers
+const INTEGERS = ["layer", "head", "token", "step"];
+const MAX_LENGTH = 4000; // longer values are left out of the hash
 const listeners = [];
-const MOST = 4000; // characters of a text that go into the address
 
-export const state = { ...START, image: null }; // a picture is not in the address
+export const state = { ...DEFAULTS, image: null }; // an image is too large for the hash
 
-export function listen(work) {
-  listeners.push(work);
+export function subscribe(listener) {
+  listeners.push(listener);
 }
 
-/** Change some of it. `step` says that "back" should come back here. */
-export function set(changes, step = false) {
+/** Change the state and notify the listeners; `push` adds an entry to the browser history. */
+export function setState(changes, push = false) {
   const changed = Object.keys(changes).filter((name) => state[name] !== changes[name]);
   if (!changed.length) return;
   Object.assign(state, changes);
-  history[step ? "pushState" : "replaceState"](null, "", address());
-  for (const work of listeners) work(new Set(changed));
+  history[push ? "pushState" : "replaceState"](null, "", toHash());
+  for (const listener of listeners) listener(new Set(changed));
 }
 
-/** Put right what cannot be shown; nobody is told, and "back" does not come back to it. */
-export function correct(changes) {
+/** Change the state without notifying the listeners, in the current history entry. */
+export function correctState(changes) {
   Object.assign(state, changes);
-  history.replaceState(null, "", address());
+  history.replaceState(null, "", toHash());
 }
 
-export function address() {
-  const kept = new URLSearchParams();
-  for (const [name, start] of Object.entries(START)) {
+function toHash() {
+  const entries = new URLSearchParams();
+  for (const [name, initial] of Object.entries(DEFAULTS)) {
     const value = state[name];
-    if (value !== start && String(value).length <= MOST) kept.set(name, value);
+    if (value !== initial && String(value).length <= MAX_LENGTH) entries.set(name, value);
   }
-  return `#${kept}`;
+  return `#${entries}`;
 }
 
-/** Read the address into the state; true if anything is other than before. */
-export function read() {
-  const found = new URLSearchParams(location.hash.slice(1));
-  let other = false;
-  for (const [name, start] of Object.entries(START)) {
-    const given = found.get(name) ?? start;
-    const value = OWN.includes(name) ? (Number.isInteger(Number(given)) ? Number(given) : start) : String(given);
-    other ||= state[name] !== value;
+/** Read the hash into the state; return whether anything has changed. */
+export function readHash() {
+  const entries = new URLSearchParams(location.hash.slice(1));
+  let changed = false;
+  for (const [name, initial] of Object.entries(DEFAULTS)) {
+    const text = entries.get(name) ?? initial;
+    const value = INTEGERS.includes(name) ? (Number.isInteger(Number(text)) ? Number(text) : initial) : String(text);
+    changed ||= state[name] !== value;
     state[name] = value;
   }
-  return other;
+  return changed;
 }
 
-/** Heads that are switched off: "0.1,1.3" <-> [[0, 1], [1, 3]]. */
-export const heads = {
-  read: (text) =>
+/** Ablated heads as text: "0.1,1.3" <-> [[0, 1], [1, 3]]. */
+export const headList = {
+  parse: (text) =>
     text
       .split(",")
       .filter(Boolean)
-      .map((one) => one.split(".").map(Number))
-      .filter((one) => one.length === 2 && one.every(Number.isInteger)),
-  write: (list) =>
-    list
-      .map((one) => one.join("."))
+      .map((head) => head.split(".").map(Number))
+      .filter((head) => head.length === 2 && head.every(Number.isInteger)),
+  format: (heads) =>
+    heads
+      .map((head) => head.join("."))
       .sort()
       .join(","),
 };

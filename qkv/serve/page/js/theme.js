@@ -1,5 +1,5 @@
-// Light or dark before the first paint, so that nothing flashes. Not a module: it runs while the head is read.
+// Apply the stored theme before the first paint to avoid a flash. Not a module: it runs while the head is parsed.
 {
-  const kept = localStorage.getItem("qkv-theme");
-  if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+  const stored = localStorage.getItem("qkv-theme");
+  if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
 }

@@ -1,36 +1,36 @@
-// Tokens that a model has written: {id, text, piece, probability, alternatives}, and of some: decided (by the reader), end.
-// `text` is the token alone; `piece` is its part of the text, which differs where a character is split over several tokens.
+// Generated tokens: {id, text, piece, probability, alternatives}; some also have forced (selected by the user) and end.
+// `text` is the token alone; `piece` is its part of the output, which differs if a character is split over several tokens.
 import { h } from "./dom.js";
 
-const LONGEST = 24; // characters of a word that is kept on one line
+const LONGEST_WORD = 24; // characters of a word that is not broken over lines
 
-/** Put the tokens of an event behind others. The event's own text is right where the tokens' texts, joined, are not. Of a text with
- * several sentences, `sentence` is the number of theirs and `space` what stands between it and the one before. */
-export function ofEvent(tokens, { text = "", tokens: some = [] }, sentence = 0, space = "") {
-  const same = some.map((one) => one.text).join("") === text;
-  some.forEach((one, i) => {
-    const all = i === some.length - 1 ? text : "";
+/** Append the tokens of an event. The text of the event is authoritative: token texts joined may differ from it. For a text of
+ * several sentences, `sentence` is the sentence number and `space` the separator before it. */
+export function appendEvent(tokens, { text = "", tokens: added = [] }, sentence = 0, space = "") {
+  const same = added.map((token) => token.text).join("") === text;
+  added.forEach((token, i) => {
+    const whole = i === added.length - 1 ? text : "";
     const lead = tokens.length && (tokens.at(-1).sentence ?? 0) !== sentence ? space : "";
-    tokens.push({ ...one, text: lead + one.text, piece: lead + (same ? one.text : all), lead, sentence });
+    tokens.push({ ...token, text: lead + token.text, piece: lead + (same ? token.text : whole), lead, sentence });
   });
-  if (!some.length && text && tokens.length) tokens.at(-1).piece += text;
+  if (!added.length && text && tokens.length) tokens.at(-1).piece += text;
 }
 
-export const textOf = (tokens) => tokens.map((one) => one.piece).join("");
+export const joinTokens = (tokens) => tokens.map((token) => token.piece).join("");
 
-/** The tokens as elements, those of a word together on one line; `made(token, i)` makes one of them. */
-export function words(tokens, made) {
-  const found = [];
-  tokens.forEach((one, i) => {
-    const begins = !found.length || /^\s/.test(one.text) || /\s$/.test(tokens[i - 1].text) || one.end;
-    if (begins) found.push([]);
-    found.at(-1).push(i);
+/** Elements of tokens, grouped so that lines break between words only; `create(token, i)` makes an element. */
+export function groupWords(tokens, create) {
+  const words = [];
+  tokens.forEach((token, i) => {
+    const begins = !words.length || /^\s/.test(token.text) || /\s$/.test(tokens[i - 1].text) || token.end;
+    if (begins) words.push([]);
+    words.at(-1).push(i);
   });
-  return found.map((word) => {
-    const long = word.reduce((sum, i) => sum + tokens[i].text.length, 0) > LONGEST;
-    const [first, own] = [tokens[word[0]].text, word.map((i) => made(tokens[i], i))];
+  return words.map((word) => {
+    const long = word.reduce((sum, i) => sum + tokens[i].text.length, 0) > LONGEST_WORD;
+    const [first, elements] = [tokens[word[0]].text, word.map((i) => create(tokens[i], i))];
     const breaks = Array.from({ length: first.match(/^\s*/)[0].split("\n").length - 1 }, () => h("br"));
-    const whole = long ? own : h("span.together", own);
+    const whole = long ? elements : h("span.together", elements);
     return first.trim() ? [/^\s/.test(first) ? " " : "", breaks, whole] : [whole, breaks];
   });
 }

@@ -1,105 +1,105 @@
-// Attention: all heads at a glance, one of them as a matrix, as lines from word to word, or on the picture.
-import { look } from "../api.js";
-import { share } from "../colour.js";
-import { busy, clear, empty, failed, h, keeping, revealChosen, segments } from "../dom.js";
-import { SUBJECT, missing, subject } from "../input.js";
-import { lines } from "../lines.js";
-import { legend, matrix } from "../matrix.js";
-import { attends, sees } from "../models.js";
-import { Overview } from "../overview.js";
-import { onPicture, patches } from "../picture.js";
-import { named, pickers, sitesOf } from "../sites.js";
-import { set, state } from "../state.js";
+// Attention weights: all heads as thumbnails, and one head as a matrix, as lines, or on the image.
+import { inspect } from "../api.js";
+import { attentionLines } from "../attention_lines.js";
+import { findSites, nameRows, siteFields } from "../attention_sites.js";
+import { sequential } from "../colour.js";
+import { busyMessage, emptyMessage, errorMessage, h, keepFocus, render, scrollToSelected, segmentedControl } from "../dom.js";
+import { HeadGrid } from "../head_grid.js";
+import { colourLegend, heatmap } from "../heatmap.js";
+import { imageOverlay, patchGrid } from "../image_overlay.js";
+import { INPUT_NAMES, inspectionInput, missingInput } from "../input.js";
+import { hasAttention, readsImages } from "../models.js";
+import { setState, state } from "../state.js";
 
 export const attention = {
   id: "attention",
   title: () => "Attention",
-  fits: (model) => model !== null && attends(model),
-  reads: true,
+  supports: (model) => model !== null && hasAttention(model),
+  usesInput: true,
   mount: (root, page) => {
-    const own = new Attention(root, page);
-    return (changed) => own.update(changed);
+    const view = new AttentionView(root, page);
+    return (changed) => view.update(changed);
   },
 };
 
-const TOKENS = "Each row is a query token, each column a key token.";
-const STEPS =
-  "Each row is a step of the decoder, named by the token that was read last and the one that is predicted; each column is a key token.";
-const HEARD = [...SUBJECT, "kind", "layer", "head", "as", "token"];
+const TOKEN_ROWS = "Each row is a query token, each column a key token.";
+const STEP_ROWS =
+  "Each row is a decoder step, named by the last token read and the token predicted; each column is a key token.";
+const OBSERVED = [...INPUT_NAMES, "kind", "layer", "head", "as", "token"];
 
-class Attention {
+class AttentionView {
   constructor(root, { model }) {
-    [this.model, this.asked, this.cursor] = [model, 0, { at: null }];
-    [this.bar, this.one] = [h("div.toolbar"), h("section.card.wide-card")];
-    this.overview = new Overview(model);
-    clear(root, this.bar, h("div.overview-and-one", this.overview.card, this.one));
+    [this.model, this.requests, this.cursor] = [model, 0, { at: null }];
+    [this.toolbar, this.card] = [h("div.toolbar"), h("section.card.wide-card")];
+    this.grid = new HeadGrid(model);
+    render(root, this.toolbar, h("div.heads-and-head", this.grid.card, this.card));
   }
 
   async update(changed) {
-    if (changed && !HEARD.some((name) => changed.has(name))) return;
-    const mine = ++this.asked;
-    const current = () => mine === this.asked;
-    const anew = !changed || [...SUBJECT, "kind"].some((name) => changed.has(name));
-    if (anew) Object.assign(this.cursor, { at: null, scrolled: null });
-    if (missing(this.model)) return void this.nothing(missing(this.model));
-    if (!changed) clear(this.one, busy());
+    if (changed && !OBSERVED.some((name) => changed.has(name))) return;
+    const number = ++this.requests;
+    const isCurrent = () => number === this.requests;
+    const rebuild = !changed || [...INPUT_NAMES, "kind"].some((name) => changed.has(name));
+    if (rebuild) Object.assign(this.cursor, { at: null, scrolled: null });
+    if (missingInput(this.model)) return void this.showMessage(missingInput(this.model));
+    if (!changed) render(this.card, busyMessage());
     try {
-      const where = await sitesOf(this.model, "weighs");
-      if (!current()) return;
-      if (!where.site) return void this.nothing(empty("No layer of this model has attention weights to show."));
-      this.toolbar(where);
-      const { kind, layer } = where;
-      const map = named(await look("attention", { ...subject(this.model), kind, layer }));
-      if (!current()) return;
-      const list = () => this.one.querySelector(".lines-scroll, .word-list");
+      const sites = await findSites(this.model, "weighs");
+      if (!isCurrent()) return;
+      if (!sites.site) return void this.showMessage(emptyMessage("No layer of this model has attention weights."));
+      this.showToolbar(sites);
+      const { kind, layer } = sites;
+      const map = nameRows(await inspect("attention", { ...inspectionInput(this.model), kind, layer }));
+      if (!isCurrent()) return;
+      const list = () => this.card.querySelector(".lines-scroll, .word-list");
       const scrolled = list()?.scrollTop;
-      keeping(this.one, () => this.show(map, where));
-      if (list()) revealChosen(list(), scrolled);
-      await this.overview.update(where, current, anew);
+      keepFocus(this.card, () => this.show(map, sites));
+      if (list()) scrollToSelected(list(), scrolled);
+      await this.grid.update(sites, isCurrent, rebuild);
     } catch (error) {
-      if (current()) this.nothing(failed(error)); // nor the heads of another text
+      if (isCurrent()) this.showMessage(errorMessage(error)); // do not leave the heads of another text
     }
   }
 
-  nothing(why) {
-    clear(this.bar);
-    clear(this.overview.card);
-    clear(this.one, why);
+  showMessage(message) {
+    render(this.toolbar);
+    render(this.grid.card);
+    render(this.card, message);
   }
 
-  toolbar(where) {
+  showToolbar(sites) {
     const styles = [["matrix", "Matrix"], ["lines", "Lines"]];
-    if (sees(this.model)) styles.push(["picture", "On the picture"]);
-    const shape = segments("Show as", styles, state.as, (value) => set({ as: value }));
-    keeping(this.bar, () => clear(this.bar, pickers(where), shape));
+    if (readsImages(this.model)) styles.push(["picture", "On the image"]);
+    const style = segmentedControl("Show as", styles, state.as, (value) => setState({ as: value }));
+    keepFocus(this.toolbar, () => render(this.toolbar, siteFields(sites), style));
   }
 
   show(map, { site, layer, head }) {
     const row = state.token >= 0 && state.token < map.rows.length ? state.token : -1;
-    const given = {
+    const options = {
       rows: map.rows,
-      brief: map.brief,
+      shortRows: map.shortRows,
       columns: map.columns,
       values: map.weights[map.heads.indexOf(head)] ?? map.weights[0],
-      chosen: row,
-      choose: (i) => set({ token: i === state.token ? -1 : i }),
+      selected: row,
+      onSelect: (i) => setState({ token: i === state.token ? -1 : i }),
       cursor: this.cursor,
-      label: `Attention of layer ${layer}, head ${head}: ${map.rows.length} rows, ${map.columns.length} columns`,
+      label: `Attention weights of layer ${layer}, head ${head}: ${map.rows.length} rows, ${map.columns.length} columns`,
     };
-    const walk = () => set({ view: "walk", layer, head, token: row, step: 0 }, true);
-    const walking = site.walks === false ? null : h("button", { type: "button", onclick: walk }, "Walk through this head");
-    clear(
-      this.one,
-      h("div.row.head", h("h2", `Layer ${layer}, head ${head}`), legend(share, "0", "1"), h("span.grow"), walking),
-      h("p.quiet", `${map.predicting.length ? STEPS : TOKENS} The weights of a row sum to 1.`),
-      pictured(given),
+    const openHead = () => setState({ view: "head", layer, head, token: row, step: 0 }, true);
+    const button = site.walks === false ? null : h("button", { type: "button", onclick: openHead }, "Show step by step");
+    render(
+      this.card,
+      h("div.row.head", h("h2", `Layer ${layer}, head ${head}`), colourLegend(sequential, "0", "1"), h("span.grow"), button),
+      h("p.quiet", `${map.predicting.length ? STEP_ROWS : TOKEN_ROWS} The weights of a row sum to 1.`),
+      figureOf(options),
     );
   }
 }
 
-/** One head, as the reader wants to see it. */
-function pictured(given) {
-  const grid = patches(given.columns);
-  if (state.as === "lines") return lines(given);
-  return state.as === "picture" && grid ? onPicture(given, grid, state.image) : matrix(given);
+/** Figure of one head in the selected style. */
+function figureOf(options) {
+  const grid = patchGrid(options.columns);
+  if (state.as === "lines") return attentionLines(options);
+  return state.as === "picture" && grid ? imageOverlay(options, grid, state.image) : heatmap(options);
 }

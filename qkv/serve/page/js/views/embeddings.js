@@ -1,48 +1,37 @@
-// Embeddings: the words nearest to a word, and the similarity of two texts.
-import { ask, look } from "../api.js";
-import { bars, busy, clear, failed, h, number } from "../dom.js";
-import { examples } from "../examples.js";
+// Embeddings: cosine similarity of two texts, and the nearest words in embedding space.
+import { inspect, request } from "../api.js";
+import { barList, busyMessage, errorMessage, formatNumber, h, render } from "../dom.js";
+import { examplesFor } from "../examples.js";
 
 export const embeddings = {
   id: "embeddings",
   title: () => "Embeddings",
-  fits: (model) => model !== null && model.can.includes("embed"),
-  reads: false,
+  supports: (model) => model !== null && model.can.includes("embed"),
+  usesInput: false,
   mount: (root, { model }) => {
-    clear(root, similarity(model), neighbours(model));
+    render(root, similarityCard(model), neighboursCard(model));
     return () => {};
   },
 };
 
-/** The longest word of a text. */
-const longest = (text) => (text.match(/\p{L}+/gu) ?? []).reduce((best, one) => (one.length > best.length ? one : best), "");
+const longestWord = (text) =>
+  (text.match(/\p{L}+/gu) ?? []).reduce((longest, word) => (word.length > longest.length ? word : longest), "");
 
-/** The words nearest to a word. */
-function neighbours(model) {
-  const word = h("input", {
+function neighboursCard(model) {
+  const field = h("input", {
     type: "text",
-    value: longest(examples(model)[0].text),
+    value: longestWord(examplesFor(model)[0].text),
     "aria-label": "Word",
     maxlength: "100",
   });
-  const said = h("div", { "aria-live": "polite" });
-  const go = async () => {
+  const result = h("div", { "aria-live": "polite" });
+  const search = async () => {
     try {
-      const found = await look("neighbours", { model: model.name, word: word.value });
-      const { pieces = [] } = found;
-      clear(
-        said,
-        pieces.length > 1 ? h("p.quiet", `Tokens: ${pieces.join(" · ")}`) : null,
-        bars(
-          found.words.map((text, i) => ({
-            text,
-            probability: Math.max(0, found.cosines[i]),
-            note: number(found.cosines[i]),
-          })),
-        ),
-      );
+      const { words, cosines, pieces = [] } = await inspect("neighbours", { model: model.name, word: field.value });
+      const row = (text, i) => ({ text, probability: Math.max(0, cosines[i]), note: formatNumber(cosines[i]) });
+      render(result, pieces.length > 1 ? h("p.quiet", `Tokens: ${pieces.join(" · ")}`) : null, barList(words.map(row)));
     } catch (error) {
-      clear(said, failed(error));
+      render(result, errorMessage(error));
     }
   };
   return h(
@@ -51,40 +40,39 @@ function neighbours(model) {
     h("p.quiet", "Cosine similarity of the token embeddings, before any context."),
     h(
       "form.row",
-      { onsubmit: (event) => (event.preventDefault(), go()) },
-      word,
+      { onsubmit: (event) => (event.preventDefault(), search()) },
+      field,
       h("button", { type: "submit" }, "Find"),
     ),
-    said,
+    result,
   );
 }
 
-/** How alike two texts are: the cosine of their vectors, each the mean over its tokens. */
-function similarity(model) {
-  const [first, other] = examples(model);
-  const field = (label, value) => h("input", { type: "text", value, "aria-label": label, maxlength: "1000", required: true });
-  const fields = [field("First text", first.text), field("Second text", first.pair ?? other?.text ?? first.text)];
-  const said = h("div", { "aria-live": "polite" });
-  const go = async () => {
-    clear(said, busy());
+function similarityCard(model) {
+  const [first, second] = examplesFor(model);
+  const textField = (label, value) => h("input", { type: "text", value, "aria-label": label, maxlength: "1000", required: true });
+  const fields = [textField("First text", first.text), textField("Second text", first.pair ?? second?.text ?? first.text)];
+  const result = h("div", { "aria-live": "polite" });
+  const compare = async () => {
+    render(result, busyMessage());
     try {
-      const [a, b] = (await ask("/api/embed", { model: model.name, texts: fields.map((one) => one.value) })).results;
-      const cosine = a.reduce((sum, x, i) => sum + x * b[i], 0); // their length is 1
-      clear(said, h("p.big", `Cosine similarity: ${number(cosine)}`));
+      const [a, b] = (await request("/api/embed", { model: model.name, texts: fields.map(({ value }) => value) })).results;
+      const cosine = a.reduce((sum, x, i) => sum + x * b[i], 0); // the vectors have length 1
+      render(result, h("p.big", `Cosine similarity: ${formatNumber(cosine)}`));
     } catch (error) {
-      clear(said, failed(error));
+      render(result, errorMessage(error));
     }
   };
   return h(
     "section.card",
     h("h2", "Compare two texts"),
-    h("p.quiet", "Cosine similarity of the text vectors, each the mean over the tokens of the last layer. 1 = the same direction."),
+    h("p.quiet", "Cosine similarity of the text embeddings (mean of the last layer's token vectors); 1 = same direction."),
     h(
       "form.row.pair",
-      { onsubmit: (event) => (event.preventDefault(), go()) },
+      { onsubmit: (event) => (event.preventDefault(), compare()) },
       fields,
       h("button", { type: "submit" }, "Compare"),
     ),
-    said,
+    result,
   );
 }

@@ -1,79 +1,88 @@
-// A picture for the model: drawn by hand, taken from a file, or one of the examples.
+// Image input: drawn by hand, loaded from a file, or one of the examples.
 import { h } from "./dom.js";
-import { set, state } from "./state.js";
+import { setState, state } from "./state.js";
 
-const SIDE = 224; // of the drawing area
-const SENT = 256; // the longest side of what is sent
-const COLOURS = ["#dc2828", "#28aa46", "#325aeb", "#f0e13c", "#a03cc8", "#fa8c1e", "#46d7e1", "#f0f0f0"];
+const SIDE = 224; // pixels of the drawing area
+const MAX_SENT = 256; // pixels of the image that is sent
+const COLOURS = {
+  red: "#dc2828",
+  green: "#28aa46",
+  blue: "#325aeb",
+  yellow: "#f0e13c",
+  purple: "#a03cc8",
+  orange: "#fa8c1e",
+  cyan: "#46d7e1",
+  white: "#f0f0f0",
+};
 
-export function pad(model) {
+export function drawingPad(model) {
   const board = new Board(model.channels === 1);
-  const example = ([name, draw]) => h("button.chip", { type: "button", onclick: () => board.take(draw) }, name);
-  const clearing = h("button", { type: "button", onclick: () => board.take(() => {}) }, "Clear");
+  const example = ([name, draw]) => h("button.chip", { type: "button", onclick: () => board.replace(draw) }, name);
+  const clearButton = h("button", { type: "button", onclick: () => board.replace(() => {}) }, "Clear");
   const file = h("input", {
     type: "file",
     accept: "image/*",
-    "aria-label": "A picture from a file",
-    onchange: () => file.files[0] && board.open(file.files[0]),
+    "aria-label": "Image file",
+    onchange: () => file.files[0] && board.load(file.files[0]),
   });
-  const seen = `${model.image_size} × ${model.image_size} pixels`;
   return h(
     "div.pad-card",
     board.canvas,
     h(
       "div.pad-side",
-      h("p.quiet", `Draw with the mouse or a finger; the model sees ${seen}.`),
-      board.grey ? null : paints(board),
-      h("div.row", clearing, h("label.file", "From a file", file)),
-      h("div.chips", h("span.quiet", "Try"), board.examples.map(example)),
+      h("p.quiet", `Draw with the mouse or a finger. The image is resized to ${model.image_size} × ${model.image_size} pixels.`),
+      board.grey ? null : colourButtons(board),
+      h("div.row", clearButton, h("label.file", "Load an image", file)),
+      h("div.chips", h("span.quiet", "Examples"), board.examples.map(example)),
     ),
   );
 }
 
-function paints(board) {
-  const paint = (one) =>
+function colourButtons(board) {
+  const button = ([name, colour]) =>
     h("button.paint", {
       type: "button",
-      "aria-label": `colour ${one}`,
-      style: { background: one },
-      onclick: () => (board.colour = one),
+      "aria-label": name,
+      title: name,
+      style: { background: colour },
+      onclick: () => (board.colour = colour),
     });
-  return h("div.paints", { role: "group", "aria-label": "Colour" }, COLOURS.map(paint));
+  return h("div.paints", { role: "group", "aria-label": "Colour" }, Object.entries(COLOURS).map(button));
 }
 
-/** What is drawn on. */
+/** Canvas that is drawn on. */
 class Board {
   constructor(grey) {
     [this.grey, this.examples] = [grey, grey ? DIGITS : SHAPES];
-    [this.colour, this.drawing] = [grey ? "#fff" : COLOURS[0], false];
+    [this.colour, this.drawing] = [grey ? "#fff" : COLOURS.red, false];
     this.canvas = h("canvas.pad", {
       width: SIDE,
       height: SIDE,
       tabindex: "0",
       role: "img",
-      "aria-label": "A picture to draw on; the examples and a file can be chosen by keyboard",
+      "aria-label": "Drawing area. With the keyboard, select an example or load an image.",
     });
     this.context = this.canvas.getContext("2d", { willReadFrequently: true });
-    this.hear();
-    this.empty();
+    this.listen();
+    this.erase();
     if (state.image) return void restore(this.context, state.image);
     this.examples[0][1](this.context);
-    state.image = small(this.canvas);
+    state.image = encode(this.canvas);
   }
 
-  hear() {
+  listen() {
     this.canvas.addEventListener("pointerdown", (event) => {
       this.drawing = true;
       this.canvas.setPointerCapture(event.pointerId);
       this.context.beginPath();
-      this.context.moveTo(...this.place(event));
+      this.context.moveTo(...this.locate(event));
       this.stroke(event);
     });
     this.canvas.addEventListener("pointermove", (event) => this.stroke(event));
-    this.canvas.addEventListener("pointerup", () => this.drawing && ((this.drawing = false), this.done()));
+    this.canvas.addEventListener("pointerup", () => this.drawing && ((this.drawing = false), this.publish()));
   }
 
-  place(event) {
+  locate(event) {
     const box = this.canvas.getBoundingClientRect();
     return [((event.clientX - box.left) * SIDE) / box.width, ((event.clientY - box.top) * SIDE) / box.height];
   }
@@ -81,42 +90,43 @@ class Board {
   stroke(event) {
     if (!this.drawing) return;
     const pen = { lineWidth: SIDE / 13, lineCap: "round", lineJoin: "round", strokeStyle: this.colour };
-    Object.assign(this.context, pen).lineTo(...this.place(event));
+    Object.assign(this.context, pen).lineTo(...this.locate(event));
     this.context.stroke();
   }
 
-  empty() {
+  erase() {
     this.context.fillStyle = this.grey ? "#000" : "#121218";
     this.context.fillRect(0, 0, SIDE, SIDE);
   }
 
-  /** A picture in place of what was there. */
-  take(draw) {
-    this.empty();
+  /** Replace the image. */
+  replace(draw) {
+    this.erase();
     draw(this.context);
-    this.done();
+    this.publish();
   }
 
-  async open(file) {
+  async load(file) {
     const image = await createImageBitmap(file);
-    const size = SIDE / Math.max(image.width, image.height);
-    const [wide, high] = [image.width * size, image.height * size];
-    this.take((context) => context.drawImage(image, (SIDE - wide) / 2, (SIDE - high) / 2, wide, high));
+    const scale = SIDE / Math.max(image.width, image.height);
+    const [width, height] = [image.width * scale, image.height * scale];
+    this.replace((context) => context.drawImage(image, (SIDE - width) / 2, (SIDE - height) / 2, width, height));
   }
 
-  done() {
-    set({ image: small(this.canvas), token: -1 });
+  publish() {
+    setState({ image: encode(this.canvas), token: -1 });
   }
 }
 
 function restore(context, image) {
-  const kept = new Image();
-  kept.onload = () => context.drawImage(kept, 0, 0, SIDE, SIDE);
-  kept.src = image;
+  const source = new Image();
+  source.onload = () => context.drawImage(source, 0, 0, SIDE, SIDE);
+  source.src = image;
 }
 
-function small(canvas) {
-  const copy = h("canvas", { width: Math.min(SENT, SIDE), height: Math.min(SENT, SIDE) });
+/** Data URL of the image, at most MAX_SENT pixels wide. */
+function encode(canvas) {
+  const copy = h("canvas", { width: Math.min(MAX_SENT, SIDE), height: Math.min(MAX_SENT, SIDE) });
   copy.getContext("2d").drawImage(canvas, 0, 0, copy.width, copy.height);
   return copy.toDataURL("image/png");
 }
@@ -134,7 +144,7 @@ function curve(points) {
 
 const DIGITS = [
   [
-    "a three",
+    "digit 3",
     curve([
       [0.32, 0.27],
       [0.45, 0.2],
@@ -150,7 +160,7 @@ const DIGITS = [
     ]),
   ],
   [
-    "a seven",
+    "digit 7",
     curve([
       [0.3, 0.25],
       [0.68, 0.25],
@@ -159,7 +169,7 @@ const DIGITS = [
     ]),
   ],
   [
-    "a two",
+    "digit 2",
     curve([
       [0.33, 0.33],
       [0.4, 0.23],
@@ -171,7 +181,7 @@ const DIGITS = [
     ]),
   ],
   [
-    "a four",
+    "digit 4",
     curve([
       [0.37, 0.22],
       [0.31, 0.52],
@@ -192,13 +202,13 @@ const box = (x, y, radius, colour) => (context) => {
   context.fillStyle = colour;
   context.fillRect((x - radius) * SIDE, (y - radius) * SIDE, 2 * radius * SIDE, 2 * radius * SIDE);
 };
-const all =
+const combine =
   (...parts) =>
   (context) =>
     parts.forEach((part) => part(context));
 
 const SHAPES = [
-  ["a circle and a square", all(disc(0.28, 0.5, 0.185, COLOURS[0]), box(0.75, 0.5, 0.1, COLOURS[2]))],
-  ["a green square", box(0.2, 0.2, 0.17, COLOURS[1])],
-  ["a small yellow circle", disc(0.8, 0.8, 0.11, COLOURS[3])],
+  ["a circle and a square", combine(disc(0.28, 0.5, 0.185, COLOURS.red), box(0.75, 0.5, 0.1, COLOURS.blue))],
+  ["a green square", box(0.2, 0.2, 0.17, COLOURS.green)],
+  ["a small yellow circle", disc(0.8, 0.8, 0.11, COLOURS.yellow)],
 ];
