@@ -1,4 +1,4 @@
-"""CPU seconds of what the page's Layers and Switch off ask of a model: `python benchmarks/look_cost.py [--tokens 36]`.
+"""CPU seconds of what the page's logit lens and ablation views ask of a model: `python benchmarks/look_cost.py [--tokens 36]`.
 
 The network has the shape of SmolLM2-135M and random weights, on one thread; wall time would depend on who else computes."""
 
@@ -49,11 +49,11 @@ def main() -> None:
         expected(model, look, output)
 
     last = Question(0, given.tokens - 1)
-    measured(f"Layers: {COLUMNS} columns in sight", lambda: look.lens(6, range(COLUMNS)))
-    measured(f"Layers: all {given.tokens} columns", lambda: look.lens(6))
-    measured("Switch off: numbers of one side", numbers)
-    measured("Switch off: text of one side, 20 tokens", lambda: written(served, look, 20))
-    measured("Switch off: heads of one layer of 30", lambda: look.effect_of_heads(last, layer=15))
+    measured(f"Logit lens: {COLUMNS} columns in sight", lambda: look.lens(6, range(COLUMNS)))
+    measured(f"Logit lens: all {given.tokens} columns", lambda: look.lens(6))
+    measured("Ablation: numbers of one side", numbers)
+    measured("Ablation: text of one side, 20 tokens", lambda: written(served, look, 20))
+    measured("Ablation: heads of one layer of 30", lambda: look.effect_of_heads(last, layer=15))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The pictures of docs/page.md: `python benchmarks/screenshots.py runs/demo runs/shapes`, of the demo's translator and of a
-model that describes pictures (without one, its picture is left as it is)."""
+"""Take the screenshots of docs/page.md: `python benchmarks/screenshots.py runs/demo runs/shapes`, of the demo's translator and of a
+captioning model (without one, its screenshot is left as it is)."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SHOTS: dict[str, tuple[dict[str, object], bool]] = {
         {"text": APPLE, "view": "attention", "kind": "cross", "layer": 1, "head": 0, "as": "lines", "token": 3},
         True,
     ),
-    "walk": ({"text": APPLE, "view": "walk", "kind": "cross", "layer": 1, "head": 0, "token": 3, "step": 2}, False),
+    "head": ({"text": APPLE, "view": "head", "kind": "cross", "layer": 1, "head": 0, "token": 3, "step": 2}, False),
     "lens": ({"text": APPLE, "view": "lens"}, False),
     "positions": ({"view": "positions"}, False),
-    "run": ({"view": "run"}, True),
+    "training": ({"view": "training"}, True),
 }
-"""Name -> what the page shows, and whether in the dark."""
+"""Name -> state of the page, and whether in the dark theme."""
 
 
 def address(**state: object) -> str:
@@ -44,7 +44,7 @@ def address(**state: object) -> str:
 
 
 class Camera:
-    """A browser that photographs the page of a server."""
+    """Take screenshots of the page of a server."""
 
     def __init__(self, browser: Any, url: str):
         self.browser, self.url = browser, url
@@ -57,7 +57,7 @@ class Camera:
         return found
 
     def settle(self, page: Any) -> None:
-        """Until nothing is computed any more."""
+        """Wait until nothing is being computed."""
         page.wait_for_selector(".view .card *", state="attached")
         for _ in range(2):
             page.wait_for_timeout(1500)
@@ -70,28 +70,28 @@ class Camera:
         page.screenshot(path=DOCS / f"page-{name}.png", full_page=True)
         page.close()
 
-    # --- those for which something is done first
+    # --- screenshots after some interaction
 
-    def write(self) -> None:
+    def generate(self) -> None:
         page = self.open({"text": BOOKS})
         page.locator(".tok").nth(2).click()
         page.locator(".side button.bar").nth(1).click()
         self.settle(page)
         page.locator(".tok").nth(2).click()
-        self.keep("write", page)
+        self.keep("generate", page)
 
-    def off(self) -> None:
-        page = self.open({"text": BOOKS, "view": "off", "kind": "cross", "off": "1.0,1.1,1.2"})
+    def ablation(self) -> None:
+        page = self.open({"text": BOOKS, "view": "ablation", "kind": "cross", "off": "1.0,1.1,1.2"})
         page.get_by_role("button", name="Measure every head").click()
         self.settle(page)
-        self.keep("off", page)
+        self.keep("ablation", page)
 
     def phone(self) -> None:
-        """Three side by side."""
+        """Join three screenshots side by side."""
         shots: list[tuple[dict[str, object], bool]] = [
             ({"text": GARDEN}, False),
             ({"text": GARDEN, "view": "attention", "kind": "cross", "layer": 1, "head": 0}, True),
-            ({"text": APPLE, "view": "walk", "kind": "decoder", "layer": 1, "head": 0, "token": 4, "step": 4}, False),
+            ({"text": APPLE, "view": "head", "kind": "decoder", "layer": 1, "head": 0, "token": 4, "step": 4}, False),
         ]
         sheet = Image.new("RGB", (3 * PHONE["width"] + 40, PHONE["height"]), "white")
         for number, (state, dark) in enumerate(shots):
@@ -101,7 +101,7 @@ class Camera:
             page.close()
         sheet.save(DOCS / "page-phone.png", optimize=True)
 
-    def picture(self, name: str) -> None:
+    def image(self, name: str) -> None:
         state = {
             "model": name,
             "view": "attention",
@@ -111,7 +111,7 @@ class Camera:
             "as": "picture",
             "token": 3,
         }
-        self.keep("picture", self.open(state))
+        self.keep("image", self.open(state))
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("demo", type=Path)
     asked.add_argument("shapes", type=Path, nargs="?")
-    asked.add_argument("--only", nargs="*", help="names of pictures")
+    asked.add_argument("--only", nargs="*", help="names of screenshots")
     given = asked.parse_args()
     models = [opened(given.demo, "demo"), *([opened(given.shapes, "shapes")] if given.shapes else [])]
     server, socket = server_of(Service(models, watch=Watch(given.demo))), bound("127.0.0.1", 0)
@@ -136,10 +136,10 @@ def main() -> None:
         for name, (state, dark) in SHOTS.items():
             if wanted(name):
                 camera.keep(name, camera.open(state, dark))
-        for name in filter(wanted, ("write", "off", "phone")):
+        for name in filter(wanted, ("generate", "ablation", "phone")):
             getattr(camera, name)()
-        if given.shapes and wanted("picture"):
-            camera.picture("shapes")
+        if given.shapes and wanted("image"):
+            camera.image("shapes")
         browser.close()
     server.should_exit = True
     thread.join()

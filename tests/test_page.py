@@ -187,7 +187,9 @@ def test_heads_are_switched_off(page: Any, url: str, service: Service) -> None:
     with page.expect_response("**/effects") as measured:
         page.get_by_role("button", name="Measure every head").click()
     word = measured.value.json()["word"].strip()
-    expect(page.locator(".view-ablation")).to_contain_text(f"Decrease of the logit of “{word}” when only that head is ablated")
+    expect(page.locator(".view-ablation")).to_contain_text(
+        f"Decrease of the logit of “{word}” when only that head is ablated"
+    )
 
 
 @needs_browser

@@ -241,7 +241,9 @@ def test_rows_say_what_was_read_and_what_is_predicted(page: Any, phone: Any, url
         go(page, url, view="attention", kind=kind, target="the dog runs", **{"as": "lines"})
         expect(page.locator(".words.from .word")).to_have_text(rows)
         page.get_by_role("tab", name="Head details").click()
-        expect(page.get_by_label("Query token").locator("option")).to_have_text([f"{i}: {row}" for i, row in enumerate(rows)])
+        expect(page.get_by_label("Query token").locator("option")).to_have_text(
+            [f"{i}: {row}" for i, row in enumerate(rows)]
+        )
         expect(page.locator("button.token-name")).to_have_text(rows)
     go(phone, url, view="attention", kind="cross", target="the dog runs")
     phone.locator(".matrix").focus()
