@@ -90,13 +90,13 @@ MUTATIONS = [
     Mutation("qkv/objectives.py", "(following != IGNORED).sum(1, keepdim=True)", "(following != IGNORED).sum()", OBJECTIVES),
     Mutation("qkv/objectives.py", "both = batch.mask & batch.mask.roll(-1, 1)", "both = batch.mask", OBJECTIVES),
     # --- generate
-    Mutation("qkv/generate/sampling.py", "above = chances.cumsum(-1) - chances", "above = chances.cumsum(-1)", GENERATE),
+    Mutation("qkv/generate/sampling.py", "above = probs.cumsum(-1) - probs", "above = probs.cumsum(-1)", GENERATE),
     Mutation("qkv/generate/logits_processor.py", "torch.where(own > 0, own / factor, own * factor)",
              "torch.where(own < 0, own / factor, own * factor)", f"{GENERATE} {BEAM}"),
     Mutation("qkv/generate/logits_processor.py", "for at in range(len(ids) - n + 1) if", "for at in range(len(ids) - n) if", BEAM),
-    Mutation("qkv/generate/hypotheses.py", "(length) ** self.length_penalty", "(length) ** -self.length_penalty", BEAM),
-    Mutation("qkv/generate/search.py", "if token not in eos_ids and length < limits[rows[i]]]",
-             "if length < limits[rows[i]]]", GENERATE),
+    Mutation("qkv/generate/beam.py", "(length) ** self.length_penalty", "(length) ** -self.length_penalty", BEAM),
+    Mutation("qkv/generate/sequence.py", "if token in self.eos_ids or len(self.tokens) == self.max_tokens:",
+             "if len(self.tokens) == self.max_tokens:", GENERATE),
     # --- train
     Mutation("qkv/train/step.py", "(loss * (weight * world() / max(count, 1))).backward()",
              "(loss * (weight * world() / max(batch.count, 1))).backward()", CONTRACTS),

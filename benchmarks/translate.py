@@ -69,22 +69,22 @@ def ctranslate2(folder: Path, beam: int) -> Callable[[Texts], Texts]:
 def qkv(folder: Path, beam: int) -> Callable[[Texts], Texts]:
     from qkv.api import load
     from qkv.batch import Batch
-    from qkv.generate.beam import search
-    from qkv.generate.hypotheses import Beam
-    from qkv.generate.logits_processor import Rules
-    from qkv.generate.parallel import share, streams
+    from qkv.generate.beam import BeamParams
+    from qkv.generate.logits_processor import LogitsProcessor
+    from qkv.generate.parallel import run_parallel, share
+    from qkv.generate.search import beam_search
 
     model = load(folder / "hf", device="cpu")
     network: Any = model.packed()
-    rules = Rules((END,), (PAD,), min_length=LENGTH + 1)
+    rules = LogitsProcessor((END,), (PAD,), min_length=LENGTH + 1)
 
     def translate_batch(texts: Texts) -> Texts:
         batch = Batch(torch.full((len(texts), 1), PAD), source=torch.tensor(texts))
-        return [one[0].ids for one in search(network, batch, LENGTH, (END,), Beam(beam), rules)]
+        return [one[0].ids for one in beam_search(network, batch, LENGTH, (END,), BeamParams(beam), rules)]
 
     def translate(texts: Texts) -> Texts:  # as Translator.translate: one stream per thread
         own = share(len(texts))
-        parts = streams(translate_batch, [texts[at : at + own] for at in range(0, len(texts), own)])
+        parts = run_parallel(translate_batch, [texts[at : at + own] for at in range(0, len(texts), own)])
         return [text for part in parts for text in part]
 
     return translate

@@ -20,8 +20,8 @@ from qkv.config.recipe import trained_for
 from qkv.convert import detect, export, folder
 from qkv.convert.tokenizer_files import unread_tokenizer_files
 from qkv.errors import ConfigError, QkvError
-from qkv.generate.hypotheses import Beam
-from qkv.generate.translate import Request, Translation
+from qkv.generate.beam import BeamParams
+from qkv.generate.translate import Translation, TranslationParams
 from qkv.tasks.summary import Summarizer
 from qkv.vectors.store import holds_vectors, open_vectors
 
@@ -106,11 +106,11 @@ class Model(BaseModel):
             beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(early, False), min_length=(min_length, 0),
             no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None), length_formula=(length_formula, "power"),
         )  # fmt: skip
-        search = Beam(
+        search = BeamParams(
             own["beam"], own["length_penalty"], n_best, groups, diversity, own["early"], own["length_formula"]
         )
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()
-        how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"], repetition_penalty, prefixes,
+        how = TranslationParams(search, own["max_length"], own["min_length"], own["no_repeat_ngram"], repetition_penalty, prefixes,
                       constraints or (), bool(self.defaults.forced_end), alignments, None, batch_tokens,
                       self.defaults.extra_length if max_length is None else None)  # fmt: skip
         found = self.translator(fast).translate(texts, how)
@@ -133,8 +133,10 @@ class Model(BaseModel):
             beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(None, False), max_length=(max_length, 64),
             min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3), length_formula=(length_formula, "power"),
         )  # fmt: skip
-        search = Beam(own["beam"], own["length_penalty"], early=own["early"], length_formula=own["length_formula"])
-        how = Request(search, own["max_length"], own["min_length"], own["no_repeat_ngram"],
+        search = BeamParams(
+            own["beam"], own["length_penalty"], early=own["early"], length_formula=own["length_formula"]
+        )
+        how = TranslationParams(search, own["max_length"], own["min_length"], own["no_repeat_ngram"],
                       forced_end=bool(self.defaults.forced_end))  # fmt: skip
         return writer.translate(texts, how)
 
@@ -214,7 +216,7 @@ class Model(BaseModel):
             raise QkvError("describe takes a list of pictures: put the picture into brackets")
         check(self.config)
         captioner = Captioner(self.config, self.packed(fast), self.target_words())
-        how = Beam(beam, length_penalty, n_best, length_formula=length_formula)
+        how = BeamParams(beam, length_penalty, n_best, length_formula=length_formula)
         return captioner.describe(pictures, how, max_length)
 
     # --- looking inside

@@ -16,11 +16,12 @@ from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.conversation import Conversation
 from qkv.generate.defaults import Defaults
-from qkv.generate.detokenize import pieces, until
-from qkv.generate.logits_processor import Rules
-from qkv.generate.prefix_cache import slide as slide_on
-from qkv.generate.sampling import Sampling
-from qkv.generate.search import FREE, GREEDY, steps
+from qkv.generate.detokenize import cut_at_stop, detokenize
+from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.prefix_cache import slide as slide_context
+from qkv.generate.sampling import GREEDY, SamplingParams
+from qkv.generate.search import stream
+from qkv.generate.sequence import Sampler
 from qkv.generate.translate import Translator
 from qkv.look.residual_stream import layers
 from qkv.models.build import Network
@@ -131,7 +132,7 @@ class BaseModel:
                  ) -> Iterator[Any]:  # fmt: skip
         """Continue a prompt token by token (encoder-decoder: write the target of this source).
 
-        prompt: a text, which gives pieces of text, or ids, which give ids without the end token.
+        prompt: a text, which gives detokenize of text, or ids, which give ids without the end token.
         max_new_tokens: at most so many. temperature: 0 = greedy; above 0 tokens are drawn.
         top_k, top_p: draw from the k likeliest tokens, or from the smallest set with probability p.
         min_p: draw from the tokens with at least this share of the likeliest one's probability.
@@ -146,10 +147,10 @@ class BaseModel:
         """
         textual = isinstance(prompt, str)
         ids: Ids = self.prompt_ids(prompt, chat, system) if isinstance(prompt, str) else prompt
-        how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
-        rules = Rules(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                      frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
-        tokens = self.tokens(ids, max_new_tokens, how, seed, slide, rules)
+        params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
+        processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                                    frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
+        tokens = self.tokens(ids, max_new_tokens, params, seed, slide, processor)
         return self.texts(tokens, ids, stop) if textual else tokens  # type: ignore[arg-type]
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
@@ -169,7 +170,7 @@ class BaseModel:
     def texts(self, tokens: Iterator[int], prompt: Sequence[int], stop: Sequence[str]) -> Iterator[str]:
         """Pieces of text that follow the prompt, or in an encoder-decoder stand alone."""
         before = prompt if self.config.family == "decoder" else ()
-        return until(pieces(tokens, self.target_words(), before), [stop] if isinstance(stop, str) else stop)
+        return cut_at_stop(detokenize(tokens, self.target_words(), before), [stop] if isinstance(stop, str) else stop)
 
     def chat(self, messages: Sequence[dict[str, str]], **how: Any) -> str:
         """Return the assistant's answer.
@@ -180,17 +181,17 @@ class BaseModel:
         ids, stop = self.chat_ids(messages), how.pop("stop", ())
         return "".join(self.texts(self.generate(ids, **how), ids, stop)).strip()
 
-    def conversation(self, system: str | None = None, max_new_tokens: int = 512, how: Sampling = GREEDY,
-                     seed: int | None = None, rules: Rules = FREE) -> Conversation:  # fmt: skip
-        """Several turns: `conversation.ask(text)` gives the pieces of each answer."""
-        return Conversation(self.config, self.network, self.words(), system, max_new_tokens, how, seed, rules)
+    def conversation(self, system: str | None = None, max_new_tokens: int = 512, params: SamplingParams = GREEDY,
+                     seed: int | None = None, processor: LogitsProcessor = NO_PROCESSING) -> Conversation:  # fmt: skip
+        """Start a conversation of several turns: `conversation.ask(text)` yields the pieces of each answer."""
+        return Conversation(self.config, self.packed(), self.words(), system, max_new_tokens, params, seed, processor)
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.words().chat(messages)
 
-    def tokens(self, prompt: Ids, max_new_tokens: int, how: Sampling, seed: int | None, slide: bool = False,
-               rules: Rules = FREE) -> Iterator[int]:  # fmt: skip
-        """The new ids of one row, up to an end token."""
+    def tokens(self, prompt: Ids, max_new_tokens: int, params: SamplingParams, seed: int | None, slide: bool = False,
+               processor: LogitsProcessor = NO_PROCESSING) -> Iterator[int]:  # fmt: skip
+        """Yield the ids that follow one prompt, up to an end token."""
         c = self.config
         if c.family == "encoder":
             raise QkvError("an encoder reads, it does not write: generate needs a decoder or an encoder-decoder")
@@ -209,13 +210,14 @@ class BaseModel:
             )
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
         known: list[int] = batch.inputs[0].tolist()
-        rules = rules.after(known, c.eos_ids)
-        if slide and isinstance(self.network, Decoder) and self.context is not None:
-            rows = slide_on(self.network, known, max_new_tokens, self.context, c.eos_ids, how, seed, rules)
-            return (token for token in rows if token not in c.eos_ids)
-        max_new_tokens = int(min(max_new_tokens, self.room(known)))
-        written = steps(self.network, batch, max_new_tokens, c.eos_ids, how, seed, rules)  # type: ignore[arg-type]
-        return (token for (token,) in written if token is not None and token not in c.eos_ids)
+        sliding = slide and isinstance(self.network, Decoder) and self.context is not None
+        limit = max_new_tokens if sliding else int(min(max_new_tokens, self.room(known)))
+        sampler = Sampler(limit, c.eos_ids, params, seed, processor=processor.for_prompt(known, c.eos_ids))
+        if sliding and self.context is not None:
+            tokens = slide_context(self.packed(), known, self.context, sampler)
+        else:
+            tokens = (token for (token,) in stream(self.packed(), batch, [sampler]) if token is not None)
+        return (token for token in tokens if token not in c.eos_ids)
 
     @property
     def context(self) -> int | None:

@@ -1,4 +1,4 @@
-"""Beam search: exact beside brute force, the same alone or in a batch, and every control does what it says."""
+"""Beam beam_search: exact beside brute force, the same alone or in a batch, and every control does what it says."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
-from qkv.generate.beam import beam_search, search
-from qkv.generate.constraints import begun, met, next_tokens, occurs
-from qkv.generate.hypotheses import Beam, Continuations, Group, Hypothesis, Sentence
-from qkv.generate.logits_processor import Rules, closing
-from qkv.generate.sampling import Sampling
-from qkv.generate.search import greedy, sample
+from qkv.generate.beam import BeamGroup, BeamParams, BeamSearch
+from qkv.generate.constraints import count_met, matched_length, next_tokens, occurs
+from qkv.generate.logits_processor import LogitsProcessor, repeated_tokens
+from qkv.generate.sampling import SamplingParams
+from qkv.generate.search import beam_search, greedy, sample
+from qkv.generate.sequence import Hypothesis, NextTokens
 from qkv.models.build import build
 
 START, END = 1, 2
@@ -119,7 +119,7 @@ def test_a_wide_beam_finds_what_brute_force_finds(kind: str, alpha: float, formu
     vocab, longest, n = 4, 4, 30
     network = make(kind, vocab)
     batch = sources(network, 2, vocab, ragged=False)
-    found = search(network, batch, longest, [END], Beam(vocab**longest, alpha, n, length_formula=formula))
+    found = beam_search(network, batch, longest, [END], BeamParams(vocab**longest, alpha, n, length_formula=formula))
     for row, own in enumerate(found):
         wanted = everything(network, alone(batch, row), vocab, longest, alpha, formula)[:n]
         assert [h.ids for h in own] == [ids for _, ids in wanted]
@@ -128,7 +128,7 @@ def test_a_wide_beam_finds_what_brute_force_finds(kind: str, alpha: float, formu
 
 
 def naive(network: nn.Module, one: Batch, longest: int, size: int) -> list[tuple[float, list[int]]]:
-    """Beam search from the textbook, on whole texts: every text that ended, (log-probability, ids)."""
+    """Beam beam_search from the textbook, on whole texts: every text that ended, (log-probability, ids)."""
     live, ended = [(0.0, list[int]())], []
     for _ in range(longest):
         after = [everywhere(network, one, ids)[-1].tolist() for _, ids in live]
@@ -146,7 +146,7 @@ def test_a_narrow_beam_is_the_textbook_s(size: int) -> None:
     with torch.no_grad():
         network.head.bias[END] += 3
     batch, found = sources(network, 4, 9), 0
-    for row, own in enumerate(search(network, batch, 6, [END], Beam(size, 0.8, size))):
+    for row, own in enumerate(beam_search(network, batch, 6, [END], BeamParams(size, 0.8, size))):
         ended = sorted(naive(network, alone(batch, row), 6, size), key=lambda pair: -pair[0] / len(pair[1]) ** 0.8)
         wanted = [ids for _, ids in ended[:size]]
         assert [h.ids for h in own if h.ended] == wanted
@@ -161,22 +161,22 @@ def test_an_ending_does_not_narrow_the_beam() -> None:
         network.head.bias[[END, 7]] += 20
     rows = []
     network.head.register_forward_hook(lambda module, inputs, output: rows.append(inputs[0].size(0)))
-    beam_search(network, sources(network), [4] * 5, [END, 7], Beam(4, 3.0, 4))
+    beam_search(network, sources(network), [4] * 5, [END, 7], BeamParams(4, 3.0, 4))
     assert rows == [5, 20, 20, 20]
 
 
 # --- when to stop
 
 
-def toy(ids: list[int], seed: int) -> Continuations:
+def toy(ids: list[int], seed: int) -> NextTokens:
     """Continuations out of thin air, cheap ones too, so that a long text may yet be the best."""
     r = random.Random(hash((tuple(ids), seed)))
     gains = sorted((-r.expovariate(r.choice([0.3, 1, 30])) for _ in range(5)), reverse=True)
-    return Continuations(r.sample(range(5), 5), gains, gains)
+    return NextTokens(r.sample(range(5), 5), gains, gains)
 
 
-def toy_search(beam: Beam, longest: int, seed: int) -> tuple[list[Hypothesis], int]:
-    sentence, steps = Sentence(beam, longest, [END]), 0
+def toy_search(beam: BeamParams, longest: int, seed: int) -> tuple[list[Hypothesis], int]:
+    sentence, steps = BeamSearch(beam, longest, [END]), 0
     while sentence.live:
         sentence.advance([toy(h.ids, seed) for h in sentence.live])
         steps += 1
@@ -188,10 +188,10 @@ def test_stopping_early_enough_and_never_too_early(alpha: float, monkeypatch: py
     """On many small random trees: the same n best as without stopping, in fewer steps."""
     saved = 0
     for seed in range(150):
-        beam, longest = Beam(1 + seed % 4, alpha, 1 + seed % 2 * (seed % 4 > 0)), 4 + seed % 9
+        beam, longest = BeamParams(1 + seed % 4, alpha, 1 + seed % 2 * (seed % 4 > 0)), 4 + seed % 9
         stopped, steps = toy_search(beam, longest, seed)
         with monkeypatch.context() as patch:
-            patch.setattr(Group, "settled", lambda self: False)
+            patch.setattr(BeamGroup, "is_done", lambda self: False)
             everything, all_steps = toy_search(beam, longest, seed)
         assert [h.ids for h in stopped if h.ended] == [h.ids for h in everything if h.ended]
         saved += all_steps - steps
@@ -201,30 +201,30 @@ def test_stopping_early_enough_and_never_too_early(alpha: float, monkeypatch: py
 @pytest.mark.parametrize("alpha", [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0])
 @pytest.mark.parametrize("kind", ["transformer", "luong", "decoder"])
 def test_stopping_never_cuts_a_better_one(kind: str, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same texts as a search that goes on to the longest length, in fewer steps unless length is rewarded."""
+    """The same texts as a beam_search that goes on to the longest length, in fewer steps unless length is rewarded."""
     network = make(kind, sharp=2.0)
     with torch.no_grad():
         network.head.bias[END] += 3  # texts of one token compete with long ones
     batch, steps = sources(network, 8), [0]
     network.head.register_forward_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
     for n in (1, 3):
-        stopped = search(network, batch, 25, [END], Beam(4, alpha, n))
+        stopped = beam_search(network, batch, 25, [END], BeamParams(4, alpha, n))
         taken, steps[0] = steps[0], 0
         with monkeypatch.context() as patch:
-            patch.setattr(Group, "settled", lambda self: False)
-            close(stopped, search(network, batch, 25, [END], Beam(4, alpha, n)))
+            patch.setattr(BeamGroup, "is_done", lambda self: False)
+            close(stopped, beam_search(network, batch, 25, [END], BeamParams(4, alpha, n)))
         assert steps[0] == 25 and (taken < 12 or alpha > 0.5)
         steps[0] = 0
 
 
 def test_stopping_does_stop() -> None:
-    """Where texts end soon and length is not rewarded, the search does not go on to the longest length."""
+    """Where texts end soon and length is not rewarded, the beam_search does not go on to the longest length."""
     network = make("transformer")
     with torch.no_grad():
         network.head.bias[END] += 8
     steps = [0]
     network.head.register_forward_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
-    search(network, sources(network), 60, [END], Beam(4, 0.0))
+    beam_search(network, sources(network), 60, [END], BeamParams(4, 0.0))
     assert steps[0] < 20
 
 
@@ -235,7 +235,7 @@ def test_stopping_does_stop() -> None:
 def test_scores_are_what_the_network_gives_the_whole_text(kind: str) -> None:
     network = make(kind)
     batch = sources(network)
-    for row, own in enumerate(search(network, batch, 12, [END], Beam(4, 0.7, 4))):
+    for row, own in enumerate(beam_search(network, batch, 12, [END], BeamParams(4, 0.7, 4))):
         assert len({tuple(h.ids) for h in own}) == len(own) == 4
         for h in own:
             wanted = forced(network, alone(batch, row), h.ids)
@@ -253,13 +253,13 @@ def test_alone_as_in_a_batch(kind: str, packed: bool) -> None:
     plain = make(kind)
     network, batch = pack(plain) if packed else plain, sources(plain)
     limits = [12, 3, 12, 7, 12]
-    together = search(network, batch, limits, [END], Beam(4, 1.0, 3))
+    together = beam_search(network, batch, limits, [END], BeamParams(4, 1.0, 3))
     assert len({tuple(own[0].ids) for own in together}) > 1
     assert len({len(own[0].ids) for own in together}) > 1  # they leave at different times
     for row, own in enumerate(together):
-        close([own], search(network, alone(batch, row), limits[row], [END], Beam(4, 1.0, 3)))
+        close([own], beam_search(network, alone(batch, row), limits[row], [END], BeamParams(4, 1.0, 3)))
     order = torch.tensor([3, 0, 4, 1, 2])
-    shuffled = search(network, batch.rows(order), [limits[i] for i in order], [END], Beam(4, 1.0, 3))
+    shuffled = beam_search(network, batch.rows(order), [limits[i] for i in order], [END], BeamParams(4, 1.0, 3))
     close(shuffled, [together[i] for i in order])
 
 
@@ -267,7 +267,7 @@ def test_alone_as_in_a_batch(kind: str, packed: bool) -> None:
 def test_a_beam_of_one_is_greedy(kind: str) -> None:
     network = make(kind)
     batch = sources(network)
-    found = search(network, batch, [9, 12, 3, 12, 12], [END], Beam(1))
+    found = beam_search(network, batch, [9, 12, 3, 12, 12], [END], BeamParams(1))
     assert [own[0].ids for own in found] == [
         ids[:limit] for ids, limit in zip(greedy(network, batch, 12, [END]), [9, 12, 3, 12, 12], strict=True)
     ]
@@ -283,7 +283,7 @@ def test_several_end_tokens() -> None:
     words = [t for t in range(9) if t not in (END, 7)]
     every = [[*ids, end] for n in range(3) for ids in product(words, repeat=n) for end in (END, 7)]
     wanted = sorted(every, key=lambda ids: -sum(forced(network, batch, ids)) / len(ids))[:6]
-    assert texts(search(network, batch, 3, [END, 7], Beam(9**3, 1.0, 6)))[0] == wanted
+    assert texts(beam_search(network, batch, 3, [END, 7], BeamParams(9**3, 1.0, 6)))[0] == wanted
 
 
 def test_a_source_is_stored_once_for_all_beams() -> None:
@@ -291,7 +291,7 @@ def test_a_source_is_stored_once_for_all_beams() -> None:
     shapes = set()
     cross = network.decoder.blocks[0].cross.layer.mixer
     cross.register_forward_pre_hook(lambda module, inputs: shapes.add((inputs[0].size(0), inputs[1].size(0))))
-    search(network, sources(network), 6, [], Beam(4))
+    beam_search(network, sources(network), 6, [], BeamParams(4))
     assert shapes == {(5, 5)}  # 20 hypotheses, 5 sentences
 
 
@@ -303,19 +303,21 @@ def test_lengths() -> None:
     batch = sources(network)
     with torch.no_grad():
         network.head.bias[END] += 3
-    free = search(network, batch, 12, [END], Beam(4, 0.0))
+    free = beam_search(network, batch, 12, [END], BeamParams(4, 0.0))
     assert max(len(own[0].ids) for own in free) < 6
-    rules = Rules(ends=(END,), min_length=6)
-    for beam in (Beam(4, 0.0), Beam(1)):
-        for (h,) in search(network, batch, 12, [END], beam, rules):
+    rules = LogitsProcessor(eos_ids=(END,), min_length=6)
+    for beam in (BeamParams(4, 0.0), BeamParams(1)):
+        for (h,) in beam_search(network, batch, 12, [END], beam, rules):
             assert 6 <= len(h.ids) <= 12 and END not in h.ids[:5]
-    short = search(network, batch, 3, [END], Beam(4, n_best=4), Rules(ends=(END,), min_length=9))
+    short = beam_search(
+        network, batch, 3, [END], BeamParams(4, n_best=4), LogitsProcessor(eos_ids=(END,), min_length=9)
+    )
     assert all(len(h.ids) == 3 and not h.ended for own in short for h in own)
 
 
 def test_finished_texts_come_before_cut_ones() -> None:
     network = make("transformer")
-    for own in search(network, sources(network), 4, [END], Beam(6, 1.0, 6)):
+    for own in beam_search(network, sources(network), 4, [END], BeamParams(6, 1.0, 6)):
         flags = [h.ended for h in own]
         assert flags == sorted(flags, reverse=True) and len(own) == 6
 
@@ -332,13 +334,13 @@ def test_no_ngram_occurs_twice() -> None:
         return len(set(grams)) < len(grams)
 
     for n in (1, 2, 3):
-        rules = Rules(ends=(END,), no_repeat_ngram=n, min_length=14)
-        plain = search(network, batch, 14, [END], Beam(4), Rules(ends=(END,), min_length=14))
+        rules = LogitsProcessor(eos_ids=(END,), no_repeat_ngram=n, min_length=14)
+        plain = beam_search(network, batch, 14, [END], BeamParams(4), LogitsProcessor(eos_ids=(END,), min_length=14))
         assert any(repeats(own[0].ids, n) for own in plain)
-        for beam in (Beam(4, n_best=4), Beam(1)):
-            found = search(network, batch, 14, [END], beam, rules)
+        for beam in (BeamParams(4, n_best=4), BeamParams(1)):
+            found = beam_search(network, batch, 14, [END], beam, rules)
             assert found and not any(repeats(h.ids, n) for own in found for h in own)
-        for ids in sample(network, batch, 14, [END], Sampling(1.0), 0, rules):
+        for ids in sample(network, batch, 14, [END], SamplingParams(1.0), 0, rules):
             assert not repeats(ids, n)
 
 
@@ -347,16 +349,16 @@ def test_no_ngram_occurs_twice() -> None:
 def test_closing_tokens_are_those_that_repeat(ids: list[int], n: int, token: int) -> None:
     grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
     last = tuple([*ids, token][-n:])
-    assert (token in closing(ids, n)) == (len(last) == n and last in grams)
+    assert (token in repeated_tokens(ids, n)) == (len(last) == n and last in grams)
 
 
 def test_repetition_penalty_multiplies_and_the_model_s_own_numbers_stay() -> None:
-    """Beam search penalises log-probabilities, greedy search logits (tests/test_penalties.py), as in Hugging Face."""
+    """Beam beam_search penalises log-probabilities, greedy beam_search logits (tests/test_penalties.py), as in Hugging Face."""
     network = make("transformer", vocab=9)
     batch = sources(network, vocab=9)
-    rules = Rules(ends=(END,), repetition_penalty=1.7)
-    for beam, factor in ((Beam(4, 0.5, 2), 1.7), (Beam(1, 0.5), 1)):
-        for row, own in enumerate(search(network, batch, 12, [END], beam, rules)):
+    rules = LogitsProcessor(eos_ids=(END,), repetition_penalty=1.7)
+    for beam, factor in ((BeamParams(4, 0.5, 2), 1.7), (BeamParams(1, 0.5), 1)):
+        for row, own in enumerate(beam_search(network, batch, 12, [END], beam, rules)):
             for h in own:
                 true = forced(network, alone(batch, row), h.ids)
                 dearer = [
@@ -366,21 +368,23 @@ def test_repetition_penalty_multiplies_and_the_model_s_own_numbers_stay() -> Non
                 assert h.log_probs == pytest.approx(true, abs=1e-4)
                 assert h.total == pytest.approx(sum(dearer), abs=1e-4)
                 assert h.score == pytest.approx(sum(dearer) / len(h.ids) ** 0.5, abs=1e-4)
-    harsh = Rules(ends=(END,), repetition_penalty=9.0)
-    for beam in (Beam(4), Beam(1)):
-        assert texts(search(network, batch, 12, [END], beam, harsh)) != texts(search(network, batch, 12, [END], beam))
+    harsh = LogitsProcessor(eos_ids=(END,), repetition_penalty=9.0)
+    for beam in (BeamParams(4), BeamParams(1)):
+        assert texts(beam_search(network, batch, 12, [END], beam, harsh)) != texts(
+            beam_search(network, batch, 12, [END], beam)
+        )
 
 
 def test_tokens_that_are_never_written() -> None:
     network = make("transformer", vocab=9)
     batch = sources(network, vocab=9)
-    used = {t for own in search(network, batch, 12, [END], Beam(4)) for h in own for t in h.ids} - {END}
+    used = {t for own in beam_search(network, batch, 12, [END], BeamParams(4)) for h in own for t in h.ids} - {END}
     never = tuple(sorted(used))[:2]
-    rules = Rules(never=never)
+    rules = LogitsProcessor(suppressed=never)
     assert not {
-        t for own in search(network, batch, 12, [END], Beam(4, n_best=4), rules) for h in own for t in h.ids
+        t for own in beam_search(network, batch, 12, [END], BeamParams(4, n_best=4), rules) for h in own for t in h.ids
     } & set(never)
-    assert not {t for ids in sample(network, batch, 12, [END], rules=rules) for t in ids} & set(never)
+    assert not {t for ids in sample(network, batch, 12, [END], processor=rules) for t in ids} & set(never)
     assert not {t for ids in greedy(network, batch, 12, [END], rules) for t in ids} & set(never)
 
 
@@ -389,33 +393,35 @@ def test_prefixes_are_kept_and_counted(kind: str) -> None:
     network = make(kind)
     batch = sources(network)
     prefixes = [[], [5], [6, 6, 6, 9], [4, 8], [7, 3, 5, 11, 12]]
-    rules = Rules(ends=(END,), prefixes=prefixes, no_repeat_ngram=1)  # the prefix passes before the other rules
-    for beam in (Beam(4, 1.0, 3), Beam(1)):
-        together = search(network, batch, 12, [END], beam, rules)
+    rules = LogitsProcessor(
+        eos_ids=(END,), prefixes=prefixes, no_repeat_ngram=1
+    )  # the prefix passes before the other rules
+    for beam in (BeamParams(4, 1.0, 3), BeamParams(1)):
+        together = beam_search(network, batch, 12, [END], beam, rules)
         for row, own in enumerate(together):
-            one = Rules(ends=(END,), prefixes=[prefixes[row]], no_repeat_ngram=1)
-            close([own], search(network, alone(batch, row), 12, [END], beam, one))
+            one = LogitsProcessor(eos_ids=(END,), prefixes=[prefixes[row]], no_repeat_ngram=1)
+            close([own], beam_search(network, alone(batch, row), 12, [END], beam, one))
             for h in own:
                 assert h.ids[: len(prefixes[row])] == prefixes[row]
                 assert h.log_probs == pytest.approx(forced(network, alone(batch, row), h.ids), abs=1e-4)
-    for ids, prefix in zip(sample(network, batch, 12, [END], rules=rules), prefixes, strict=True):
+    for ids, prefix in zip(sample(network, batch, 12, [END], processor=rules), prefixes, strict=True):
         assert ids[: len(prefix)] == prefix
 
 
 def test_when_nothing_else_is_allowed_the_text_ends() -> None:
     network = make("transformer", vocab=6)
-    rules = Rules(ends=(END,), no_repeat_ngram=1, min_length=30, never=(0, 1))
-    for beam in (Beam(3), Beam(1)):
-        for (h,) in search(network, sources(network, vocab=6), 30, [END], beam, rules):
+    rules = LogitsProcessor(eos_ids=(END,), no_repeat_ngram=1, min_length=30, suppressed=(0, 1))
+    for beam in (BeamParams(3), BeamParams(1)):
+        for (h,) in beam_search(network, sources(network, vocab=6), 30, [END], beam, rules):
             assert h.ended and sorted(h.ids) == [2, 3, 4, 5]
-    for ids in sample(network, sources(network, vocab=6), 30, [END], rules=rules):
+    for ids in sample(network, sources(network, vocab=6), 30, [END], processor=rules):
         assert sorted(ids) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("bad", [{"repetition_penalty": 0.0}, {"no_repeat_ngram": -1}, {"min_length": -2}])
 def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(QkvError, match=next(iter(bad))):
-        Rules(**bad)
+        LogitsProcessor(**bad)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +438,7 @@ def test_impossible_rules_are_refused(bad: dict[str, float]) -> None:
 )
 def test_impossible_beams_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(QkvError):
-        Beam(**bad)
+        BeamParams(**bad)
 
 
 # --- constraints
@@ -444,13 +450,13 @@ def test_constraints_are_met_alone_and_in_batches(kind: str, size: int) -> None:
     network = make(kind)
     batch = sources(network)
     phrases = [[[11, 12]], [], [[5], [9, 9, 4]], [[20, 3, 20, 7]], [[8], [13], [17]]]
-    free = search(network, batch, 20, [END], Beam(size))
+    free = beam_search(network, batch, 20, [END], BeamParams(size))
     assert not all(occurs(p, own[0].ids) for own, ps in zip(free, phrases, strict=True) for p in ps)
-    together = search(network, batch, 20, [END], Beam(size), phrases=phrases)
+    together = beam_search(network, batch, 20, [END], BeamParams(size), phrases=phrases)
     for row, (own, wanted) in enumerate(zip(together, phrases, strict=True)):
         assert all(occurs(phrase, own[0].ids) for phrase in wanted), (own[0].ids, wanted)
         assert own[0].log_probs == pytest.approx(forced(network, alone(batch, row), own[0].ids), abs=1e-4)
-        close([own], beam_search(network, alone(batch, row), [20], [END], Beam(size), phrases=[wanted]))
+        close([own], beam_search(network, alone(batch, row), [20], [END], BeamParams(size), phrases=[wanted]))
     if size > 1:
         assert texts(together)[1] == texts(free)[1]  # nothing is asked of this one
 
@@ -460,7 +466,9 @@ def test_constraints_of_a_wide_beam_are_brute_force_among_the_texts_that_have_th
     network = make("transformer", vocab)
     batch = sources(network, 1, vocab, ragged=False)
     wanted = [ids for _, ids in everything(network, batch, vocab, longest, 1.0) if occurs([3, 1], ids)]
-    found = search(network, batch, longest, [END], Beam(vocab**longest, 1.0, len(wanted)), phrases=[[[3, 1]]])
+    found = beam_search(
+        network, batch, longest, [END], BeamParams(vocab**longest, 1.0, len(wanted)), phrases=[[[3, 1]]]
+    )
     assert texts(found)[0] == wanted
 
 
@@ -472,16 +480,23 @@ def test_constraints_of_a_wide_beam_are_brute_force_among_the_texts_that_have_th
 def test_the_next_tokens_always_lead_to_all_constraints(phrases: list[list[int]], ids: list[int]) -> None:
     total = sum(map(len, phrases))
     for _ in range(total):
-        if met(phrases, ids) == total:
+        if count_met(phrases, ids) == total:
             break
-        before, token = met(phrases, ids), max(next_tokens(phrases, ids), key=lambda t: met(phrases, [*ids, t]))
+        before, token = (
+            count_met(phrases, ids),
+            max(next_tokens(phrases, ids), key=lambda t: count_met(phrases, [*ids, t])),
+        )
         ids = [*ids, token]
-        assert met(phrases, ids) > before
-    assert met(phrases, ids) == total and all(occurs(p, ids) for p in phrases) and not next_tokens(phrases, ids)
+        assert count_met(phrases, ids) > before
+    assert count_met(phrases, ids) == total and all(occurs(p, ids) for p in phrases) and not next_tokens(phrases, ids)
 
 
 def test_begun_finds_the_longest_beginning() -> None:
-    assert begun([1, 1, 2], [0, 1, 1]) == 2 and begun([1, 1, 2], [1, 1, 1]) == 2 and begun([1, 2, 1, 3], [1, 2, 1]) == 3
+    assert (
+        matched_length([1, 1, 2], [0, 1, 1]) == 2
+        and matched_length([1, 1, 2], [1, 1, 1]) == 2
+        and matched_length([1, 2, 1, 3], [1, 2, 1]) == 3
+    )
 
 
 # --- diverse groups
@@ -490,8 +505,8 @@ def test_begun_finds_the_longest_beginning() -> None:
 def test_groups_write_different_texts() -> None:
     network = make("transformer", sharp=2.0)
     batch = sources(network)
-    plain = search(network, batch, 12, [END], Beam(4, 1.0, 4))
-    diverse = search(network, batch, 12, [END], Beam(4, 1.0, 4, groups=4, diversity=50.0))
+    plain = beam_search(network, batch, 12, [END], BeamParams(4, 1.0, 4))
+    diverse = beam_search(network, batch, 12, [END], BeamParams(4, 1.0, 4, groups=4, diversity=50.0))
     first = lambda own: {h.ids[0] for h in own}  # noqa: E731
     assert all(len(first(own)) == 4 for own in diverse)  # so dear that no two groups begin alike
     assert any(len(first(own)) < 4 for own in plain)
@@ -499,17 +514,17 @@ def test_groups_write_different_texts() -> None:
         for h in own:
             assert h.log_probs == pytest.approx(forced(network, alone(batch, row), h.ids), abs=1e-4)
     one = greedy(network, batch, 12, [END])
-    lone = search(network, batch, 12, [END], Beam(4, 1.0, 4, groups=4, diversity=0.0, early=True))
+    lone = beam_search(network, batch, 12, [END], BeamParams(4, 1.0, 4, groups=4, diversity=0.0, early=True))
     assert all(
         ids in [h.ids for h in own] for ids, own in zip(one, lone, strict=True)
     )  # each group then is a beam of 1
 
 
 def test_groups_alone_as_in_a_batch() -> None:
-    network, beam = make("rnnsearch"), Beam(6, 0.8, 6, groups=3, diversity=1.0)
+    network, beam = make("rnnsearch"), BeamParams(6, 0.8, 6, groups=3, diversity=1.0)
     batch = sources(network)
-    for row, own in enumerate(search(network, batch, 10, [END], beam)):
-        close([own], search(network, alone(batch, row), 10, [END], beam))
+    for row, own in enumerate(beam_search(network, batch, 10, [END], beam)):
+        close([own], beam_search(network, alone(batch, row), 10, [END], beam))
 
 
 # --- beside Hugging Face
@@ -533,7 +548,7 @@ def test_parity_with_hugging_face(alpha: float, tmp_path: Path) -> None:
             input_ids=source, attention_mask=mask.long(), num_beams=4, num_return_sequences=4, max_new_tokens=40,
             early_stopping=early, length_penalty=alpha, do_sample=False, output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
-        found = search(network, batch, 40, [2], Beam(4, alpha, 4, early=early is True))
+        found = beam_search(network, batch, 40, [2], BeamParams(4, alpha, 4, early=early is True))
         written = [
             (ids[1:], score) for ids, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True)
         ]

@@ -11,12 +11,15 @@ import torch
 import qkv
 from qkv.batch import Batch
 from qkv.config import ModelConfig
+from qkv.engine.pack import pack
 from qkv.errors import QkvError
+from qkv.generate.continuous_batching import ContinuousBatch
 from qkv.generate.conversation import Conversation
-from qkv.generate.logits_processor import Rules
-from qkv.generate.prefix_cache import Cursor, common, slide
-from qkv.generate.sampling import Sampling
+from qkv.generate.logits_processor import LogitsProcessor
+from qkv.generate.prefix_cache import PrefixCache, common_prefix, slide
+from qkv.generate.sampling import SamplingParams
 from qkv.generate.search import greedy
+from qkv.generate.sequence import Sampler
 from qkv.models.build import build
 from qkv.text.chat import render
 from qkv.text.train import train_tokenizer
@@ -56,44 +59,54 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("fields", [{}, {"position": "learned"}, {"position": "t5"}, {"mixer": ("linear",), "position": "learned"},
                                     {"recurrent": "lstm", "position": "none"}])  # fmt: skip
-def test_a_cursor_answers_as_a_fresh_reading_does(fields):
+def test_a_prefix_cache_answers_as_a_fresh_reading_does(fields):
     torch.manual_seed(0)
     network = build(config_of(**fields)).eval()
-    cursor, texts = (
-        Cursor(network),
-        [[5], [5, 6, 7], [5, 6, 7, 8], [5, 6, 9, 9, 9], [5, 6, 9], [5, 6, 9], [8], [8, 5, 6]],
-    )
-    for ids in texts:
-        with torch.no_grad():
-            fresh = network(Batch(inputs=torch.tensor([ids]))).logits[:, -1]
-        assert torch.allclose(cursor.next(ids), fresh, atol=1e-5)
+    for fast in (network, pack(network)):
+        cache = PrefixCache(fast)
+        for ids in [[5], [5, 6, 7], [5, 6, 7, 8], [5, 6, 9, 9, 9], [5, 6, 9], [5, 6, 9], [8], [8, 5, 6]]:
+            batch = Batch(inputs=torch.tensor([ids]))
+            with torch.no_grad():
+                fresh = network(batch).logits[0, -1].log_softmax(-1)
+            sampler = Sampler(7, (), top=260)
+            assert list(cache.generate(ids, sampler)) == greedy(network, batch, 7)[0]
+            assert dict(sampler.tokens[0].top) == pytest.approx(dict(enumerate(fresh.tolist())), abs=1e-5)
 
 
-def test_a_cursor_reads_only_what_is_new():
+def test_a_prefix_cache_reads_only_what_is_new():
     network, read = build(config_of()).eval(), []
     network.embed.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].size(1)))
-    cursor = Cursor(network)
+    cache = PrefixCache(network)
     for ids in ([5, 6, 7, 8], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1, 2], [5, 6, 3, 3]):
-        cursor.next(ids)
+        list(cache.generate(ids, Sampler(1, ())))
     assert read == [4, 1, 2, 2]
+    read.clear()
+    (*answer, last) = cache.generate(
+        [5, 6, 3, 3], Sampler(5, ())
+    )  # every token of an answer is read once, the last never
+    list(cache.generate([5, 6, 3, 3, *answer, last, 7, 7], Sampler(1, ())))
+    assert read == [1, 1, 1, 1, 1, 3]
 
 
 def test_common_beginnings():
-    assert common([1, 2, 3], [1, 2, 4]) == 2 and common([1, 2], [1, 2, 3]) == 2 and common([], [1]) == 0
+    assert (
+        common_prefix([1, 2, 3], [1, 2, 4]) == 2
+        and common_prefix([1, 2], [1, 2, 3]) == 2
+        and common_prefix([], [1]) == 0
+    )
 
 
 def test_sliding_is_plain_writing_within_the_context_and_goes_on_behind_it():
     torch.manual_seed(0)
     network, prompt = build(config_of(max_length=12, position="learned")).eval(), [5, 6, 7]
     plain = greedy(network, Batch(inputs=torch.tensor([prompt])), 10)[0]  # the tenth is read from a full context
-    slid = list(slide(network, prompt, 40, context=12))
+    slid = list(slide(network, prompt, 12, Sampler(40, ())))
     assert slid[:10] == plain and len(slid) == 40
     window = (prompt + slid)[6:13]  # when 12 are full, the last 6 of them and the new one go on
     with torch.no_grad():
         assert slid[10] == network(Batch(inputs=torch.tensor([window]))).logits[0, -1].argmax()
-    assert list(slide(network, list(range(30)), 3, context=12)) == list(
-        slide(network, list(range(18, 30)), 3, context=12)
-    )
+    ends = [list(slide(network, list(range(begin, 30)), 12, Sampler(3, ()))) for begin in (0, 18)]
+    assert ends[0] == ends[1]
 
 
 # --- conversations
@@ -102,7 +115,7 @@ def test_sliding_is_plain_writing_within_the_context_and_goes_on_behind_it():
 @pytest.mark.parametrize("how", [{}, {"repetition_penalty": 1.5, "presence_penalty": 0.5, "no_repeat_ngram": 3}])
 def test_a_conversation_says_what_model_chat_says_turn_by_turn(how):
     model, messages = model_of(max_length=200), []
-    talk = model.conversation(system="be kind", max_new_tokens=12, rules=Rules(**how))
+    talk = model.conversation(system="be kind", max_new_tokens=12, processor=LogitsProcessor(**how))
     for text in ("hello", "and you?"):
         messages.append({"role": "user", "content": text})
         answer = "".join(talk.ask(text)).strip()
@@ -116,18 +129,18 @@ def test_the_oldest_turns_are_forgotten_and_the_system_message_never():
     talk = model_of().conversation(system="sys", max_new_tokens=8)
     for number in range(12):
         list(talk.ask(f"message {number}"))
-        prompt = talk.tokenizer.decode(talk.cursor.known[0], special=True)
+        prompt = talk.tokenizer.decode(talk.cache.known[0], special=True)
         assert prompt.startswith("<s>s:sys</s>") and f"message {number}" in prompt
-        assert len(talk.cursor.known[0]) <= 96
-    assert talk.forgotten > 0 and talk.forgotten % 2 == 0 and len(talk.turns) == 24
+        assert len(talk.cache.known[0]) <= 96
+    assert talk.n_dropped > 0 and talk.n_dropped % 2 == 0 and len(talk.turns) == 24
     assert "message 0" not in prompt
     talk.reset()
-    assert talk.messages == [{"role": "system", "content": "sys"}] and talk.forgotten == 0
+    assert talk.messages == [{"role": "system", "content": "sys"}] and talk.n_dropped == 0
 
 
 def test_a_message_that_never_fits_is_refused_and_not_kept():
     talk = model_of().conversation(max_new_tokens=500)
-    assert talk.room == 48  # half of the context
+    assert talk.max_new_tokens == 48  # half of the context
     list(talk.ask("hello"))
     with pytest.raises(QkvError, match="48 are for the answer: shorten it"):
         list(talk.ask("long " * 30))
@@ -187,15 +200,15 @@ def test_chat_says_what_is_dropped_and_goes_on_after_a_message_that_does_not_fit
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(run, folder, monkeypatch):
-    calls, original = [], Cursor.next
+    calls, original = [], ContinuousBatch.step
 
-    def interrupted(self, ids):
-        calls.append(ids)
+    def interrupted(self):
+        calls.append(self)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return original(self, ids)
+        return original(self)
 
-    monkeypatch.setattr(Cursor, "next", interrupted)
+    monkeypatch.setattr(ContinuousBatch, "step", interrupted)
     code, out, err = run("chat", folder, "--json", "--max-new-tokens", "6", given="hello\nthere\n")
     found = json.loads(out)["messages"]
     assert code == 0 and "(stopped)" in err and len(found) == 4
@@ -280,7 +293,7 @@ def test_several_texts_are_those_of_several_seeds(run, bounded):
 
 
 def test_sampling_slides_with_its_own_stream(run, bounded):
-    model, how = qkv.load(bounded), Sampling(1.0)
+    model, how = qkv.load(bounded), SamplingParams(1.0)
     one = list(model.tokens([5, 6], 30, how, 3, slide=True))
     assert (
         one == list(model.tokens([5, 6], 30, how, 3, slide=True)) != list(model.tokens([5, 6], 30, how, 4, slide=True))

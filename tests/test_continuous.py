@@ -10,19 +10,19 @@ import torch
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
-from qkv.generate.beam import beam_search
-from qkv.generate.continuous import Continuous, Drawn, Text, opened, text_of
-from qkv.generate.hypotheses import Beam, Sentence
-from qkv.generate.logits_processor import Rules
-from qkv.generate.sampling import Sampling
-from qkv.generate.search import GREEDY, greedy, sample
+from qkv.generate.beam import BeamParams, BeamSearch
+from qkv.generate.continuous_batching import ContinuousBatch, make_batch
+from qkv.generate.logits_processor import LogitsProcessor
+from qkv.generate.sampling import GREEDY, SamplingParams
+from qkv.generate.search import beam_search, greedy, sample
+from qkv.generate.sequence import Generation, Sampler
 from qkv.models.build import build
 from qkv.parts.state import State
 from qkv.presets import tiny
 
 DECODERS = ("gpt2", "llama-7b", "bloom-560m", "lstm-lm", "gla-340m", "mamba-130m", "based", "packed")
 TRANSLATORS = ("transformer-base", "t5-small", "rnnsearch", "lstm-seq2seq", "packed")
-SAMPLING = Sampling(temperature=1.3, top_k=20)
+SAMPLING = SamplingParams(temperature=1.3, top_k=20)
 
 
 def network_of(name: str, family: str) -> tuple[ModelConfig, torch.nn.Module]:
@@ -41,12 +41,12 @@ def network_of(name: str, family: str) -> tuple[ModelConfig, torch.nn.Module]:
 def test_a_busy_batch_holds_little_padding(name: str) -> None:
     """Texts of equal length that join one by one: the state is hardly longer than one of them, however long it goes on."""
     _, network = network_of(name, "decoder")
-    running = Continuous(network)
+    running = ContinuousBatch(network)
     for _ in range(60):
-        running.join(opened([[5, 6, 7]]), [text_of(GREEDY, 13, ())])
+        running.join(make_batch([[5, 6, 7]]), [Sampler(13, ())])
         running.step()
         assert running.state.padding <= running.state.length // 8
-    assert len(running.going) == 12 and running.state.length <= 17
+    assert len(running.running) == 12 and running.state.length <= 17
     state = running.state
     running.move(range(12), [[0]] * 12, 1)
     assert running.state is state  # nobody moved: nothing is copied
@@ -57,20 +57,20 @@ def prompts(c: ModelConfig, count: int, longest: int = 9) -> list[list[int]]:
     return [[draw.randrange(3, c.vocab_size) for _ in range(1 + draw.randrange(longest))] for _ in range(count)]
 
 
-def crowd(network: torch.nn.Module, given: list[tuple[list[int], list[int] | None, Text]], seed: int = 0) -> None:
+def crowd(network: torch.nn.Module, given: list[tuple[list[int], list[int] | None, Generation]], seed: int = 0) -> None:
     """Texts join by ones and twos at random steps, others leave unfinished; returns when all that stay have ended."""
-    draw, running, waiting = random.Random(seed), Continuous(network), list(given)
-    while waiting or running.going:
-        if waiting and (not running.going or draw.random() < 0.5):
+    draw, running, waiting = random.Random(seed), ContinuousBatch(network), list(given)
+    while waiting or running.running:
+        if waiting and (not running.running or draw.random() < 0.5):
             some, waiting = waiting[:2], waiting[2:]
             sources = [source for _, source, _ in some if source is not None]
-            running.join(opened([inputs for inputs, _, _ in some], sources), [text for _, _, text in some])
+            running.join(make_batch([inputs for inputs, _, _ in some], sources), [text for _, _, text in some])
             if draw.random() < 0.4:  # a guest that leaves before its end
-                guest = text_of(Sampling(), 50, ())
-                running.join(opened([some[0][0] * 3], sources[:1]), [guest])
+                guest = Sampler(50, ())
+                running.join(make_batch([some[0][0] * 3], sources[:1]), [guest])
                 running.step()
-                running.drop([guest])
-                assert guest not in running.going
+                running.remove([guest])
+                assert guest not in running.running
         running.step()
     assert running.state.length == 0
 
@@ -117,7 +117,7 @@ def test_drawn_texts_are_the_same_alone_and_in_a_crowd(name: str) -> None:
     c, network = network_of(name, "decoder")
     given = prompts(c, 7)
     limits = [5 + 3 * i for i in range(7)]
-    texts = [text_of(SAMPLING if i % 2 else Sampling(), limit, (5, 6), seed=100 + i) for i, limit in enumerate(limits)]
+    texts = [Sampler(limit, (5, 6), SAMPLING if i % 2 else GREEDY, 100 + i) for i, limit in enumerate(limits)]
     crowd(network, [(ids, None, text) for ids, text in zip(given, texts, strict=True)])
     for i, (ids, text) in enumerate(zip(given, texts, strict=True)):
         batch = Batch(torch.tensor([ids]))
@@ -126,8 +126,8 @@ def test_drawn_texts_are_the_same_alone_and_in_a_crowd(name: str) -> None:
             if i % 2
             else greedy(network, batch, limits[i], (5, 6))
         )
-        assert isinstance(text.body, Drawn)
-        assert [step.token for step in text.body.steps] == alone[0]
+        assert isinstance(text, Sampler)
+        assert text.ids == alone[0]
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
@@ -135,21 +135,29 @@ def test_beams_are_the_same_alone_and_in_a_crowd(name: str) -> None:
     """Beams of several sizes, with groups and rules, between texts that are drawn."""
     c, network = network_of(name, "encoder-decoder")
     sources, start = prompts(c, 7), [1]
-    beams = [Beam(4, n_best=2), Beam(4, n_best=2), Beam(3), Beam(4, groups=2), Beam(1), Beam(4, n_best=2), Beam(2)]
-    rules = [Rules((2,), (0, 1), no_repeat_ngram=2 * (i % 2)) for i in range(7)]
+    beams = [
+        BeamParams(4, n_best=2),
+        BeamParams(4, n_best=2),
+        BeamParams(3),
+        BeamParams(4, groups=2),
+        BeamParams(1),
+        BeamParams(4, n_best=2),
+        BeamParams(2),
+    ]
+    rules = [LogitsProcessor((2,), (0, 1), no_repeat_ngram=2 * (i % 2)) for i in range(7)]
     texts = [
-        Text(Sentence(beam, 12, (2,)), rule) if i != 4 else text_of(SAMPLING, 12, (2,), rule, seed=4)
+        BeamSearch(beam, 12, (2,), (), rule) if i != 4 else Sampler(12, (2,), SAMPLING, 4, processor=rule)
         for i, (beam, rule) in enumerate(zip(beams, rules, strict=True))
     ]
     crowd(network, [(start, source, text) for source, text in zip(sources, texts, strict=True)], seed=3)
     for i, (source, text) in enumerate(zip(sources, texts, strict=True)):
         batch = Batch(torch.tensor([start]), source=torch.tensor([source]))
-        if isinstance(text.body, Drawn):
+        if isinstance(text, Sampler):
             alone = sample(network, batch, 12, (2,), SAMPLING, 4, rules[i])
-            assert [step.token for step in text.body.steps] == alone[0]
+            assert text.ids == alone[0]
             continue
         (wanted,) = beam_search(network, batch, [12], (2,), beams[i], rules[i])
-        found = text.body.results()
+        found = text.results()
         assert [h.ids for h in found] == [h.ids for h in wanted]
         assert [h.score for h in found] == pytest.approx([h.score for h in wanted], abs=1e-4)
 
@@ -157,13 +165,13 @@ def test_beams_are_the_same_alone_and_in_a_crowd(name: str) -> None:
 def test_log_probabilities_and_alternatives_are_the_models() -> None:
     c, network = network_of("gpt2", "decoder")
     ids = prompts(c, 1)[0]
-    text = text_of(SAMPLING, 6, (), seed=2, top=3)
-    crowd(network, [(ids, None, text), ([4, 9, 8], None, text_of(Sampling(), 9, ()))])
-    assert isinstance(text.body, Drawn) and len(text.body.steps) == 6
-    written = [step.token for step in text.body.steps]
+    text = Sampler(6, (), SAMPLING, 2, top=3)
+    crowd(network, [(ids, None, text), ([4, 9, 8], None, Sampler(9, ()))])
+    assert isinstance(text, Sampler) and len(text.tokens) == 6
+    written = text.ids
     with torch.no_grad():
         table = network(Batch(torch.tensor([ids + written]))).logits[0, len(ids) - 1 : -1].log_softmax(-1)
-    for step, row in zip(text.body.steps, table, strict=True):
+    for step, row in zip(text.tokens, table, strict=True):
         assert step.log_prob == pytest.approx(row[step.token].item(), abs=1e-4)
         values, tokens = row.topk(3)
         assert [token for token, _ in step.top] == tokens.tolist()
@@ -173,15 +181,15 @@ def test_log_probabilities_and_alternatives_are_the_models() -> None:
 def test_places_of_those_who_left_are_given_back() -> None:
     """A long prompt makes the others' rows long; when it goes, they are short again."""
     _, network = network_of("packed", "decoder")
-    running = Continuous(network)
-    long, short = text_of(Sampling(), 50, ()), text_of(Sampling(), 50, ())
-    running.join(opened([[7] * 40, [7] * 2]), [long, short])
+    running = ContinuousBatch(network)
+    long, short = Sampler(50, ()), Sampler(50, ())
+    running.join(make_batch([[7] * 40, [7] * 2]), [long, short])
     running.step()
-    assert running.state.length == 41 and len(running.last) == 2
-    running.drop([long])
-    assert running.state.length == 3 and running.state.keys is None and len(running.last) == 1
-    running.drop([short])
-    assert not running.going and running.state == State()
+    assert running.state.length == 40 and len(running.pending) == 2
+    running.remove([long])
+    assert running.state.length == 2 and running.state.keys is None and len(running.pending) == 1
+    running.remove([short])
+    assert not running.running and running.state == State() and running.pending is None
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
@@ -189,23 +197,23 @@ def test_who_stays_is_not_touched_by_who_leaves(name: str) -> None:
     """Texts with a long source and many tokens go, and with them the places that only they needed."""
     c, network = network_of(name, "encoder-decoder")
     sources, limits = [[*range(3, 40)], *prompts(c, 3)], [14, 20, 20, 20]
-    texts = [Text(Sentence(Beam(3), limit, ())) for limit in limits]
-    running = Continuous(network)
-    running.join(opened([[1]], sources[:1]), texts[:1])
+    texts = [BeamSearch(BeamParams(3), limit, ()) for limit in limits]
+    running = ContinuousBatch(network)
+    running.join(make_batch([[1]], sources[:1]), texts[:1])
     for _ in range(11):
         running.step()
-    running.join(opened([[1]] * 3, sources[1:]), texts[1:])
-    while running.going:
+    running.join(make_batch([[1]] * 3, sources[1:]), texts[1:])
+    while running.running:
         running.step()
-        if len(running.going) == 3:  # the long one has left
+        if len(running.running) == 3:  # the long one has left
             assert running.state.length < 10 and running.state.memory.vectors.size(1) < 12
             break
-    while running.going:
+    while running.running:
         running.step()
     for source, text in zip(sources[1:], texts[1:], strict=True):
         batch = Batch(torch.tensor([[1]]), source=torch.tensor([source]))
-        (wanted,) = beam_search(network, batch, [20], (), Beam(3))
-        assert [h.ids for h in text.body.results()] == [h.ids for h in wanted]
+        (wanted,) = beam_search(network, batch, [20], (), BeamParams(3))
+        assert [h.ids for h in text.results()] == [h.ids for h in wanted]
 
 
 def test_who_joins_takes_a_free_lane() -> None:
@@ -213,23 +221,23 @@ def test_who_joins_takes_a_free_lane() -> None:
     c, network = network_of("packed", "encoder-decoder")
     sources = prompts(c, 8)
     longest = [4, 9, 14, 19, 24, 24, 24, 24]
-    texts = [text_of(Beam(3), most, ()) for most in longest]
-    alone = [text_of(Beam(3), most, ()) for most in longest]
+    texts = [BeamSearch(BeamParams(3), most, ()) for most in longest]
+    alone = [BeamSearch(BeamParams(3), most, ()) for most in longest]
     for source, text in zip(sources, alone, strict=True):
-        running = Continuous(network)
-        running.join(opened([[1]], [source]), [text])
-        while running.going:
+        running = ContinuousBatch(network)
+        running.join(make_batch([[1]], [source]), [text])
+        while running.running:
             running.step()
-    running = Continuous(network)
-    running.join(opened([[1]] * 4, sources[:4]), texts[:4])
+    running = ContinuousBatch(network)
+    running.join(make_batch([[1]] * 4, sources[:4]), texts[:4])
     waiting, stores = list(range(4, 8)), list[int]()
-    while running.going:
+    while running.running:
         ended = running.step()
         if waiting and ended:
-            before = running.state.layers[0]["written"].store
+            before = running.state.layers[0]["cache"].buffer
             at = waiting.pop(0)
-            running.join(opened([[1]], [sources[at]]), [texts[at]])
-            stores.append(running.state.layers[0]["written"].store is before)
+            running.join(make_batch([[1]], [sources[at]]), [texts[at]])
+            stores.append(running.state.layers[0]["cache"].buffer is before)
     assert len(stores) == 4 and any(stores)
     for one, other in zip(texts, alone, strict=True):
-        assert [h.ids for h in one.body.results()] == [h.ids for h in other.body.results()]
+        assert [h.ids for h in one.results()] == [h.ids for h in other.results()]

@@ -21,7 +21,7 @@ from qkv.check import example
 from qkv.config import ModelConfig
 from qkv.engine import native
 from qkv.engine import pack as engine
-from qkv.engine.kv_cache import Written
+from qkv.engine.kv_cache import KVCache
 from qkv.engine.native_decoder import NativeStack
 from qkv.engine.pack import PackedAttention, PackedLinear, pack
 from qkv.memory import keep_freed_memory
@@ -233,25 +233,25 @@ def test_a_beam_that_moves_copies_nothing() -> None:
     c = tiny("transformer-base")
     fast, batch = pack(network_of(c)), example(c)
     _, state = fast.step(batch.inputs[:, :1], fast.start(batch))
-    store = state.layers[0]["written"].store
+    store = state.layers[0]["cache"].buffer
     for t in range(1, 6):
         state = state.move(torch.tensor([2, 2, 0]))
         _, state = fast.step(batch.inputs[:, t : t + 1], state)
-        assert state.layers[0]["written"].store is store
+        assert state.layers[0]["cache"].buffer is store
     assert store.used == 6
 
 
 @torch.no_grad()
 def test_a_store_grows_and_shrinks_with_its_rows() -> None:
     """Rows of numbers that say who wrote them, through moves, leavings and more than one store."""
-    written, texts = Written.empty(1, 1, 1), [[], []]
+    written, texts = KVCache.empty(1, 1, 1, torch.empty(0)), [[], []]
     choices = random.Random(0)
     for token in range(40):
         rows = [choices.randrange(len(texts)) for _ in range(choices.randrange(1, 7))]
         texts = [[*texts[row], (token, at)] for at, row in enumerate(rows)]
-        written = written.index_select(0, torch.tensor(rows)).extended(len(rows), 1)
+        written = written.index_select(0, torch.tensor(rows)).extend(len(rows), 1)
         for at in range(len(rows)):
-            written.store.vectors[0, at, 0, token, :, 0] = torch.tensor([token, at])
+            written.buffer.vectors[0, at, 0, token, :, 0] = torch.tensor([token, at])
         found = written.dense(len(rows))[0, :, 0, :, :, 0]  # (R, length, 2)
         assert found.tolist() == [[list(map(float, pair)) for pair in text] for text in texts]
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.detokenize import pieces, until
-from qkv.generate.sampling import Sampling, best, choose, seeded
-from qkv.generate.search import greedy, sample, steps
+from qkv.generate.detokenize import cut_at_stop, detokenize
+from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens, top_k
+from qkv.generate.search import greedy, make_samplers, sample, stream
 from qkv.models.build import build
 
 SIZES = {"vocab_size": 23, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 64, "init_std": 0.4}
@@ -70,7 +70,7 @@ def test_with_state_as_without(network):
 
 
 def greedy_columns(network, batch, count):
-    return list(steps(network, batch, count))
+    return list(stream(network, batch, make_samplers(batch, count)))
 
 
 def test_rows_end_at_an_end_token_and_leave_the_others_alone(network):
@@ -83,7 +83,7 @@ def test_rows_end_at_an_end_token_and_leave_the_others_alone(network):
 
 
 def test_sampling_in_a_batch_draws_what_it_draws_alone(network):
-    batch, how = prompts(network), Sampling(1.3, top_k=9, top_p=0.95)
+    batch, how = prompts(network), SamplingParams(1.3, top_k=9, top_p=0.95)
     together = sample(network, batch, 10, (), how, seed=5)
     assert together == sample(network, batch, 10, (), how, seed=5)
     assert together != sample(network, batch, 10, (), how, seed=6)
@@ -91,7 +91,9 @@ def test_sampling_in_a_batch_draws_what_it_draws_alone(network):
         assert sample(network, alone(batch, row), 10, (), how, seed=5 + row)[0] == text
 
 
-@pytest.mark.parametrize("how", [Sampling(0.0), Sampling(2.0, top_k=1), Sampling(2.0, top_p=1e-9), Sampling(1e-6)])
+@pytest.mark.parametrize(
+    "how", [SamplingParams(0.0), SamplingParams(2.0, top_k=1), SamplingParams(2.0, top_p=1e-9), SamplingParams(1e-6)]
+)
 def test_narrow_sampling_is_greedy(network, how):
     batch = prompts(network)
     assert sample(network, batch, 8, (), how, seed=3) == greedy(network, batch, 8)
@@ -111,41 +113,41 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, -1.0, -3.0])
 
 
 def frequencies(how, count=4000):
-    drawn = choose(LOGITS.expand(count, -1), how, seeded(0, count))
+    drawn = sample_tokens(LOGITS.expand(count, -1), how, make_generators(0, count))
     return torch.bincount(drawn, minlength=5) / count
 
 
 def test_plain_sampling_follows_the_distribution():
-    assert torch.allclose(frequencies(Sampling(1.0)), LOGITS.softmax(-1), atol=0.03)
+    assert torch.allclose(frequencies(SamplingParams(1.0)), LOGITS.softmax(-1), atol=0.03)
 
 
 def test_temperature_flattens():
-    assert torch.allclose(frequencies(Sampling(3.0)), (LOGITS / 3).softmax(-1), atol=0.03)
+    assert torch.allclose(frequencies(SamplingParams(3.0)), (LOGITS / 3).softmax(-1), atol=0.03)
 
 
 def test_top_k_keeps_the_k_best_in_proportion():
-    kept = frequencies(Sampling(1.0, top_k=2))
+    kept = frequencies(SamplingParams(1.0, top_k=2))
     assert kept[2:].sum() == 0 and torch.allclose(kept[:2], LOGITS[:2].softmax(-1), atol=0.03)
 
 
 def test_top_p_keeps_the_fewest_that_reach_p():
     """softmax = .61 .22 .14 .03 .004: two tokens reach 0.7, and the second is the one that reaches it."""
-    kept = frequencies(Sampling(1.0, top_p=0.7))
+    kept = frequencies(SamplingParams(1.0, top_p=0.7))
     assert kept[2:].sum() == 0 and torch.allclose(kept[:2], LOGITS[:2].softmax(-1), atol=0.03)
 
 
 def test_min_p_keeps_what_has_a_share_of_the_best():
     """softmax = .61 .22 .14 .03 .004: a fifth of .61 keeps three; of the first alone, everything below falls."""
-    kept = frequencies(Sampling(1.0, min_p=0.2))
+    kept = frequencies(SamplingParams(1.0, min_p=0.2))
     assert kept[3:].sum() == 0 and torch.allclose(kept[:3], LOGITS[:3].softmax(-1), atol=0.03)
-    assert frequencies(Sampling(1.0, min_p=1.0))[0] == 1
+    assert frequencies(SamplingParams(1.0, min_p=1.0))[0] == 1
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 3000), st.integers(0, 1000))
 def test_the_best_in_chunks_are_the_best(rows, count, size, seed):
     scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
-    values, places = best(scores, count, chunk=8)
+    values, places = top_k(scores, count, chunk=8)
     wanted = scores.sort(-1, descending=True)
     assert torch.equal(values, wanted.values[:, :count]) and torch.equal(places, wanted.indices[:, :count])
 
@@ -154,7 +156,7 @@ def test_the_best_in_chunks_are_the_best(rows, count, size, seed):
 @given(st.floats(0.01, 100), st.integers(0, 6), st.floats(1e-6, 1), st.floats(0, 1), st.integers(0, 1000))
 def test_a_choice_is_always_among_those_kept(temperature, top_k, top_p, min_p, seed):
     logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(seed)) * 20
-    chosen = choose(logits, Sampling(temperature, top_k, top_p, min_p), seeded(seed, 3))
+    chosen = sample_tokens(logits, SamplingParams(temperature, top_k, top_p, min_p), make_generators(seed, 3))
     rank = (logits > logits.gather(1, chosen[:, None])).sum(1)
     assert (rank < (top_k or 6)).all()
 
@@ -173,7 +175,7 @@ def test_a_choice_is_always_among_those_kept(temperature, top_k, top_p, min_p, s
 )
 def test_impossible_settings_are_refused(bad):
     with pytest.raises(QkvError, match=next(iter(bad))):
-        Sampling(**bad)
+        SamplingParams(**bad)
 
 
 # --- tokens to text
@@ -188,21 +190,24 @@ class Bytes:
 
 @given(st.text(max_size=12))
 def test_pieces_are_whole_characters_and_make_the_text(text):
-    given_out = list(pieces(text.encode(), Bytes()))
+    given_out = list(detokenize(text.encode(), Bytes()))
     assert "".join(given_out) == text
     assert all(piece == "" or "\ufffd" not in piece or "\ufffd" in text for piece in given_out)
 
 
 def test_broken_characters_come_at_the_end():
-    assert "".join(pieces("ü".encode()[:1], Bytes())) == "\ufffd"
+    assert "".join(detokenize("ü".encode()[:1], Bytes())) == "\ufffd"
 
 
 @given(st.lists(st.text("ab.", max_size=4), max_size=6), st.lists(st.text("ab.", min_size=1, max_size=3), max_size=2))
 def test_a_stop_string_ends_the_text_wherever_the_pieces_break(texts, stop):
+    """The stop string that is complete first ends it."""
     whole = "".join(texts)
-    cut = min([whole.find(end) for end in stop if end in whole], default=len(whole))
-    assert "".join(until(texts, stop)) == whole[:cut]
+    cut = min([(whole.find(end) + len(end), whole.find(end)) for end in stop if end in whole], default=(0, len(whole)))[
+        1
+    ]
+    assert "".join(cut_at_stop(texts, stop)) == whole[:cut]
 
 
 def test_pieces_before_a_stop_string_are_not_held_back_for_long():
-    assert list(until(["ab", "c", "d"], ["cx"])) == ["ab", "cd"]
+    assert list(cut_at_stop(["ab", "c", "d"], ["cx"])) == ["ab", "cd"]

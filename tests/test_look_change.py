@@ -10,8 +10,7 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
-from qkv.generate.sampling import Sampling
-from qkv.generate.search import steps
+from qkv.generate.search import make_samplers, stream
 from qkv.look import attribution
 from qkv.look.ablate import effect_of_heads, without
 from qkv.look.attention import sites
@@ -124,7 +123,7 @@ def build_like(network: torch.nn.Module, c: ModelConfig) -> torch.nn.Module:
 def test_heads_stay_off_while_a_text_is_written() -> None:
     _, network, batch, _ = made("gpt2")
     with without(network, [(0, 0), (1, 2)]):
-        written = [row[0] for row in steps(network, batch, 4, (), Sampling(), 0)]
+        written = [row[0] for row in stream(network, batch, make_samplers(batch, 4))]
         ids = torch.cat([batch.inputs, torch.tensor([written])], 1)
         again = logits(network, Batch(ids))[0].argmax(-1)
     assert written == again[batch.inputs.size(1) - 1 : -1].tolist()

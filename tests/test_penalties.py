@@ -14,12 +14,12 @@ from qkv.api import Model
 from qkv.base_model import BaseModel
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.generate.beam import search
-from qkv.generate.continuous import Continuous, opened, text_of
-from qkv.generate.hypotheses import Beam
-from qkv.generate.logits_processor import Rules
-from qkv.generate.sampling import Sampling, choose, seeded
-from qkv.generate.search import greedy, sample
+from qkv.generate.beam import BeamParams
+from qkv.generate.continuous_batching import ContinuousBatch, make_batch
+from qkv.generate.logits_processor import LogitsProcessor
+from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens
+from qkv.generate.search import beam_search, greedy, sample
+from qkv.generate.sequence import Sampler
 from qkv.serve.scheduling.served_model import Served
 
 PENALTIES: list[dict[str, Any]] = [
@@ -45,7 +45,7 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     prompts, written = rows(6, 9, 12, 1), rows(6, 5, 12, 2)
     logits = torch.randn(6, 12, generator=torch.Generator().manual_seed(3))  # of both signs
     ours = logits.clone()
-    Rules(repetition_penalty=penalty, prompts=prompts).apply(ours, written, range(6))
+    LogitsProcessor(repetition_penalty=penalty, prompts=prompts).process(ours, written, range(6))
     for row, (before, ids) in enumerate(zip(prompts, written, strict=True)):
         theirs = processors.RepetitionPenaltyLogitsProcessor(penalty)(
             torch.tensor([before + ids]), logits[row : row + 1]
@@ -58,7 +58,7 @@ def test_ngram_blocking_is_that_of_transformers(n: int) -> None:
     processors = pytest.importorskip("transformers.generation.logits_process")
     prompts, written = rows(20, 12, 4, 4), rows(20, 9, 4, 5)
     ours, blocked = torch.zeros(20, 4), 0
-    Rules(no_repeat_ngram=n, prompts=prompts).apply(ours, written, range(20))
+    LogitsProcessor(no_repeat_ngram=n, prompts=prompts).process(ours, written, range(20))
     for row, (before, ids) in enumerate(zip(prompts, written, strict=True)):
         theirs = processors.NoRepeatNGramLogitsProcessor(n)(torch.tensor([before + ids]), torch.zeros(1, 4))
         assert torch.equal(ours[row], theirs[0])
@@ -71,15 +71,15 @@ def test_min_p_keeps_the_tokens_that_transformers_keeps(min_p: float) -> None:
     processors = pytest.importorskip("transformers.generation.logits_process")
     logits = torch.tensor([[2.0, 1.5, 1.0, 0.0, -1.0, -3.0]])
     kept = processors.MinPLogitsWarper(min_p)(None, processors.TemperatureLogitsWarper(0.8)(None, logits)) > -torch.inf
-    drawn = choose(logits.expand(3000, -1), Sampling(0.8, min_p=min_p), seeded(0, 3000))
+    drawn = sample_tokens(logits.expand(3000, -1), SamplingParams(0.8, min_p=min_p), make_generators(0, 3000))
     assert set(drawn.tolist()) == set(kept[0].nonzero().flatten().tolist())
 
 
 def test_presence_and_frequency_count_what_was_generated() -> None:
     """OpenAI: logit - presence * [count > 0] - frequency * count; the prompt is not counted."""
     logits = torch.zeros(1, 5)
-    rules = Rules(presence_penalty=0.5, frequency_penalty=0.25, prompts=[[4, 4, 0]])
-    rules.apply(logits, [[1, 2, 1, 1]], [0])
+    rules = LogitsProcessor(presence_penalty=0.5, frequency_penalty=0.25, prompts=[[4, 4, 0]])
+    rules.process(logits, [[1, 2, 1, 1]], [0])
     assert logits.tolist() == [[0, -0.5 - 0.75, -0.5 - 0.25, 0, 0]]
 
 
@@ -88,7 +88,7 @@ def test_presence_and_frequency_count_what_was_generated() -> None:
 )
 def test_impossible_penalties_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(QkvError, match=next(iter(bad))):
-        Rules(**bad)
+        LogitsProcessor(**bad)
 
 
 # --- whole texts
@@ -117,28 +117,28 @@ def lm() -> Model:
 
 
 @pytest.mark.parametrize("penalties", PENALTIES)
-@pytest.mark.parametrize("how", [Sampling(), Sampling(1.2, min_p=0.05)], ids=["greedy", "drawn"])
-def test_every_loop_writes_the_same_text(lm: Model, how: Sampling, penalties: dict[str, Any]) -> None:
+@pytest.mark.parametrize("how", [SamplingParams(), SamplingParams(1.2, min_p=0.05)], ids=["greedy", "drawn"])
+def test_every_loop_writes_the_same_text(lm: Model, how: SamplingParams, penalties: dict[str, Any]) -> None:
     """Model.generate, sliding, batches of fixed and of changing rows, and a beam of 1."""
     ends, given = lm.config.eos_ids, rows(3, 9, lm.config.vocab_size, 6)
-    rules = Rules(ends, prompts=given, **penalties)
-    texts = [text_of(how, 20, ends, Rules(**penalties).after(ids, ends), 5) for ids in given]
-    running = Continuous(lm.network)
-    running.join(opened(given), texts)
-    while running.going:
+    rules = LogitsProcessor(ends, prompts=given, **penalties)
+    texts = [Sampler(20, ends, how, 5, processor=LogitsProcessor(**penalties).for_prompt(ids, ends)) for ids in given]
+    running = ContinuousBatch(lm.network)
+    running.join(make_batch(given), texts)
+    while running.running:
         running.step()
     for row, ids in enumerate(given):
-        batch, own = Batch(torch.tensor([ids])), Rules(**penalties).after(ids, ends)
+        batch, own = Batch(torch.tensor([ids])), LogitsProcessor(**penalties).for_prompt(ids, ends)
         (alone,) = sample(lm.network, batch, 20, ends, how, 5, own)
-        assert [step.token for step in texts[row].body.steps] == alone
+        assert texts[row].ids == alone
         text = [token for token in alone if token not in ends]
         settings = {"temperature": how.temperature, "min_p": how.min_p, "seed": 5, **penalties}
         assert list(lm.generate([ids], 20, **settings)) == text
         assert list(lm.generate([ids], 20, slide=True, **settings)) == text
         if not how.temperature:
-            assert search(lm.network, batch, 20, ends, Beam(1), own)[0][0].ids == alone
-    plain = greedy(lm.network, opened(given), 20, ends)
-    assert plain != greedy(lm.network, opened(given), 20, ends, rules) or how.temperature
+            assert beam_search(lm.network, batch, 20, ends, BeamParams(1), own)[0][0].ids == alone
+    plain = greedy(lm.network, make_batch(given), 20, ends)
+    assert plain != greedy(lm.network, make_batch(given), 20, ends, rules) or how.temperature
 
 
 def test_a_served_text_is_that_of_the_model(lm: Model) -> None:

@@ -18,8 +18,7 @@ pytest.importorskip("fastapi")
 from served import TEXTS, all_models, language_model, model, served
 from starlette.testclient import TestClient
 
-from qkv.generate.continuous import text_of
-from qkv.generate.sampling import Sampling
+from qkv.generate.sequence import Sampler
 from qkv.serve.app import application
 from qkv.serve.http.errors import Refusal
 from qkv.serve.scheduling import scheduler
@@ -95,7 +94,7 @@ def test_what_takes_too_long_is_given_up() -> None:
             "/v1/completions", json={"model": "lm", "prompt": "a", "max_tokens": 80, "stream": True}
         ).text
         assert "longer than 0.2 s" in lines and lines.endswith("data: [DONE]\n\n")
-        settled(lambda: not lane.tickets and not lane.running.going)
+        settled(lambda: not lane.tickets and not lane.running.running)
 
 
 def settled(done: Any, seconds: float = 60.0) -> None:
@@ -121,7 +120,7 @@ def test_a_client_that_goes_away_frees_its_place(stream: bool, path: str, more: 
 
             def held() -> Any:
                 """Up to the thirtieth token; then it waits until the client has gone."""
-                lane_steps.append(len(lane.running.going))
+                lane_steps.append(len(lane.running.running))
                 assert len(lane_steps) < 30 or left.wait(60)
                 return step()
 
@@ -155,14 +154,14 @@ def test_a_client_that_goes_away_frees_its_place(stream: bool, path: str, more: 
             left.set()
             while lane.tickets:
                 await asyncio.sleep(0.01)
-            assert not lane.running.going and len(lane_steps) == 30
+            assert not lane.running.running and len(lane_steps) == 30
 
     asyncio.run(talk())
 
 
 def ticket(longest: int = 5) -> Ticket:
     """A text of exactly so many tokens."""
-    return Ticket([1], None, text_of(Sampling(), longest, ()))
+    return Ticket([1], None, Sampler(longest, ()))
 
 
 def lane_of_its_own() -> Lane:
@@ -176,17 +175,17 @@ def test_a_client_may_go_at_any_moment_of_a_turn() -> None:
     async def scene() -> None:
         lane, leaves, stays = lane_of_its_own(), ticket(5), ticket(8)
         lane.turn([leaves, stays])
-        drop = lane.running.drop
+        drop = lane.running.remove
 
         def late(texts: Any) -> None:
             drop(texts)
             leaves.gone = True
 
-        lane.running.drop = late  # type: ignore[method-assign]
+        lane.running.remove = late  # type: ignore[method-assign]
         for _ in range(10):
             lane.turn([])
-        assert len((await asyncio.wait_for(stays.written(), 20)).body.steps) == 8
-        assert not lane.tickets and not lane.running.going
+        assert len((await asyncio.wait_for(stays.written(), 20)).tokens) == 8
+        assert not lane.tickets and not lane.running.running
 
     asyncio.run(scene())
 
@@ -195,14 +194,14 @@ def test_texts_that_cannot_be_read_are_told_so(monkeypatch: pytest.MonkeyPatch) 
     async def scene() -> None:
         lane, there, new = lane_of_its_own(), ticket(), [ticket(), ticket()]
         lane.turn([there])
-        monkeypatch.setattr(scheduler, "opened", lambda *_: 1 / 0)
+        monkeypatch.setattr(scheduler, "make_batch", lambda *_: 1 / 0)
         lane.turn(new)
         for one in new:
             with pytest.raises(Refusal, match="internal error"):
                 await asyncio.wait_for(one.written(), 20)
-        while lane.running.going:
+        while lane.running.running:
             lane.turn([])
-        assert len((await asyncio.wait_for(there.written(), 20)).body.steps) == 5
+        assert len((await asyncio.wait_for(there.written(), 20)).tokens) == 5
 
     asyncio.run(scene())
 

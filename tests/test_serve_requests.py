@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from served import TEXTS, all_models, language_model, model, served, tokenizer
 from starlette.testclient import TestClient
 
-from qkv.generate.continuous import Step
-from qkv.generate.detokenize import pieces
-from qkv.generate.sampling import Sampling, choose, seeded
+from qkv.generate.detokenize import detokenize
+from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens
+from qkv.generate.sequence import GeneratedToken
 from qkv.serve.api import inspection, libretranslate, native, openai, sentences
 from qkv.serve.api.logprobs import Reader, chat_logprobs, completion_logprobs
 from qkv.serve.api.markup import Markup, Run
@@ -38,12 +38,20 @@ def client() -> Iterator[TestClient]:
 @pytest.mark.parametrize("tiny", [5e-324, 1e-50, 1e-40, 1e-30, 1e-6])
 def test_however_small_a_number_the_best_token_stays(tiny: float) -> None:
     logits = torch.tensor([[0.5, 2.0, -1.0], [float("-inf"), 0.0, 3.0]])
-    for how in (Sampling(tiny), Sampling(1.0, top_p=tiny), Sampling(tiny, top_k=2, top_p=tiny, min_p=tiny)):
-        assert choose(logits, how, seeded(1, 2)).tolist() == [1, 2]
+    for how in (
+        SamplingParams(tiny),
+        SamplingParams(1.0, top_p=tiny),
+        SamplingParams(tiny, top_k=2, top_p=tiny, min_p=tiny),
+    ):
+        assert sample_tokens(logits, how, make_generators(1, 2)).tolist() == [1, 2]
 
 
 def test_scores_that_are_no_numbers_still_choose_a_token_of_the_vocabulary() -> None:
-    assert 0 <= choose(torch.full((1, 3), float("nan")), Sampling(1.0, top_p=0.5), seeded(1, 1)).item() < 3
+    assert (
+        0
+        <= sample_tokens(torch.full((1, 3), float("nan")), SamplingParams(1.0, top_p=0.5), make_generators(1, 1)).item()
+        < 3
+    )
 
 
 # --- texts
@@ -135,9 +143,9 @@ def test_tokens_are_told_as_they_stand_in_the_text() -> None:
     """Behind the prompt, part of a character by its bytes, a special token as none of the text."""
     words = train_tokenizer(TEXTS * 20, "byte-bpe", 300)
     ids = [*words.encode(" runs über den Zaun", special=False), 2, *words.encode(" 😀 dog", special=False)]
-    steps = [Step(token, -1.0, []) for token in ids]
+    steps = [GeneratedToken(token, -1.0, []) for token in ids]
     before = words.encode("the dog", special=False)
-    text = "".join(pieces(ids, words, before))
+    text = "".join(detokenize(ids, words, before))
     reader = Reader(words, before)
     told = [
         completion_logprobs(reader, steps[at : at + 3], 0) for at in range(0, len(steps), 3)

@@ -19,11 +19,11 @@ import qkv
 from qkv.api import Model
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.generate.alignment import attention, links, pharaoh, taps, words_at, written_spans
-from qkv.generate.logits_processor import Rules
-from qkv.generate.parallel import streams
+from qkv.generate.alignment import attention, links, pharaoh, taps, token_spans, words_at
+from qkv.generate.logits_processor import LogitsProcessor
+from qkv.generate.parallel import run_parallel
 from qkv.generate.search import greedy
-from qkv.generate.translate import Request, batches
+from qkv.generate.translate import TranslationParams, make_batches
 from qkv.models.build import build
 from qkv.parts.tap import record
 from qkv.presets import tiny
@@ -89,7 +89,7 @@ def test_a_beam_of_one_is_greedy(model: Model) -> None:
         source = [*model.tokenizer.plain([text])[0], 2]
         batch = Batch(inputs=torch.tensor([[1]]), source=torch.tensor([source]))
         limit = min(2 * len(source) + 20, c.max_length)
-        rules = Rules(never=(0, 1))  # padding and the start token are never written in a translation
+        rules = LogitsProcessor(suppressed=(0, 1))  # padding and the start token are never written in a translation
         ids = greedy(model.network, batch, limit, c.eos_ids, rules)[0]
         assert model.translate([text], beam=1) == [model.tokenizer.decode([t for t in ids if t != 2])]
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_translated_costs_only_itself(model: Model) -> None:
 
 def test_names_of_special_tokens_are_text(model: Model) -> None:
     """ "</s>" in a text must not end it for the model."""
-    job = model.translator().job(0, "a </s> <pad> man", Request())
+    job = model.translator().encode(0, "a </s> <pad> man", TranslationParams())
     assert job.source.count(2) == 1 and job.source[-1] == 2 and 0 not in job.source
     assert model.tokenizer.decode(job.source) == "a </s> <pad> man"
 
@@ -156,12 +156,16 @@ def test_bad_calls_are_errors_in_words(model: Model) -> None:
 
 def test_the_longest_translation(model: Model) -> None:
     """Twice the source and 20, or so many tokens more than it; with a bound of its own too, the smaller one."""
-    longest, source = model.translator().longest, [5] * 7
-    assert longest(source, Request()) == 34
-    assert longest(source, Request(extra_length=0)) == 7
-    assert longest(source, Request(extra_length=5)) == longest(source, Request(max_length=30, extra_length=5)) == 12
-    assert longest(source, Request(max_length=9, extra_length=5)) == 9
-    assert longest(source, Request(extra_length=10**8)) == model.config.max_length
+    longest, source = model.translator().max_tokens, [5] * 7
+    assert longest(source, TranslationParams()) == 34
+    assert longest(source, TranslationParams(extra_length=0)) == 7
+    assert (
+        longest(source, TranslationParams(extra_length=5))
+        == longest(source, TranslationParams(max_length=30, extra_length=5))
+        == 12
+    )
+    assert longest(source, TranslationParams(max_length=9, extra_length=5)) == 9
+    assert longest(source, TranslationParams(extra_length=10**8)) == model.config.max_length
 
 
 def test_a_packed_copy_follows_the_weights() -> None:
@@ -187,7 +191,7 @@ def test_batches_hold_every_job_once_and_few_tokens() -> None:
     from types import SimpleNamespace
 
     jobs = [SimpleNamespace(source=[0] * n) for n in (3, 9, 1, 4, 4, 30, 2, 7)]
-    made = list(batches(jobs, 12, 2))
+    made = list(make_batches(jobs, 12, 2))
     assert sorted(map(id, (job for some in made for job in some))) == sorted(map(id, jobs))
     for some in made:
         assert len(some) == 1 or len(some) * max(len(job.source) for job in some) <= 12
@@ -202,9 +206,9 @@ def test_streams_write_what_one_thread_writes(model: Model) -> None:
     torch.set_num_threads(2)
     try:
         assert model.translate(texts, beam=2) == alone
-        assert streams(str, [3, 1, 2]) == ["3", "1", "2"]
+        assert run_parallel(str, [3, 1, 2]) == ["3", "1", "2"]
         with pytest.raises(ValueError, match="invalid"):
-            streams(int, ["1", "x", "3"])
+            run_parallel(int, ["1", "x", "3"])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -235,7 +239,7 @@ def test_words_of_tokens() -> None:
         tokenizer = train_tokenizer(TEXTS * 20, kind, 120)
         for text in TEXTS:
             ids = tokenizer.plain([text])[0]
-            found = [word for word in words_at(text, written_spans(ids, tokenizer)) if word is not None]
+            found = [word for word in words_at(text, token_spans(ids, tokenizer)) if word is not None]
             assert found == sorted(found) and set(found) == set(range(len(text.split()))), (kind, text)
             encoded = [
                 w
@@ -261,7 +265,7 @@ def test_alignments_are_read_from_the_attention_of_the_whole_text(name: str) -> 
         words = one.text.split()
         assert {target for _, target in one.alignment} == set(range(len(words)))
         written = [t for t in ids if t != 2]
-        owners = words_at(one.text, written_spans(written, model.tokenizer))
+        owners = words_at(one.text, token_spans(written, model.tokenizer))
         rows = [[i for i, word in enumerate(owners) if word == target] for target in range(len(words))]
         table = torch.tensor([[looks[own][:, columns(text, word)].sum(1).mean() for word in range(len(text.split()))]
                               for own in rows])  # fmt: skip  # (target words, source words)

@@ -13,7 +13,7 @@ from qkv.data import lines as line_module
 from qkv.data import sources as source_module
 from qkv.data.translation import collate, sources
 from qkv.errors import ConfigError, QkvError
-from qkv.generate.translate import Request, Translator
+from qkv.generate.translate import TranslationParams, Translator
 from qkv.tasks import translation as task
 from qkv.tasks import vocabulary
 from qkv.text.train import KINDS
@@ -45,7 +45,9 @@ def test_the_folder_translates_as_the_run_in_memory(kind: str, joint: bool, tmp_
     assert (tmp_path / "run" / "best" / "target_tokenizer.json").exists() != joint
     alike = joint or kind == "bytes"  # of bytes nothing is learned
     assert (r.words.source.to_json() == r.words.target.to_json()) == alike
-    alive = Translator(r.config, r.training.network.eval(), r.words.source, r.words.target).translate(TEXTS, Request())
+    alive = Translator(r.config, r.training.network.eval(), r.words.source, r.words.target).translate(
+        TEXTS, TranslationParams()
+    )
     assert model.translate(TEXTS, fast=False) == [one.text for one in alive]
     assert any(one.text for one in alive) and not any(one.problem for one in alive)
 

@@ -58,15 +58,15 @@ def run(
     [dim]printf 'Where is Rome?\\nHow old is it?\\n' | qkv chat chat-model[/]
     """
     from qkv.api import load
-    from qkv.generate.logits_processor import Rules
-    from qkv.generate.sampling import Sampling
+    from qkv.generate.logits_processor import LogitsProcessor
+    from qkv.generate.sampling import SamplingParams
 
     if sys.stdin is None:
         raise QkvError("there is no standard input to read messages from")
-    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
-    rules = Rules(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                  frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
-    talk = load(folder, device=device.value).conversation(system, max_new_tokens, how, seed, rules)
+    params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
+    processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                                frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
+    talk = load(folder, device=device.value).conversation(system, max_new_tokens, params, seed, processor)
     typed = sys.stdin.isatty()
     if typed:
         print(HELP, file=sys.stderr)
@@ -80,7 +80,7 @@ def run(
             else:
                 command(talk, line)
         if as_json:
-            told = {"messages": talk.messages, "forgotten": talk.forgotten}
+            told = {"messages": talk.messages, "forgotten": talk.n_dropped}
             print(json.dumps(told, ensure_ascii=False, indent=2), flush=True)
     if problems and not typed:
         raise typer.Exit(1)
@@ -117,12 +117,12 @@ def command(talk: Conversation, line: str) -> None:
 
 def turn(talk: Conversation, text: str, quiet: bool) -> bool:
     """One message and its answer. A message that cannot be answered is said, and the conversation goes on: False."""
-    before = talk.forgotten
+    before = talk.n_dropped
     try:
         for piece in talk.ask(text):
-            if talk.forgotten > before:
-                print(f"the context is full: the first {talk.forgotten} messages are forgotten", file=sys.stderr)
-                before = talk.forgotten
+            if talk.n_dropped > before:
+                print(f"the context is full: the first {talk.n_dropped} messages are forgotten", file=sys.stderr)
+                before = talk.n_dropped
             if not quiet:
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:

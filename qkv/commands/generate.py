@@ -76,16 +76,16 @@ def run(
     [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --slide[/]
     """
     from qkv.api import load
-    from qkv.generate.logits_processor import Rules
-    from qkv.generate.sampling import Sampling
+    from qkv.generate.logits_processor import LogitsProcessor
+    from qkv.generate.sampling import SamplingParams
 
     if prompt is None and sys.stdin is None:
         raise QkvError("no prompt and no standard input: give a prompt")
     if n > 1 and temperature == 0:
         raise QkvError(f"--n {n}: without --temperature all texts are the same")
-    how = Sampling(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
-    rules = Rules(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                  frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
+    params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
+    processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+                                frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     model = load(folder, device=device.value)
     ids = model.prompt_ids(text, chat, system)
@@ -97,9 +97,9 @@ def run(
         )
     with writing():
         for number in range(n):
-            one = One(model, ids, max_new_tokens, slide, rules)
+            one = One(model, ids, max_new_tokens, slide, processor)
             drawn = None if seed is None else seed + number
-            shown = one.pieces(how, drawn)
+            shown = one.pieces(params, drawn)
             if as_json:
                 told = {"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}
                 print(json.dumps(told, ensure_ascii=False), flush=True)
@@ -120,13 +120,13 @@ def show(pieces: Iterator[str], first: bool) -> None:
 class One:
     """One text as it is written, and why it ended."""
 
-    def __init__(self, model: Model, ids: list[int], most: int, slide: bool, rules: Any):
-        self.model, self.ids, self.most, self.slide, self.rules = model, ids, most, slide, rules
+    def __init__(self, model: Model, ids: list[int], most: int, slide: bool, processor: Any):
+        self.model, self.ids, self.most, self.slide, self.processor = model, ids, most, slide, processor
         self.written = 0
 
-    def pieces(self, how: Any, seed: int | None) -> Iterator[str]:
+    def pieces(self, params: Any, seed: int | None) -> Iterator[str]:
         def counted() -> Iterator[int]:
-            for token in self.model.tokens(self.ids, self.most, how, seed, self.slide, self.rules):
+            for token in self.model.tokens(self.ids, self.most, params, seed, self.slide, self.processor):
                 self.written += 1
                 yield token
 

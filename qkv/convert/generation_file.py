@@ -14,9 +14,9 @@ from typing import Any
 from qkv.config import ModelConfig
 from qkv.convert.files import read_json
 from qkv.convert.hf_family import OPTIONAL_INT, Json, check_type
+from qkv.generate.beam import BeamParams
 from qkv.generate.defaults import Defaults
-from qkv.generate.hypotheses import Beam
-from qkv.generate.translate import never_written
+from qkv.generate.translate import suppressed_tokens
 
 NAME = "generation_config.json"
 KEYS: dict[str, tuple[type, ...]] = {
@@ -81,7 +81,7 @@ def generation_json(c: ModelConfig, how: Defaults) -> dict[str, Any]:
     common = {"bos_token_id": c.bos_id, "eos_token_id": ends, "pad_token_id": c.pad_id, "do_sample": False}
     if c.family == "decoder":
         return {**common, "max_length": c.max_length}
-    chosen = how.chosen(beam=(None, Beam().size), length_penalty=(None, Beam().length_penalty), min_length=(None, 0),
+    chosen = how.chosen(beam=(None, BeamParams().size), length_penalty=(None, BeamParams().length_penalty), min_length=(None, 0),
                         no_repeat_ngram=(None, 0), early=(None, False))  # fmt: skip
     longest = c.max_length if how.max_length is None else min(how.max_length + 1, c.max_length)
     return {
@@ -95,5 +95,5 @@ def generation_json(c: ModelConfig, how: Defaults) -> dict[str, Any]:
         "max_length": longest,
         "min_length": chosen["min_length"],
         "no_repeat_ngram_size": chosen["no_repeat_ngram"],
-        "suppress_tokens": list(never_written(c)) or None,
+        "suppress_tokens": list(suppressed_tokens(c)) or None,
     }

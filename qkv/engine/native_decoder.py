@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.engine import native
-from qkv.engine.kv_cache import Written
+from qkv.engine.kv_cache import KVCache
 from qkv.engine.training_kernels import quick_gelu
 from qkv.parts.block import Block, Residual
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
@@ -47,22 +47,22 @@ class NativeStack(Stack):
         if state is None:
             return super().forward(x, mask, memory)
         kept = dict(state.layer(0))
-        past = kept.pop("written", None) or Written.empty(len(self.blocks), self.key_heads, self.d_head)
+        past = kept.pop("cache", None) or KVCache.empty(len(self.blocks), self.key_heads, self.d_head, like=x)
         if memory is not None and not kept:
             kept["memory_heads"] = self.heads_of(memory.vectors)
-        written = past.extended(x.size(0), x.size(1))
-        x = self.decoded(x, mask, memory, written, kept.get("memory_heads"))
-        return x, State(({"written": written, **kept},), mask.length, mask.keys, memory)
+        cache = past.extend(x.size(0), x.size(1))
+        x = self.decode(x, mask, memory, cache, kept.get("memory_heads"))
+        return x, State(({"cache": cache, **kept},), mask.length, mask.keys, memory)
 
-    def decoded(self, x: Tensor, mask: Mask, memory: Memory | None, written: Written, heads: Tensor | None) -> Tensor:
+    def decode(self, x: Tensor, mask: Mask, memory: Memory | None, cache: KVCache, heads: Tensor | None) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)  # (B, T, C), which native.cpp writes over
-        lanes = None if written.lanes is None else written.lanes.contiguous()
+        slots = None if cache.slots is None else cache.slots.contiguous()
         real = None if mask.keys is None else mask.keys.contiguous()
         source = None if memory is None else Mask.for_memory(1, memory).allowed  # (B, 1, 1, S)
         source = None if source is None else source.contiguous()
-        vectors, at = written.store.vectors, native.address
+        vectors, at = cache.buffer.vectors, native.address
         told = native.Pass(at(x), x.size(0), x.size(1), mask.length - x.size(1), at(vectors), vectors.size(1),
-                           vectors.size(3), at(lanes), at(real), at(heads), 0 if heads is None else heads.size(0),
+                           vectors.size(3), at(slots), at(real), at(heads), 0 if heads is None else heads.size(0),
                            0 if heads is None else heads.size(3), at(source))  # fmt: skip
         native.library().decode(ctypes.byref(self.described[1]), ctypes.byref(told))  # type: ignore[union-attr]
         return x

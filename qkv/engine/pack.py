@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.engine import native
+from qkv.engine.kv_cache import KVCache
 from qkv.engine.native_decoder import NativeStack, suits
 from qkv.memory import keep_freed_memory
 from qkv.parts.attention import Attention, one_by_one, side_by_side
@@ -152,9 +153,10 @@ class PackedAttention(nn.Module):
         query, key = place.turn(query), place.turn(key)
         if state is None:
             return query, key, value, {}
-        if "key" in state:
-            key, value = torch.cat([state["key"], key], 2), torch.cat([state["value"], value], 2)  # (B, H_kv, S, D)
-        return query, key, value, {"key": key, "value": value}
+        past = state.get("cache") or KVCache.empty(1, key.size(1), self.d_head, like=key)
+        cache = past.append(key, value)
+        key, value = cache.keys_values()  # (B, H_kv, S, D)
+        return query, key, value, {"cache": cache}
 
     def read_memory(self, x: Tensor, place: Place, memory: Tensor | None, state: Layer | None
                     ) -> tuple[Tensor, Tensor, Tensor, Layer]:  # fmt: skip

@@ -93,7 +93,7 @@ def words_at(text: str, spans: Sequence[Span]) -> list[int | None]:
     return [next((word for word in numbers[start:end] if word is not None), None) for start, end in spans]
 
 
-def written_spans(ids: Sequence[int], tokenizer: Decodes) -> list[Span]:
+def token_spans(ids: Sequence[int], tokenizer: Decodes) -> list[Span]:
     """Which characters of the decoded text each token wrote: what is there with it and was not without it."""
     ends = [len(tokenizer.decode(ids[:n]).rstrip("\ufffd")) for n in range(len(ids) + 1)]
     # a token that completes no character (one byte of several) belongs to the character that comes next

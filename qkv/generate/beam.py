@@ -1,70 +1,166 @@
-"""Beam search on `network.start` and `network.step`: batched, cached, the same for attention and recurrent networks.
-
-The network computes for all live hypotheses of all sentences at once (continuous.py), sentence by sentence and K to each;
-which of them live on is decided in hypotheses.py. Nothing of one sentence depends on the others in its batch.
-"""
+"""Beam search of one text: its hypotheses, how they are ranked, and when no better one can follow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from qkv.batch import Batch
-from qkv.generate.constraints import Phrase
-from qkv.generate.continuous import Continuous, Text
-from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
-from qkv.generate.logits_processor import Rules
-from qkv.generate.sampling import best
-from qkv.generate.search import FREE, Writer, write
+from qkv.errors import QkvError
+from qkv.generate.constraints import Candidate, Phrase, allocate, count_met, next_tokens
+from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.sampling import top_k
+from qkv.generate.sequence import Generation, Hypothesis, NextTokens
+
+LENGTH_FORMULAS = {"power": float, "gnmt": lambda length: (5 + length) / 6}
+"""Divisor of a sum of log-probabilities, before the exponent. Both grow with the length, as `BeamGroup.is_done` requires."""
 
 
-def search(network: Writer, batch: Batch, longest: int | Sequence[int], ends: Sequence[int], beam: Beam,
-           rules: Rules = FREE, phrases: Sequence[Sequence[Phrase]] = ()) -> list[list[Hypothesis]]:  # fmt: skip
-    """The `beam.n_best` texts of each row, best first: those that ended, then what was cut off at `longest` tokens.
+@dataclass(frozen=True)
+class BeamParams:
+    """Settings of beam search."""
 
-    `phrases` has for each row the token sequences that must occur in its text. A beam of 1 is greedy.
-    """
-    assert batch.inputs is not None
-    limits = [longest] * batch.inputs.size(0) if isinstance(longest, int) else longest
-    if beam.size == 1 and not any(phrases):
-        return [[text] for text in greedy_search(network, batch, limits, ends, beam, rules)]
-    return beam_search(network, batch, limits, ends, beam, rules, phrases)
+    size: int = 4
+    """Hypotheses kept per text; 1 = greedy."""
+    length_penalty: float = 1.0
+    """score = log-probability / length^penalty, the end token counted: above 0 favours long texts, below 0 short ones."""
+    n_best: int = 1
+    """Number of hypotheses to return."""
+    groups: int = 1
+    """Diverse beam search (Vijayakumar et al. 2016): split the beam into groups, each avoiding the tokens of those before."""
+    diversity: float = 0.5
+    """Subtracted from the score of a token for each earlier group that has just generated it."""
+    early: bool = False
+    """Stop as soon as `size` hypotheses have ended, although a better one may follow."""
+    length_formula: str = "power"
+    """Base of the length penalty: "power" = length; "gnmt" = (5 + length) / 6 (Wu et al. 2016, Vaswani et al. 2017)."""
+
+    def __post_init__(self) -> None:
+        if not (self.size >= 1 and 1 <= self.n_best <= self.size):
+            raise QkvError(f"a beam of {self.size} cannot give the {self.n_best} best: choose 1 <= n_best <= beam")
+        if self.groups < 1 or self.size % self.groups:
+            raise QkvError(f"a beam of {self.size} does not divide into {self.groups} groups")
+        if not (abs(self.length_penalty) <= 10 and 0 <= self.diversity < math.inf):
+            raise QkvError("length_penalty is a number from -10 to 10, diversity one from 0 upwards")
+        if self.length_formula not in LENGTH_FORMULAS:
+            raise QkvError(f"length_formula is one of {', '.join(LENGTH_FORMULAS)}, given {self.length_formula!r}")
+
+    def score(self, total: float, length: int) -> float:
+        return total / LENGTH_FORMULAS[self.length_formula](length) ** self.length_penalty
 
 
-def beam_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequence[int], beam: Beam,
-                rules: Rules = FREE, phrases: Sequence[Sequence[Phrase]] = ()) -> list[list[Hypothesis]]:  # fmt: skip
-    """All sentences join at once; finished ones leave the batch."""
-    sentences = [Sentence(beam, limit, ends, phrases[i] if phrases else ()) for i, limit in enumerate(limits)]
-    running = Continuous(network)
-    running.join(batch, [Text(sentence, rules, number) for number, sentence in enumerate(sentences)])
-    while running.going:
-        running.step()
-    return [sentence.results() for sentence in sentences]
+class BeamGroup:
+    """The beam of one text, or one of its groups."""
+
+    def __init__(self, params: BeamParams, max_tokens: int, eos_ids: Sequence[int], phrases: Sequence[Phrase] = ()):
+        self.params, self.max_tokens, self.eos_ids, self.phrases = params, max_tokens, eos_ids, phrases
+        self.size, self.n_best = params.size // params.groups, -(-params.n_best // params.groups)
+        self.live = [Hypothesis([], [])]
+        self.origins = [0]
+        """Of each live hypothesis, the index of the one before that it extends."""
+        self.finished: list[Hypothesis] = []
+        """The best hypotheses that ended, best first."""
+        self.cut: list[Hypothesis] = []
+        """Live ones that were stopped at the maximum length."""
+        self.n_ended = 0
+
+    def advance(self, rows: Sequence[NextTokens], taken: Counter[int]) -> None:
+        """Extend by a token: the best continuations that do not end stay live, and an end token among the best `size` finishes
+        a hypothesis. `taken` counts the tokens of earlier groups."""
+        before, live, origins = self.live, list[Hypothesis](), list[int]()
+        for rank, (cost, origin, token, log_prob) in enumerate(self.rank_candidates(rows, taken)):
+            if len(live) == self.size:
+                break
+            old = before[origin]
+            ids, log_probs = [*old.ids, token], [*old.log_probs, log_prob]
+            if token not in self.eos_ids:
+                live.append(Hypothesis(ids, log_probs, -cost))
+                origins.append(origin)
+            elif rank < self.size:
+                ended = Hypothesis(ids, log_probs, -cost, self.params.score(-cost, len(ids)), True)
+                insort(self.finished, ended, key=lambda h: -h.score)
+                del self.finished[self.n_best :]
+                self.n_ended += 1
+        self.live, self.origins = live, origins
+        if not live or len(live[0].ids) == self.max_tokens:
+            self.cut, self.live = live or before, []
+        elif self.is_done():
+            self.live = []
+
+    def rank_candidates(self, rows: Sequence[NextTokens], taken: Counter[int]) -> list[Candidate]:
+        """Return the continuations of all live hypotheses, best first."""
+        candidates = [
+            Candidate(-(old.total + score - self.params.diversity * taken.get(token, 0)), origin, token, log_prob)
+            for origin, (old, row) in enumerate(zip(self.live, rows, strict=True))
+            for token, score, log_prob in zip(row.tokens, row.scores, row.log_probs, strict=True)
+            if score > -math.inf
+        ]
+        if self.phrases:
+            return allocate(candidates, [old.ids for old in self.live], self.phrases, self.eos_ids)
+        return sorted(candidates)
+
+    def is_done(self) -> bool:
+        """Return whether no live hypothesis can become one of the best. Its sum can only fall, so at best it stays, and the
+        length that serves a negative sum best is the longest for a positive penalty, the shortest for a negative one."""
+        if self.params.early:
+            return self.n_ended >= self.size
+        if len(self.finished) < self.n_best:
+            return False
+        length = self.max_tokens if self.params.length_penalty > 0 else len(self.live[0].ids) + 1
+        return self.finished[-1].score >= self.params.score(max(h.total for h in self.live), length)
+
+    def results(self) -> list[Hypothesis]:
+        """Return the best that ended; if they are too few, also those that were cut, the most constraints first."""
+        scored = [
+            Hypothesis(h.ids, h.log_probs, h.total, self.params.score(h.total, len(h.ids))) for h in self.cut if h.ids
+        ]
+        scored.sort(key=lambda h: (-count_met(self.phrases, h.ids), -h.score))
+        return [*self.finished, *scored][: self.n_best]
 
 
-def greedy_search(network: Writer, batch: Batch, limits: Sequence[int], ends: Sequence[int], beam: Beam,
-                  rules: Rules = FREE) -> list[Hypothesis]:  # fmt: skip
-    """The most probable token each time, and its log-probability; penalties act on the logits, as in `steps`."""
-    texts: list[list[int]] = [[] for _ in limits]
-    log_probs: list[list[float]] = [[] for _ in limits]
+class BeamSearch(Generation):
+    """Beam search of one text: all groups of its beam."""
 
-    def choice(scores: Tensor, rows: list[int]) -> Tensor:
-        own = scores.float().log_softmax(-1) if rules.reweigh else scores  # (R, V): what the model gives
-        if not rules.idle:
-            rules.apply(scores, [texts[row] for row in rows], rows)
-        tokens = best(scores, 1)[1]  # (R, 1)
-        for row, token, log_prob in zip(
-            rows, tokens[:, 0].tolist(), own.gather(-1, tokens)[:, 0].tolist(), strict=True
-        ):
-            texts[row].append(token)
-            log_probs[row].append(log_prob)
-        return tokens[:, 0]
+    def __init__(self, params: BeamParams, max_tokens: int, eos_ids: Sequence[int], phrases: Sequence[Phrase] = (),
+                 processor: LogitsProcessor = NO_PROCESSING, index: int = 0):  # fmt: skip
+        super().__init__(max_tokens, eos_ids, processor, index)
+        self.params, self.phrases = params, phrases
+        self.max_rows = params.size
+        self.groups = [BeamGroup(params, max_tokens, eos_ids, phrases) for _ in range(params.groups)]
+        self.live = [h for group in self.groups for h in group.live]
 
-    for _ in write(network, batch, limits, choice, ends, log_probs=not rules.reweigh):
-        pass
-    totals = [sum(own) for own in log_probs]
-    return [
-        Hypothesis(ids, own, total, beam.score(total, len(ids)), ids[-1] in ends)
-        for ids, own, total in zip(texts, log_probs, totals, strict=True)
-    ]
+    def batch_key(self) -> object:
+        """Candidates per hypothesis: if all end tokens are among the best, enough others are left."""
+        return self.params.size + len(self.eos_ids)
+
+    def select(self, scores: Tensor, log_probs: Tensor, batch: Sequence[Generation]) -> tuple[Tensor, Tensor]:
+        best, tokens = top_k(scores, self.params.size + len(self.eos_ids))  # (R, count)
+        return tokens, best
+
+    def advance(self, candidates: Sequence[NextTokens]) -> list[int]:
+        taken, origins, first = Counter[int](), list[int](), 0
+        for group in self.groups:
+            count = len(group.live)
+            if count:
+                group.advance(candidates[first : first + count], taken)
+                origins += [first + origin for origin in group.origins] if group.live else []
+                if group is not self.groups[-1]:
+                    taken.update(h.ids[-1] for h in group.live)
+            first += count
+        self.live = [h for group in self.groups for h in group.live]
+        return origins
+
+    def required_tokens(self) -> Iterator[tuple[int, int]]:
+        """Tokens that continue a lexical constraint."""
+        for index, h in enumerate(self.live if self.phrases else ()):
+            for token in sorted(next_tokens(self.phrases, h.ids)):
+                yield index, token
+
+    def results(self) -> list[Hypothesis]:
+        """Return the `n_best` hypotheses, best first: those that ended, then those that were cut."""
+        candidates = [h for group in self.groups for h in group.results()]
+        return sorted(candidates, key=lambda h: (not h.ended, -h.score))[: self.params.n_best]

@@ -1,4 +1,4 @@
-"""Conversation: several turns with a chat model, in a context that ends somewhere."""
+"""Conversation: several turns with a chat model, within its context."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.detokenize import pieces
-from qkv.generate.logits_processor import Rules
-from qkv.generate.prefix_cache import Cursor
-from qkv.generate.sampling import Sampling, seeded
-from qkv.generate.search import FREE, GREEDY, next_token
+from qkv.generate.detokenize import detokenize
+from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.prefix_cache import PrefixCache
+from qkv.generate.sampling import GREEDY, SamplingParams, make_generators
+from qkv.generate.sequence import Sampler
 from qkv.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -22,72 +22,67 @@ Message = dict[str, str]
 class Conversation:
     """Messages so far, and the network's state after them: a turn reads only what is new since the last one.
 
-    Where the next prompt would leave no room for an answer, the oldest turns are forgotten, the system message never.
+    Where the next prompt would leave no room for an answer, the oldest turns are dropped, the system message never.
     """
 
     def __init__(self, c: ModelConfig, network: Any, tokenizer: Tokenizer, system: str | None = None,
-                 max_new_tokens: int = 256, how: Sampling = GREEDY, seed: int | None = None, rules: Rules = FREE):  # fmt: skip
+                 max_new_tokens: int = 256, params: SamplingParams = GREEDY, seed: int | None = None,
+                 processor: LogitsProcessor = NO_PROCESSING):  # fmt: skip
         if c.family != "decoder":
             raise QkvError(f"a conversation needs a decoder with a chat template; this is of family {c.family!r}")
-        self.config, self.tokenizer, self.how, self.rules = c, tokenizer, how, rules
-        self.cursor = Cursor(network)
-        self.room = min(max_new_tokens, max(1, c.max_length // 2))
+        self.config, self.tokenizer, self.params, self.processor = c, tokenizer, params, processor
+        self.cache = PrefixCache(network)
+        self.max_new_tokens = min(max_new_tokens, max(1, c.max_length // 2))
         """Longest answer: a prompt may always take half of the context."""
-        self.streams = seeded(int(torch.randint(2**31, (1,))) if seed is None else seed, 1)
+        self.generator = make_generators(int(torch.randint(2**31, (1,))) if seed is None else seed, 1)[0]
         self.system = system
         self.turns: list[Message] = []
-        """All that was said, user and assistant in turn."""
-        self.forgotten = 0
-        """So many of the first turns no longer fit into the context."""
-        self.ids([{"role": "user", "content": "Hello"}])  # a model without a template says so at once
+        """All messages of user and assistant, in turn."""
+        self.n_dropped = 0
+        """How many of the first turns no longer fit into the context."""
+        self.encode([{"role": "user", "content": "Hello"}])  # a model without a chat template is an error here
 
     @property
     def messages(self) -> list[Message]:
-        return self.opening() + self.turns
+        return [*self.system_messages(), *self.turns]
 
-    def opening(self) -> list[Message]:
+    def system_messages(self) -> list[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
-    def ids(self, turns: list[Message]) -> list[int]:
-        return self.tokenizer.chat([*self.opening(), *turns])
+    def encode(self, turns: list[Message]) -> list[int]:
+        return self.tokenizer.chat([*self.system_messages(), *turns])
 
     def reset(self) -> None:
-        """Forget all but the system message."""
-        self.turns, self.forgotten = [], 0
+        """Drop all messages but the system message."""
+        self.turns, self.n_dropped = [], 0
 
     def prompt(self, turns: list[Message]) -> list[int]:
-        """Ids of as many of the last turns as leave room for an answer."""
-        limit = self.config.max_length - self.room
-        begin = self.forgotten
-        while len(ids := self.ids(turns[begin:])) > limit:
+        """Return the ids of as many of the last turns as leave room for an answer."""
+        limit = self.config.max_length - self.max_new_tokens
+        begin = self.n_dropped
+        while len(ids := self.encode(turns[begin:])) > limit:
             if begin + 2 >= len(turns):
                 raise QkvError(
-                    f"this message takes {len(ids)} tokens of the model's {self.config.max_length}, of which {self.room} are for "
-                    "the answer: shorten it"
+                    f"this message takes {len(ids)} tokens of the model's {self.config.max_length}, of which "
+                    f"{self.max_new_tokens} are for the answer: shorten it"
                 )
             begin += 2
-        self.forgotten = begin
+        self.n_dropped = begin
         return ids
 
     def ask(self, text: str) -> Iterator[str]:
-        """The answer, piece by piece. One that is broken off is kept as far as it went."""
+        """Yield the answer, piece by piece. One that is interrupted is kept as far as it went."""
         turns = [*self.turns, {"role": "user", "content": text}]
         ids = self.prompt(turns)
-        said: list[str] = []
+        answer: list[str] = []
         try:
-            for piece in pieces(self.tokens(ids), self.tokenizer, ids):
-                said.append(piece)
+            for piece in detokenize(self.tokens(ids), self.tokenizer, ids):
+                answer.append(piece)
                 yield piece
         finally:
-            self.turns = [*turns, {"role": "assistant", "content": "".join(said).strip()}]
+            self.turns = [*turns, {"role": "assistant", "content": "".join(answer).strip()}]
 
     def tokens(self, prompt: list[int]) -> Iterator[int]:
-        written: list[int] = []
-        rules = self.rules.after(prompt, self.config.eos_ids)
-        for _ in range(self.room):
-            logits = self.cursor.next([*prompt, *written])
-            token = int(next_token(logits, self.how, self.streams, rules, [written], [0]))
-            if token in self.config.eos_ids:
-                return
-            written.append(token)
-            yield token
+        processor = self.processor.for_prompt(prompt, self.config.eos_ids)
+        sampler = Sampler(self.max_new_tokens, self.config.eos_ids, self.params, self.generator, processor=processor)
+        return (token for token in self.cache.generate(prompt, sampler) if token not in self.config.eos_ids)

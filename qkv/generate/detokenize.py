@@ -1,4 +1,4 @@
-"""From tokens to text as it is written: whole characters only, and nothing of a stop string."""
+"""Detokenizer: tokens to text while it is generated, in whole characters and up to a stop string."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Protocol
 
 
 class Decodes(Protocol):
-    """What is asked of a tokenizer here."""
+    """The part of a tokenizer that is used here."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
 
-class Pieces:
-    """The text of a growing list of tokens: what each of them adds, as it stands after the prompt (whose last token decides
-    whether a space comes first). The pieces joined are the text of the whole list.
+class Detokenizer:
+    """The text that each token adds behind the prompt, whose last token decides whether a space comes first. All pieces
+    joined are the text of the whole list.
 
-    A character may take several tokens: while the text ends in the mark of a broken one, nothing is given out. Only the
-    last given tokens are decoded again, as context: how a token reads can depend on the one before it.
+    A character may take several tokens: while the text ends in a replacement character, nothing is returned. Only the
+    last tokens are decoded again, as context: how a token is spelled can depend on the one before it.
     """
 
     def __init__(self, tokenizer: Decodes, prompt: Sequence[int] = ()):
@@ -25,7 +25,7 @@ class Pieces:
         self.fresh: list[int] = []
 
     def add(self, token: int) -> str:
-        """What can be given out now."""
+        """Return the text that is complete now."""
         self.fresh.append(token)
         piece = self.after(self.fresh)
         if not piece or piece.endswith("\ufffd"):
@@ -34,18 +34,18 @@ class Pieces:
         return piece
 
     def rest(self) -> str:
-        """What is left when no token follows."""
+        """Return the text of the remaining tokens when no other follows."""
         return self.after(self.fresh) if self.fresh else ""
 
     def after(self, tokens: list[int]) -> str:
-        """How tokens read behind those that were given out."""
+        """Decode tokens that follow those returned before."""
         decode = self.tokenizer.decode
         return decode(self.context + tokens)[len(decode(self.context)) :]
 
 
-def pieces(tokens: Iterable[int], tokenizer: Decodes, prompt: Sequence[int] = ()) -> Iterator[str]:
-    """What each token adds to the text that follows the prompt."""
-    text = Pieces(tokenizer, prompt)
+def detokenize(tokens: Iterable[int], tokenizer: Decodes, prompt: Sequence[int] = ()) -> Iterator[str]:
+    """Yield the text that each token adds behind the prompt."""
+    text = Detokenizer(tokenizer, prompt)
     for token in tokens:
         if piece := text.add(token):
             yield piece
@@ -53,31 +53,32 @@ def pieces(tokens: Iterable[int], tokenizer: Decodes, prompt: Sequence[int] = ()
         yield rest
 
 
-class Until:
-    """A text up to the first stop string, which may span pieces; what could be its beginning is held back."""
+class StopStrings:
+    """Cut a text at the first stop string, which may span pieces; what could be its beginning is held back."""
 
     def __init__(self, stop: Sequence[str]):
         self.stop, self.held, self.found = stop, "", False
 
     def add(self, text: str) -> str:
-        """What can be given out now; `found` says that the text ends with it."""
+        """Return the text that is certain now; `found` says that it ends there."""
         self.held += text
-        places = [at for end in self.stop if (at := self.held.find(end)) >= 0]
+        # the one that is complete first, wherever the pieces break
+        places = [(at + len(end), at) for end in self.stop if (at := self.held.find(end)) >= 0]
         self.found = bool(places)
-        keep = max((self.begun(end) for end in self.stop), default=0)
-        cut = min(places) if places else len(self.held) - keep
+        keep = max((self.matched_length(end) for end in self.stop), default=0)
+        cut = min(places)[1] if places else len(self.held) - keep
         given, self.held = self.held[:cut], "" if places else self.held[cut:]
         return given
 
-    def begun(self, end: str) -> int:
-        """How many of the last characters could be the beginning of this stop string."""
+    def matched_length(self, end: str) -> int:
+        """Count the last characters that could be the beginning of this stop string."""
         longest = min(len(end) - 1, len(self.held))
         return next((n for n in range(longest, 0, -1) if self.held.endswith(end[:n])), 0)
 
 
-def until(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """The pieces up to the first stop string."""
-    text = Until(stop)
+def cut_at_stop(texts: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
+    """Yield the pieces up to the first stop string."""
+    text = StopStrings(stop)
     for piece in texts:
         if given := text.add(piece):
             yield given

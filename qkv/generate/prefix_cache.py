@@ -1,55 +1,54 @@
-"""Cursor: one text, read as far as it is known. A text that begins as the last one did is read from where they part."""
+"""PrefixCache: the state of the last text that was read; a text that begins alike is read from where they differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.generate.logits_processor import Rules
-from qkv.generate.sampling import Sampling, seeded
-from qkv.generate.search import FREE, GREEDY, next_token
-from qkv.models.decoder import Decoder
+from qkv.generate.continuous_batching import ContinuousBatch, GenerativeNetwork
+from qkv.generate.sequence import Sampler
 from qkv.parts.state import State
 
 
-class Cursor:
-    """What a decoder has read, and its state; each question reads only what is new (prefix caching)."""
+class PrefixCache:
+    """The tokens of one text that a decoder has read, and its state after them."""
 
-    def __init__(self, network: Decoder):
+    def __init__(self, network: GenerativeNetwork):
         self.network, self.device = network, next(network.parameters()).device
         self.known: tuple[list[int], State] = [], State()
-        """One value, so that whoever is interrupted between two steps leaves ids and state that belong together."""
+        """One value, so that an interrupted reader leaves ids and state that belong together."""
 
-    @torch.no_grad()
-    def next(self, ids: Sequence[int]) -> Tensor:
-        """Logits (1, V) of the token that follows these, of which there is at least one."""
-        read, state = self.known
-        shared = common(read, ids[:-1])  # the last one is read in any case: its vector is what is asked for
-        past = state.first(shared)
-        new = torch.tensor([ids[0 if past is None else shared :]], device=self.device)  # (1, T)
-        hidden, state = self.network.step(new, self.network.start(Batch(inputs=new)) if past is None else past)
-        self.known = list(ids), state
-        return self.network.head(hidden[:, -1])  # type: ignore[no-any-return]
+    def generate(self, prompt: Sequence[int], sampler: Sampler) -> Iterator[int]:
+        """Yield the tokens that follow the prompt, the end token included; read only what is new since the last call."""
+        ids, state = self.known
+        length = common_prefix(ids, prompt[:-1])  # the last token is read in any case: its vector predicts the next
+        past = state.first(length)
+        new = torch.tensor([prompt[0 if past is None else length :]], device=self.device)  # (1, T)
+        running = ContinuousBatch(self.network)
+        running.join(Batch(inputs=new), [sampler], past)
+        while running.running:
+            running.read_pending()
+            self.known = [*prompt, *sampler.ids], running.state
+            running.step()
+            yield sampler.tokens[-1].token
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Count the tokens that two texts have in common at their beginning."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def slide(network: Decoder, prompt: Sequence[int], count: int, context: int, eos_ids: Sequence[int] = (),
-          how: Sampling = GREEDY, seed: int = 0, rules: Rules = FREE) -> Iterator[int]:  # fmt: skip
-    """Tokens that follow the prompt, further than the context reaches: where that is full, the network goes on from its
-    last half, which it reads anew. The end token is the last one given."""
-    cursor, known, streams = Cursor(network), list(prompt[-context:]), seeded(seed, 1)
-    written: list[int] = []
-    for _ in range(count):
-        token = int(next_token(cursor.next(known), how, streams, rules, [written], [0]))
-        written.append(token)
-        yield token
-        if token in eos_ids:
-            return
-        known = [*(known if len(known) < context else known[-(context // 2) :]), token]
+def slide(network: GenerativeNetwork, prompt: Sequence[int], context: int, sampler: Sampler) -> Iterator[int]:
+    """Yield tokens that follow the prompt, the end token included, beyond the context: when that is full, the network
+    continues from its last half, which it reads anew."""
+    known = list(prompt[-context:])
+    while sampler.live:
+        running = ContinuousBatch(network)
+        running.join(Batch(torch.tensor([known], device=next(network.parameters()).device)), [sampler])
+        while sampler.live and len(known) <= context:
+            running.step()
+            known.append(sampler.tokens[-1].token)
+            yield known[-1]
+        known = known[-(context // 2) - 1 :]

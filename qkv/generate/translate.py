@@ -1,6 +1,6 @@
-"""Translating texts: tokens, batches of similar length, search, text again, in the order of the texts.
+"""Translator: texts to tokens, batches of similar length, beam search, text again, in the order of the texts.
 
-A text that cannot be translated costs only itself: its translation is empty and says why in `problem`.
+A text that cannot be translated does not affect the others: its translation is empty, with the reason in `problem`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.data.translation import padded
 from qkv.errors import QkvError
-from qkv.generate.alignment import Link, attention, links, taps, words_at, written_spans
-from qkv.generate.beam import search
-from qkv.generate.hypotheses import Beam, Hypothesis
-from qkv.generate.logits_processor import Rules
-from qkv.generate.parallel import one_by_one, share, streams
-from qkv.generate.search import Writer
+from qkv.generate.alignment import Link, attention, links, taps, token_spans, words_at
+from qkv.generate.beam import BeamParams
+from qkv.generate.continuous_batching import GenerativeNetwork
+from qkv.generate.logits_processor import LogitsProcessor
+from qkv.generate.parallel import run_parallel, run_serial, share
+from qkv.generate.search import beam_search
+from qkv.generate.sequence import Hypothesis
 from qkv.text.tokenizer import Tokenizer, in_words
 
 Alignment = list[Link] | None
@@ -26,7 +27,7 @@ Alignment = list[Link] | None
 
 @dataclass(frozen=True)
 class Translation:
-    """One translation of one text, and in `n_best` all that were asked for, itself the first."""
+    """One translation of one text, and in `n_best` all requested ones, itself the first."""
 
     text: str
     score: float = 0.0
@@ -37,22 +38,22 @@ class Translation:
     token_log_probs: list[float] = field(default_factory=list)
     """One per token; their sum is log_prob."""
     alignment: Alignment = None
-    """(source word, target word), where asked for; words are what stands between spaces, counted from 0."""
+    """(source word, target word) pairs, if requested; words are separated by spaces and counted from 0."""
     n_best: list[Translation] = field(default_factory=list)
     problem: str = ""
     """Why there is no translation."""
 
 
-BEAM = Beam()
-WIDE = 256
-"""Width of a network from which on a second thread makes a single sentence faster."""
+BEAM = BeamParams()
+MIN_WIDTH = 256
+"""Width of a network from which on a second thread makes a single text faster."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """How to translate. `prefixes` and `constraints` are per text, or empty."""
+class TranslationParams:
+    """Settings of a translation. `prefixes` and `constraints` are per text, or empty."""
 
-    beam: Beam = BEAM
+    beam: BeamParams = BEAM
     max_length: int | None = None
     """Longest translation in tokens; None = twice the source and 20 more."""
     min_length: int = 0
@@ -60,18 +61,18 @@ class Request:
     no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
     prefixes: Sequence[str] = ()
-    """How each translation must begin."""
+    """Text that each translation begins with."""
     constraints: Sequence[Sequence[str]] = ()
     """Words or phrases that must occur in each translation."""
     forced_end: bool = False
-    """A translation that reaches its longest length ends there with the end token; otherwise it is cut."""
+    """End a translation that reaches its maximum length with the end token; otherwise it is cut."""
     alignments: bool = False
     alignment_layer: int | None = None
-    """Which layer of the decoder shows them; None = the upper half together."""
+    """Layer of the decoder that alignments are read from; None = the mean of the upper half."""
     batch_tokens: int = 2048
-    """Source tokens, with padding, that are translated at once."""
+    """Source tokens per batch, padding included."""
     extra_length: int | None = None
-    """Longest translation: so many tokens more than the source, end tokens counted; with max_length, the smaller bound."""
+    """Maximum length relative to the source, in tokens, end tokens counted; with max_length, the smaller bound applies."""
 
     def __post_init__(self) -> None:
         if self.batch_tokens < 1 or (self.max_length is not None and self.max_length < 1):
@@ -81,13 +82,13 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One text on its way, its target side in tokens."""
+class EncodedText:
+    """A text to translate, in tokens, with the prefix and the constraints of its translation."""
 
     index: int
     source: list[int]
     words: list[int | None]
-    """Of each source token, the word it belongs to; None for special tokens."""
+    """The word that each source token belongs to; None for special tokens."""
     prefix: list[int]
     phrases: list[list[int]]
 
@@ -95,11 +96,11 @@ class Job:
 class Translator:
     """An encoder-decoder with the tokenizers of its two sides.
 
-    `network` may be a packed one. A source of more than `config.max_length` tokens is not translated: cutting it would
-    lose text without anyone noticing.
+    `network` may be packed. A source of more than `config.max_length` tokens is not translated: truncating it would lose
+    text silently.
     """
 
-    def __init__(self, config: ModelConfig, network: Writer, source: Tokenizer, target: Tokenizer):
+    def __init__(self, config: ModelConfig, network: GenerativeNetwork, source: Tokenizer, target: Tokenizer):
         if config.family != "encoder-decoder" or config.image_size is not None or config.head != "vocabulary":
             raise QkvError(
                 f"translating needs an encoder-decoder of words, this is a model of family {config.family!r}"
@@ -110,34 +111,32 @@ class Translator:
             )
         self.config, self.network, self.source, self.target = config, network, source, target
 
-    def translate(self, texts: Sequence[str], how: Request) -> list[Translation]:
-        """One translation per text, in their order."""
-        for name, given in (("prefixes", how.prefixes), ("constraints", how.constraints)):
+    def translate(self, texts: Sequence[str], params: TranslationParams) -> list[Translation]:
+        """Translate each text; return the translations in the same order."""
+        for name, given in (("prefixes", params.prefixes), ("constraints", params.constraints)):
             if given and len(given) != len(texts):
                 raise QkvError(f"{len(texts)} texts but {len(given)} {name}: give one per text")
-        if how.alignments:
-            taps(self.network, how.alignment_layer)  # say at once that there is nothing to align with
-        found: dict[int, Translation] = {}
-        jobs: list[Job] = []
+        if params.alignments:
+            taps(self.network, params.alignment_layer)  # a model without cross-attention is an error before any work
+        results: dict[int, Translation] = {}
+        encoded: list[EncodedText] = []
         for index, text in enumerate(texts):
             try:
-                job = self.job(index, text, how)
+                one = self.encode(index, text, params)
             except QkvError as error:
-                found[index] = Translation("", problem=str(error))
+                results[index] = Translation("", problem=str(error))
             else:
-                jobs += [] if job is None else [job]
+                encoded += [] if one is None else [one]
         on_cpu = next(self.network.parameters()).device.type == "cpu"
-        shared = on_cpu and not how.alignments  # who looks into a network has it for himself
-        cut = list(batches(jobs, how.batch_tokens, share(len(jobs)) if shared else len(jobs)))
-        work = partial(self.batch, how=how)
-        for some, own in zip(
-            cut, (streams if shared else one_by_one)(work, cut, self.config.d_model < WIDE), strict=True
-        ):
-            found.update(zip((job.index for job in some), own, strict=True))
-        return [found.get(index, Translation("")) for index in range(len(texts))]
+        parallel = on_cpu and not params.alignments  # recorded attention weights belong to one pass of the network
+        batches = list(make_batches(encoded, params.batch_tokens, share(len(encoded)) if parallel else len(encoded)))
+        run, work = run_parallel if parallel else run_serial, partial(self.translate_batch, params=params)
+        for batch, translations in zip(batches, run(work, batches, self.config.d_model < MIN_WIDTH), strict=True):
+            results.update(zip((one.index for one in batch), translations, strict=True))
+        return [results.get(index, Translation("")) for index in range(len(texts))]
 
-    def job(self, index: int, text: str, how: Request) -> Job | None:
-        """A text in tokens; None where there is nothing to translate."""
+    def encode(self, index: int, text: str, params: TranslationParams) -> EncodedText | None:
+        """Encode a text as tokens; None if it is empty."""
         if not isinstance(text, str):
             raise QkvError(f"a text is a string, given {type(text).__name__}")
         if not text.strip():
@@ -147,22 +146,27 @@ class Translator:
             raise QkvError(
                 f"{len(source)} tokens, but this model reads at most {self.config.max_length}: split the text"
             )
-        prefix = self.target.plain([how.prefixes[index].strip()])[0] if how.prefixes and how.prefixes[index] else []
-        phrases = [ids for phrase in (how.constraints[index] if how.constraints else ()) if (ids := self.inner(phrase))]
+        prefix = (
+            self.target.plain([params.prefixes[index].strip()])[0] if params.prefixes and params.prefixes[index] else []
+        )
+        phrases = [
+            ids
+            for phrase in (params.constraints[index] if params.constraints else ())
+            if (ids := self.encode_phrase(phrase))
+        ]
         needed, room = (
             (self.config.forced_id is not None) + len(prefix) + sum(map(len, phrases)) + 1,
-            self.longest(source, how),
+            self.max_tokens(source, params),
         )
         if needed > room:
             raise QkvError(
                 f"prefix and constraints take {needed} tokens, a translation has at most {room}: raise max_length"
             )
-        return Job(index, source, words, prefix, phrases)
+        return EncodedText(index, source, words, prefix, phrases)
 
     def read(self, text: str) -> tuple[list[int], list[int | None]]:
-        """Ids that end with an end token, and the word of each. All of the text is text: "</s>" in it ends nothing.
-
-        A tokenizer that puts its own end token (Hugging Face) does so; otherwise it is added here, as in training.
+        """Return ids that end with an end token, and the word of each. Special tokens in the text, such as "</s>", are read
+        as plain text. An end token that the tokenizer does not add itself is added here, as in training.
         """
         with in_words():
             found = self.source.literal.encode(text)
@@ -175,88 +179,90 @@ class Translator:
             ids, words = [*ids, self.config.eos_ids[0]], [*words, None]
         return ids, words
 
-    def inner(self, phrase: str) -> list[int]:
-        """The tokens of a phrase within a text, where a space goes before it."""
+    def encode_phrase(self, phrase: str) -> list[int]:
+        """Return the tokens of a phrase within a text, where a space precedes it."""
         before, both = self.target.plain(["a", "a " + phrase.strip()])
         own = both[len(before) :] if both[: len(before)] == before else self.target.plain([phrase.strip()])[0]
         return own[1:] if len(own) > 1 and not self.target.decode(own[:1]).strip() else own
 
-    def longest(self, source: Sequence[int], how: Request) -> int:
-        """It depends on the text alone, so that a translation is the same in any batch."""
-        bounds = [] if how.max_length is None else [how.max_length]
-        bounds += [] if how.extra_length is None else [len(source) + how.extra_length]
+    def max_tokens(self, source: Sequence[int], params: TranslationParams) -> int:
+        """Return the length limit, which depends on the text alone: a translation is the same in any batch."""
+        bounds = [] if params.max_length is None else [params.max_length]
+        bounds += [] if params.extra_length is None else [len(source) + params.extra_length]
         return min(*(bounds or [2 * len(source) + 20]), self.config.max_length)
 
-    def batch(self, jobs: Sequence[Job], how: Request) -> list[Translation]:
-        """Texts of similar length together."""
-        batch = self.begin(jobs).to(next(self.network.parameters()).device)
-        limits, phrases = [self.longest(job.source, how) for job in jobs], [job.phrases for job in jobs]
-        rules = self.rules(how, [job.prefix for job in jobs], limits if how.forced_end else ())
-        found = search(self.network, batch, limits, self.config.eos_ids, how.beam, rules, phrases)
-        aligned: list[list[Alignment]] = [[None] * len(own) for own in found]
-        if how.alignments:
-            aligned = self.aligned(jobs, found, batch, how)
-        return [gathered(list(map(self.written, *pair))) for pair in zip(found, aligned, strict=True)]
+    def translate_batch(self, texts: Sequence[EncodedText], params: TranslationParams) -> list[Translation]:
+        """Translate texts of similar length together."""
+        batch = self.make_batch(texts).to(next(self.network.parameters()).device)
+        limits = [self.max_tokens(one.source, params) for one in texts]
+        processor = self.processor(params, [one.prefix for one in texts], limits if params.forced_end else ())
+        found = beam_search(self.network, batch, limits, self.config.eos_ids, params.beam, processor,
+                            [one.phrases for one in texts])  # fmt: skip
+        alignments: list[list[Alignment]] = [[None] * len(own) for own in found]
+        if params.alignments:
+            alignments = self.align(texts, found, batch, params)
+        return [with_n_best(list(map(self.decode, *pair))) for pair in zip(found, alignments, strict=True)]
 
-    def rules(self, how: Request, prefixes: Sequence[list[int]], limits: Sequence[int] = ()) -> Rules:
-        """What a translation may consist of; `limits`: where each must end."""
+    def processor(self, params: TranslationParams, prefixes: Sequence[list[int]] = (), end_at: Sequence[int] = ()
+                  ) -> LogitsProcessor:  # fmt: skip
+        """Make the logits processor of translations; `end_at`: length at which each must end."""
         c = self.config
-        own = prefixes if any(prefixes) else ()
-        opening = () if c.forced_id is None else (c.forced_id,)
-        return Rules(c.eos_ids, never_written(c), how.min_length, how.no_repeat_ngram, how.repetition_penalty,
-                     prefixes=own, opening=opening, limits=limits)  # fmt: skip
+        return LogitsProcessor(c.eos_ids, suppressed_tokens(c), params.min_length, params.no_repeat_ngram,
+                               params.repetition_penalty, prefixes=prefixes if any(prefixes) else (),
+                               forced_first=() if c.forced_id is None else (c.forced_id,), forced_end_at=end_at)  # fmt: skip
 
-    def opened(self, job: Job) -> tuple[list[int], list[int] | None]:
-        """What a search starts from: the token that opens a target, and the source that is read beside it."""
-        return [self.config.first_id or 0], job.source
+    def prompt(self, text: EncodedText) -> tuple[list[int], list[int] | None]:
+        """Return what generation starts from: the first target token, and the source."""
+        return [self.config.first_id or 0], text.source
 
-    def begin(self, jobs: Sequence[Job]) -> Batch:
-        """The same for several texts, as a batch."""
+    def make_batch(self, texts: Sequence[EncodedText]) -> Batch:
+        """Return the prompts of several texts as a batch."""
         c = self.config
-        source, mask = padded([job.source for job in jobs], c.pad_id if c.pad_id < c.vocab_size else 0)
-        inputs = source.new_full((len(jobs), 1), c.first_id or 0)
+        source, mask = padded([one.source for one in texts], c.pad_id if c.pad_id < c.vocab_size else 0)
+        inputs = source.new_full((len(texts), 1), c.first_id or 0)
         return Batch(inputs, source=source, source_mask=None if mask.all() else mask)
 
-    def written(self, h: Hypothesis, alignment: Alignment) -> Translation:
+    def decode(self, h: Hypothesis, alignment: Alignment = None) -> Translation:
+        """Turn a hypothesis into text."""
         text = self.target.decode(h.ids[:-1] if h.ended else h.ids)
         tokens = [self.target.backend.id_to_token(token) or "" for token in h.ids]
         return Translation(text, h.score, h.log_prob, tokens, h.log_probs, alignment)
 
-    def aligned(self, jobs: Sequence[Job], found: list[list[Hypothesis]], batch: Batch, how: Request
-                ) -> list[list[Alignment]]:  # fmt: skip
-        """The links of every hypothesis, from one more pass over the source and what was written."""
+    def align(self, texts: Sequence[EncodedText], found: list[list[Hypothesis]], batch: Batch, params: TranslationParams
+              ) -> list[list[Alignment]]:  # fmt: skip
+        """Align the words of every hypothesis, by one more pass over source and target."""
         assert batch.source is not None
         pairs = [(row, h) for row, own in enumerate(found) for h in own]
         rows = batch.source.new_tensor([row for row, _ in pairs])
         inputs, mask = padded([[self.config.first_id or 0, *h.ids[:-1]] for _, h in pairs], 0)
         forced = Batch(inputs.to(rows.device), mask.to(rows.device), None, batch.source[rows],
                        None if batch.source_mask is None else batch.source_mask[rows])  # fmt: skip
-        weights = attention(self.network, forced, how.alignment_layer)  # (hypotheses, T, S)
+        weights = attention(self.network, forced, params.alignment_layer)  # (hypotheses, T, S)
         result: list[list[Alignment]] = [[] for _ in found]
-        for (row, h), looks in zip(pairs, weights, strict=True):
+        for (row, h), own in zip(pairs, weights, strict=True):
             ids = h.ids[:-1] if h.ended else h.ids
-            target = words_at(self.target.decode(ids), written_spans(ids, self.target))
-            result[row].append(links(looks[: len(ids), : len(jobs[row].words)], jobs[row].words, target))
+            target = words_at(self.target.decode(ids), token_spans(ids, self.target))
+            result[row].append(links(own[: len(ids), : len(texts[row].words)], texts[row].words, target))
         return result
 
 
-def never_written(c: ModelConfig) -> tuple[int, ...]:
-    """Padding and the token that opens a target."""
+def suppressed_tokens(c: ModelConfig) -> tuple[int, ...]:
+    """Return the tokens that no target text contains: padding and the first decoder token."""
     return tuple(sorted(t for t in {c.pad_id, c.first_id or 0} - set(c.eos_ids) if t < c.target_size))
 
 
-def gathered(own: list[Translation]) -> Translation:
-    """The best one, with all of them in n_best."""
+def with_n_best(own: list[Translation]) -> Translation:
+    """Return the best translation, with all of them in n_best."""
     if not own:
-        return Translation("", problem="no token may follow: the rules forbid them all")
+        return Translation("", problem="no token is allowed: the settings forbid all")
     return replace(own[0], n_best=own)
 
 
-def batches(jobs: Sequence[Job], tokens: int, most: int) -> Iterator[list[Job]]:
-    """At most `most` jobs of similar length, with padding at most `tokens`; the longest first: what is too large shows at
-    once."""
-    waiting = sorted(jobs, key=lambda job: len(job.source))
-    while waiting:
-        count = max(1, min(tokens // len(waiting[-1].source), most))
-        yield waiting[-count:]
-        del waiting[-count:]
+def make_batches(texts: Sequence[EncodedText], tokens: int, most: int) -> Iterator[list[EncodedText]]:
+    """Yield batches of at most `most` texts of similar length and at most `tokens` source tokens with padding, the longest
+    first: a batch too large for the memory fails at once."""
+    remaining = sorted(texts, key=lambda one: len(one.source))
+    while remaining:
+        count = max(1, min(tokens // len(remaining[-1].source), most))
+        yield remaining[-count:]
+        del remaining[-count:]

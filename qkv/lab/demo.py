@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.api import Model
 from qkv.batch import Batch
 from qkv.evaluate.scores import read_sentences
-from qkv.generate.alignment import Link, attention, words_at, written_spans
+from qkv.generate.alignment import Link, attention, token_spans, words_at
 from qkv.look.figures import heatmap
 from qkv.tasks.translation import REFERENCE, SOURCE
 
@@ -70,7 +70,7 @@ def looks(model: Model, text: str) -> tuple[list[str], list[str], Tensor]:
     batch = Batch(place([model.start_id(), *ids[:-1]]), source=place(source_ids))
     network: Any = translator.network
     weights = attention(network, batch)[0].cpu()  # (T, S)
-    spans = written_spans(ids[:-1], translator.target)
+    spans = token_spans(ids[:-1], translator.target)
     target_words = [*words_at(found.text, spans), None]  # the end token is no word
     source, target = [*text.split(), "(end)"], found.text.split()
     table = weights.new_zeros(len(target), len(source))

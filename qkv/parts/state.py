@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 Layer = dict[str, Any]
 """What one layer remembers: keys and values, or hidden vectors. Tensors with the batch first, or something else that knows
-how to `index_select` its rows, to `join` those of another and to `drop` its first tokens."""
+how to `index_select` its rows, to `join` those of another, to keep its `first` tokens and to `drop` them."""
 TOKENS = {"key": 2, "value": 2}
 SOURCE = {"memory_key": 2, "memory_value": 2, "memory_heads": 3}
 """What has a place for each token that was read, and for each token of the source, and on which axis."""
@@ -78,9 +78,13 @@ class State:
         """The state as it was after `length` tokens; None where only the last one is known (recurrent cells, a source)."""
         if length == self.length:
             return self
-        if self.memory is not None or any(layer.keys() - {"key", "value"} for layer in self.layers):
+        if self.memory is not None or any(layer.keys() - {"key", "value", "cache"} for layer in self.layers):
             return None
-        layers = tuple({name: kept[:, :, :length] for name, kept in layer.items()} for layer in self.layers)
+
+        def cut(kept: Any) -> Any:
+            return kept[:, :, :length] if isinstance(kept, Tensor) else kept.first(length)
+
+        layers = tuple({name: cut(kept) for name, kept in layer.items()} for layer in self.layers)
         return State(layers, length, None if self.keys is None else self.keys[:, :length])
 
     def carried(self) -> State:

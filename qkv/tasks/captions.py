@@ -19,11 +19,12 @@ from qkv.data.translation import padded
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import Score, bleu, score
-from qkv.generate.beam import search
-from qkv.generate.hypotheses import Beam, Hypothesis
-from qkv.generate.logits_processor import Rules
-from qkv.generate.search import Writer
-from qkv.generate.translate import Translation, gathered, never_written
+from qkv.generate.beam import BeamParams
+from qkv.generate.continuous_batching import GenerativeNetwork
+from qkv.generate.logits_processor import LogitsProcessor
+from qkv.generate.search import beam_search
+from qkv.generate.sequence import Hypothesis
+from qkv.generate.translate import Translation, suppressed_tokens, with_n_best
 from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Words
@@ -32,7 +33,7 @@ from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, one_line, sear
 from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
 
-BEAM, GREEDY = Beam(), Beam(1)
+BEAM, GREEDY = BeamParams(), BeamParams(1)
 
 
 # --- what a captioner does
@@ -50,22 +51,26 @@ def check(c: ModelConfig) -> None:
 class Captioner:
     """An encoder-decoder that reads pictures, at work: pictures in, sentences out."""
 
-    def __init__(self, c: ModelConfig, network: Writer, tokenizer: Tokenizer):
+    def __init__(self, c: ModelConfig, network: GenerativeNetwork, tokenizer: Tokenizer):
         check(c)
         self.config, self.network, self.tokenizer = c, network, tokenizer
 
-    def describe(self, given: Sequence[Any], beam: Beam = BEAM, max_length: int | None = None) -> list[Translation]:
+    def describe(
+        self, given: Sequence[Any], beam: BeamParams = BEAM, max_length: int | None = None
+    ) -> list[Translation]:
         """A caption of each picture: paths, Pillow images or arrays of uint8."""
         return [one for images in read(given, self.config) for one in self.batch(images, beam, max_length)]
 
-    def batch(self, images: Tensor, beam: Beam, max_length: int | None) -> list[Translation]:
+    def batch(self, images: Tensor, beam: BeamParams, max_length: int | None) -> list[Translation]:
         """Some pictures (B, C, H, W) together."""
         c = self.config
         inputs = torch.full((len(images), 1), c.first_id or 0)
         batch = Batch(inputs, images=images).to(next(self.network.parameters()).device)
         longest = min(max_length or c.max_length, c.max_length)
-        found = search(self.network, batch, longest, c.eos_ids, beam, Rules(c.eos_ids, never_written(c)))
-        return [gathered([self.written(h) for h in own]) for own in found]
+        found = beam_search(
+            self.network, batch, longest, c.eos_ids, beam, LogitsProcessor(c.eos_ids, suppressed_tokens(c))
+        )
+        return [with_n_best([self.written(h) for h in own]) for own in found]
 
     def written(self, h: Hypothesis) -> Translation:
         tokens = [self.tokenizer.backend.id_to_token(token) or "" for token in h.ids]

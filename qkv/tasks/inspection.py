@@ -17,9 +17,9 @@ from qkv.config import ModelConfig, read_toml
 from qkv.convert.detect import run_of
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
-from qkv.generate.logits_processor import Rules
+from qkv.generate.logits_processor import LogitsProcessor
 from qkv.generate.search import greedy
-from qkv.generate.translate import Request, Translator, never_written
+from qkv.generate.translate import TranslationParams, Translator, suppressed_tokens
 from qkv.look.alignment_error import AlignmentErrors, errors, sentence
 from qkv.look.embedding_space import Neighbours, nearest, static_vectors, word_vectors
 from qkv.look.look import Look
@@ -104,9 +104,9 @@ class Looker:
         opened = [*writer.read(text)[0], c.first_id or 0]
         if target is not None:
             return self.behind(opened, self.target_ids(target))
-        how = Request(max_length=LONGEST_SUMMARY, no_repeat_ngram=NO_REPEAT)
-        most = min(writer.longest(opened[:-1], how), c.max_length - len(opened))  # what is written is also read
-        (found,) = greedy(self.network, batch_of(c, [opened]).to(self.device), most, c.eos_ids, writer.rules(how, []))
+        how = TranslationParams(max_length=LONGEST_SUMMARY, no_repeat_ngram=NO_REPEAT)
+        most = min(writer.max_tokens(opened[:-1], how), c.max_length - len(opened))  # what is written is also read
+        (found,) = greedy(self.network, batch_of(c, [opened]).to(self.device), most, c.eos_ids, writer.processor(how))
         return self.behind(opened, [token for token in found if token not in c.eos_ids])
 
     def behind(self, read: Sequence[int], written: Sequence[int]) -> Look:
@@ -212,12 +212,12 @@ class Looker:
         (found,) = greedy(self.network, batch, most, self.config.eos_ids, self.rules())
         return [token for token in found if token not in self.config.eos_ids]
 
-    def rules(self) -> Rules:
+    def rules(self) -> LogitsProcessor:
         """What no encoder-decoder writes: padding, and the token that opens a target."""
         c = self.config
         if c.image_size is None and c.eos_ids:
-            return Translator(c, self.network, self.source, self.target).rules(Request(), [])  # type: ignore[arg-type]
-        return Rules(c.eos_ids, never_written(c))
+            return Translator(c, self.network, self.source, self.target).processor(TranslationParams())  # type: ignore[arg-type]
+        return LogitsProcessor(c.eos_ids, suppressed_tokens(c))
 
     # --- names
 

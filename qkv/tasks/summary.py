@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,9 +22,8 @@ from qkv.data.sources import Record
 from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.rouge import rouge
-from qkv.generate.hypotheses import Beam
-from qkv.generate.search import Writer
-from qkv.generate.translate import Job, Request, Translator
+from qkv.generate.continuous_batching import GenerativeNetwork
+from qkv.generate.translate import EncodedText, TranslationParams, Translator
 from qkv.tasks.translation import TranslationTask, beam_of, two_sides
 from qkv.text.tokenizer import Tokenizer
 
@@ -39,7 +37,12 @@ class Summarizer(Translator):
     """Writes summaries; a text that is too long is cut at its end, and the summary is of what was read."""
 
     def __init__(
-        self, config: ModelConfig, network: Writer, source: Tokenizer, target: Tokenizer, longest: int | None = None
+        self,
+        config: ModelConfig,
+        network: GenerativeNetwork,
+        source: Tokenizer,
+        target: Tokenizer,
+        longest: int | None = None,
     ):
         if config.family == "encoder" or config.head != "vocabulary" or config.image_size is not None:
             raise QkvError(
@@ -62,21 +65,21 @@ class Summarizer(Translator):
         ids = ids[:-1][: self.most - 1] + ids[-1:]
         return ids, [None] * len(ids)
 
-    def longest(self, source: Sequence[int], how: Request) -> int:
+    def max_tokens(self, source: Sequence[int], params: TranslationParams) -> int:
         """A decoder has to have room for text and summary."""
-        most = super().longest(source, how)
+        most = super().max_tokens(source, params)
         return min(most, self.config.max_length - len(source)) if self.config.family == "decoder" else most
 
-    def opened(self, job: Job) -> tuple[list[int], list[int] | None]:
+    def prompt(self, text: EncodedText) -> tuple[list[int], list[int] | None]:
         """A decoder reads the text and then the token that opens the summary."""
         if self.config.family != "decoder":
-            return super().opened(job)
-        return [*job.source, self.config.first_id or 0], None
+            return super().prompt(text)
+        return [*text.source, self.config.first_id or 0], None
 
-    def begin(self, jobs: Sequence[Job]) -> Batch:
+    def make_batch(self, texts: Sequence[EncodedText]) -> Batch:
         if self.config.family != "decoder":
-            return super().begin(jobs)
-        inputs, mask = padded([self.opened(job)[0] for job in jobs], self.config.pad_id)
+            return super().make_batch(texts)
+        inputs, mask = padded([self.prompt(one)[0] for one in texts], self.config.pad_id)
         return Batch(inputs, None if mask.all() else mask)
 
 
@@ -136,9 +139,7 @@ class SummaryTask(TranslationTask):
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """ROUGE of greedy summaries of some, loss per token of all."""
         some = list(self.valid)[:: max(1, len(self.valid) // ASKED)]
-        how = replace(self.request(), beam=Beam(1))
-        written = self.translator(network).translate([r[0] for r in some], how)
-        found = rouge([one.text for one in written], [r[1] for r in some])
+        found = rouge(self.greedy_texts(network, [r[0] for r in some]), [r[1] for r in some])
         names = ("rouge1", "rouge2", "rougeL")
         return {**{name: one.value for name, one in zip(names, found, strict=False)}, "loss": self.loss(network)}
 
@@ -149,10 +150,12 @@ class SummaryTask(TranslationTask):
     def translator(self, network: Any) -> Translator:
         return Summarizer(self.config, network, self.source, self.target, self.data.max_length + 1)
 
-    def request(self) -> Request:
+    def request(self) -> TranslationParams:
         decode = self.recipe.decode
         longest = decode.max_length if "max_length" in decode.model_fields_set else self.data.target_length
-        return Request(beam_of(decode), max_length=longest, no_repeat_ngram=NO_REPEAT, batch_tokens=decode.batch_tokens)
+        return TranslationParams(
+            beam_of(decode), max_length=longest, no_repeat_ngram=NO_REPEAT, batch_tokens=decode.batch_tokens
+        )
 
     def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
         return [s.to_json() for s in rouge(written, references)]

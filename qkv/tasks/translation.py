@@ -6,6 +6,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,8 @@ from qkv.data.sources import Record
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import METRICS, bleu, score
-from qkv.generate.hypotheses import Beam
-from qkv.generate.search import greedy
-from qkv.generate.translate import Request, Translator
+from qkv.generate.beam import BeamParams
+from qkv.generate.translate import TranslationParams, Translator
 from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Task, Words, held_out
@@ -122,9 +122,14 @@ class TranslationTask(Task):
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         """BLEU and loss per token, both on the held-out set."""
-        texts = [r[0] for r in self.valid]
-        written = greedy_texts(network, self.config, self.source, self.target, texts, self.recipe.decode)
+        written = self.greedy_texts(network, [r[0] for r in self.valid])
         return {"bleu": bleu(written, [r[1] for r in self.valid]), "loss": self.loss(network)}
+
+    def greedy_texts(self, network: Any, texts: Sequence[str]) -> list[str]:
+        """Decode greedily, with the same length limits as `qkv translate`: a text scores the same in any batch."""
+        fast = pack(network) if next(network.parameters()).device.type == "cpu" else network
+        params = replace(self.request(), beam=BeamParams(1))
+        return [one.text for one in self.translator(fast).translate(texts, params)]
 
     def loss(self, network: nn.Module) -> float:
         """Per target token, of the whole held-out set."""
@@ -170,7 +175,7 @@ class TranslationTask(Task):
     def translator(self, network: Any) -> Translator:
         return Translator(self.config, network, self.source, self.target)
 
-    def request(self) -> Request:
+    def request(self) -> TranslationParams:
         return request(self.recipe.decode)
 
     # --- telling
@@ -193,30 +198,16 @@ def two_sides(data: DataConfig) -> None:
             )
 
 
-def greedy_texts(network: Any, c: ModelConfig, source: Tokenizer, target: Tokenizer, texts: Sequence[str],
-                 decode: DecodeConfig) -> list[str]:  # fmt: skip
-    """Greedy translations, batched by length, in the order of the texts."""
-    rows = source.plain(texts)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    found: dict[int, str] = {}
-    while order:
-        width = len(rows[order[-1]]) + 1  # the longest first: what does not fit in memory shows at once
-        some, order = order[-max(1, decode.batch_tokens // width) :], order[: -max(1, decode.batch_tokens // width)]
-        batch = pairs.sources([rows[i] for i in some], c).to(next(network.parameters()).device)
-        limit = min(decode.max_length, 2 * width + 10, c.max_length)
-        for i, ids in zip(some, greedy(network, batch, limit, c.eos_ids), strict=True):
-            found[i] = target.decode([t for t in ids if t not in c.eos_ids])
-    return [found[i] for i in range(len(rows))]
-
-
-def request(decode: DecodeConfig) -> Request:
+def request(decode: DecodeConfig) -> TranslationParams:
     """A longest length only where the recipe sets one: otherwise it goes by the source, as in `qkv translate`."""
     longest = decode.max_length if "max_length" in decode.model_fields_set else None
-    return Request(beam_of(decode), longest, batch_tokens=decode.batch_tokens, extra_length=decode.extra_length)
+    return TranslationParams(
+        beam_of(decode), longest, batch_tokens=decode.batch_tokens, extra_length=decode.extra_length
+    )
 
 
-def beam_of(decode: DecodeConfig) -> Beam:
-    return Beam(decode.beam, decode.length_penalty, length_formula=decode.length_formula)
+def beam_of(decode: DecodeConfig) -> BeamParams:
+    return BeamParams(decode.beam, decode.length_penalty, length_formula=decode.length_formula)
 
 
 def settings(decode: DecodeConfig) -> dict[str, Any]:

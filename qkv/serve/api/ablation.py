@@ -9,7 +9,7 @@ import torch
 
 from qkv.api import Model
 from qkv.generate.search import greedy
-from qkv.generate.translate import Request
+from qkv.generate.translate import TranslationParams
 from qkv.look.attention import whole_numbers
 from qkv.look.look import Look
 from qkv.look.target import Question
@@ -62,6 +62,6 @@ def written(served: Served, one: Look, most: int) -> str | None:
     room = min(most, model.room(known[0].tolist()), c.max_length)
     rules = model.looker().rules() if c.family == "encoder-decoder" else served.rules
     if one.first and served.task == "summary":  # as the summary itself was written
-        rules = served.translator.rules(Request(no_repeat_ngram=NO_REPEAT), [])
+        rules = served.translator.processor(TranslationParams(no_repeat_ngram=NO_REPEAT))
     (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids, rules)
     return model.target_words().decode(ids)

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.generate.alignment import Link
-from qkv.generate.translate import Request as Translating
 from qkv.generate.translate import Translation
+from qkv.generate.translate import TranslationParams as Translating
 from qkv.serve.api import sentences
 from qkv.serve.api.languages import guess, name_of
 from qkv.serve.api.markup import Markup, Run

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from qkv.generate.continuous import Step
-from qkv.generate.detokenize import Pieces
+from qkv.generate.detokenize import Detokenizer
+from qkv.generate.sequence import GeneratedToken
 from qkv.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
@@ -22,7 +22,7 @@ class Reader:
     """The tokens of one text, one after another: how each reads behind those before it, and where in the text it begins."""
 
     def __init__(self, words: Tokenizer, before: Sequence[int] = ()):
-        self.words, self.pieces = words, Pieces(words, before)
+        self.words, self.pieces = words, Detokenizer(words, before)
         self.offset = 0
         """Characters of the text so far. A special token is none of it, and part of a character none yet."""
 
@@ -54,7 +54,7 @@ class Reader:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
 
 
-def completion_logprobs(reader: Reader, steps: Sequence[Step], top: int) -> dict[str, Any]:
+def completion_logprobs(reader: Reader, steps: Sequence[GeneratedToken], top: int) -> dict[str, Any]:
     """The object of /v1/completions: columns."""
     tokens, own, tops, offsets = list[str](), list[float | None](), list[dict[str, float] | None](), list[int]()
     for step in steps:
@@ -68,7 +68,7 @@ def completion_logprobs(reader: Reader, steps: Sequence[Step], top: int) -> dict
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops if top else None, "text_offset": offsets}
 
 
-def chat_logprobs(reader: Reader, steps: Sequence[Step]) -> dict[str, Any]:
+def chat_logprobs(reader: Reader, steps: Sequence[GeneratedToken]) -> dict[str, Any]:
     """The object of /v1/chat/completions: a record for each token."""
 
     def record(token: int, log_prob: float) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def chat_logprobs(reader: Reader, steps: Sequence[Step]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def token_records(reader: Reader, steps: Sequence[Step]) -> list[dict[str, Any]]:
+def token_records(reader: Reader, steps: Sequence[GeneratedToken]) -> list[dict[str, Any]]:
     """Our own: id, text, how it is displayed, probability, and what could have stood there instead."""
 
     def record(token: int, log_prob: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qkv.data.images import Pixels, open_picture, unpack
 from qkv.errors import FileError
-from qkv.generate.sampling import Sampling
+from qkv.generate.sampling import SamplingParams
 from qkv.generate.translate import Translation
 from qkv.serve.api import sentences
 from qkv.serve.api.libretranslate import Way, links_of, ways_of
@@ -180,7 +180,7 @@ def writing(routes: APIRouter, service: Service) -> None:
         service.limits.at_most("top", asked.alternatives, "alternatives")
         service.limits.at_most("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
         ids = await service.threaded(request, served.prompt_ids, asked.prompt, asked.chat, asked.system)
-        how = Sampling(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
+        how = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
         stop = stops_of(service.limits, asked.stop)
         manner = Manner(asked.max_tokens, how, seed_of(asked.seed), asked.alternatives, stop, asked.rules())
         (one,) = begin(served, [Prompt(ids, asked.prefix)], manner)

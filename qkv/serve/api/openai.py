@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from qkv.generate.continuous import Step
-from qkv.generate.sampling import Sampling
+from qkv.generate.sampling import SamplingParams
+from qkv.generate.sequence import GeneratedToken
 from qkv.serve.api.logprobs import Reader, chat_logprobs, completion_logprobs
 from qkv.serve.http.errors import Refusal
 from qkv.serve.http.middleware import listed
@@ -76,9 +76,9 @@ class Asked(Penalties):
     def stops(self, service: Service) -> list[str]:
         return stops_of(service.limits, listed(self.stop or []))
 
-    def sampling(self) -> Sampling:
+    def sampling(self) -> SamplingParams:
         temperature = 1.0 if self.temperature is None else self.temperature
-        return Sampling(
+        return SamplingParams(
             temperature, max(0, self.top_k or 0), 1.0 if self.top_p is None else self.top_p, self.min_p or 0.0
         )
 
@@ -271,7 +271,7 @@ class Said:
     def whole(self, index: int, one: Writing) -> dict[str, Any]:
         raise NotImplementedError
 
-    def piece(self, index: int, text: str, steps: list[Step], finish: str | None) -> dict[str, Any]:
+    def piece(self, index: int, text: str, steps: list[GeneratedToken], finish: str | None) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -279,7 +279,7 @@ class Completed(Said):
     def __init__(self, asked: Completion, served: Served, prompts: Sequence[Prompt]):
         super().__init__(asked, served)
         self.prompts, self.each = prompts, asked.n or 1
-        self.read: list[list[Step]] = []
+        self.read: list[list[GeneratedToken]] = []
 
     async def prepare(self) -> None:
         """With echo and logprobs, those of the prompt too."""
@@ -289,7 +289,7 @@ class Completed(Said):
             work = lambda items: [self.served.read(ids, self.asked.logprobs) for ids in items]  # noqa: E731
             self.read = await self.served.caller.ask(("read", self.asked.logprobs), work, [p.ids for p in self.prompts])
 
-    def echo(self, index: int) -> tuple[str, list[Step]]:
+    def echo(self, index: int) -> tuple[str, list[GeneratedToken]]:
         number = index // self.each
         if not self.asked.echo:
             return "", []
@@ -302,7 +302,7 @@ class Completed(Said):
         words = self.served.model.target_words()
         self.readers = [Reader(words) if self.read else one.reader() for one in writings]  # the prompt comes first
 
-    def logprobs(self, index: int, steps: list[Step]) -> dict[str, Any] | None:
+    def logprobs(self, index: int, steps: list[GeneratedToken]) -> dict[str, Any] | None:
         wanted = self.asked.logprobs
         return None if wanted is None else completion_logprobs(self.readers[index], steps, wanted)
 
@@ -320,14 +320,14 @@ class Completed(Said):
                 rest["logprobs"][name] = None if column is None else before["logprobs"][name] + column
         return rest
 
-    def piece(self, index: int, text: str, steps: list[Step], finish: str | None) -> dict[str, Any]:
+    def piece(self, index: int, text: str, steps: list[GeneratedToken], finish: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": self.logprobs(index, steps), "finish_reason": finish}
 
 
 class Chatted(Said):
     kind, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def logprobs(self, index: int, steps: list[Step]) -> dict[str, Any] | None:
+    def logprobs(self, index: int, steps: list[GeneratedToken]) -> dict[str, Any] | None:
         return chat_logprobs(self.readers[index], steps) if self.asked.logprobs else None
 
     def opening(self, index: int) -> list[dict[str, Any]]:
@@ -339,7 +339,7 @@ class Chatted(Said):
         told = self.logprobs(index, one.steps)
         return {"index": index, "message": message, "logprobs": told, "finish_reason": one.finish}
 
-    def piece(self, index: int, text: str, steps: list[Step], finish: str | None) -> dict[str, Any]:
+    def piece(self, index: int, text: str, steps: list[GeneratedToken], finish: str | None) -> dict[str, Any]:
         delta = {"content": text} if finish is None else {}
         return {"index": index, "delta": delta, "logprobs": self.logprobs(index, steps), "finish_reason": finish}
 

@@ -1,4 +1,4 @@
-"""Lanes: threads that write texts, each with a running batch of its own (generate/continuous.py), and the desk where
+"""Lanes: threads that write texts, each with a running batch of its own (generate/continuous_batching.py), and the desk where
 texts wait for a place in one.
 
 A step of a small network on two threads is hardly faster than on one; two lanes with a thread each are. The event loop
@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from qkv.generate.continuous import Continuous, Drawn, Step, Text, opened
-from qkv.generate.hypotheses import Sentence
+from qkv.generate.beam import BeamSearch
+from qkv.generate.continuous_batching import ContinuousBatch, make_batch
+from qkv.generate.sequence import GeneratedToken, Generation, Sampler
 from qkv.serve.http.errors import Refusal, busy
 from qkv.serve.scheduling.limits import Limits
 from qkv.serve.scheduling.metrics import Metrics
@@ -38,15 +39,15 @@ class Ticket:
     inputs: list[int]
     """What is known of it: the prompt of a decoder, what opens the target of an encoder-decoder."""
     source: list[int] | None
-    text: Text
+    text: Generation
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    news: asyncio.Queue[list[Step] | Exception | None] = field(default_factory=asyncio.Queue)
+    news: asyncio.Queue[list[GeneratedToken] | Exception | None] = field(default_factory=asyncio.Queue)
     """Tokens as they come; an error, or None at the end."""
     gone: bool = False
     """Nobody waits for it any more: it leaves at the next step."""
     told: int = 0
 
-    async def steps(self) -> AsyncIterator[list[Step]]:
+    async def steps(self) -> AsyncIterator[list[GeneratedToken]]:
         """New tokens, as they are written."""
         try:
             while (some := await self.news.get()) is not None:
@@ -56,25 +57,24 @@ class Ticket:
         finally:
             self.gone = True
 
-    async def written(self) -> Text:
+    async def written(self) -> Generation:
         """The text when it has ended."""
         async for _ in self.steps():
             pass
         return self.text
 
-    def fresh(self) -> list[Step]:
+    def fresh(self) -> list[GeneratedToken]:
         """Steps that were not told yet."""
-        if not isinstance(self.text.body, Drawn):
+        if not isinstance(self.text, Sampler):
             return []
-        some = self.text.body.steps[self.told :]
+        some = self.text.tokens[self.told :]
         self.told += len(some)
         return some
 
     @property
     def length(self) -> int:
         """The most tokens that it can come to."""
-        groups = [self.text.body] if isinstance(self.text.body, Drawn) else self.text.body.groups
-        return len(self.inputs) + groups[0].longest
+        return len(self.inputs) + self.text.max_tokens
 
 
 class Desk:
@@ -134,7 +134,7 @@ class Desk:
 
     def fits(self, tickets: Sequence[Ticket]) -> bool:
         """Whether these can be written together; one alone always can."""
-        rows = len(tickets) * max(ticket.text.rows for ticket in tickets)
+        rows = len(tickets) * max(ticket.text.max_rows for ticket in tickets)
         tokens = rows * max(ticket.length for ticket in tickets)
         return len(tickets) == 1 or (rows <= self.limits.rows and tokens <= self.limits.batch_tokens)
 
@@ -148,8 +148,8 @@ class Lane(threading.Thread):
         self.number, self.desk, self.pad_id, self.threads = number, desk, pad_id, threads
         self.model, self.metrics, self.alone = name, metrics, alone
         self.device = next(network.parameters()).device
-        self.running = Continuous(network)
-        self.tickets: dict[Text, Ticket] = {}
+        self.running = ContinuousBatch(network)
+        self.tickets: dict[Generation, Ticket] = {}
 
     def run(self) -> None:
         torch.set_num_threads(self.threads)
@@ -164,24 +164,24 @@ class Lane(threading.Thread):
         try:
             # read once: whether somebody has gone can change at any moment
             gone = [text for text, ticket in self.tickets.items() if ticket.gone]
-            self.running.drop(gone)
+            self.running.remove(gone)
             for text in gone:
                 del self.tickets[text]
             for some in similar(new):
                 self.enter(some)
-            if self.running.going:
-                self.metrics.rows.labels(self.model).observe(len(self.running.going))
+            if self.running.running:
+                self.metrics.rows.labels(self.model).observe(len(self.running.running))
                 self.tell(self.running.step())
         except Exception as error:  # a lane must not die: whoever was in it is told, and it goes on with the next
             self.fail(list({*self.tickets.values(), *new}), error)
-            self.running, self.tickets = Continuous(self.running.network), {}
+            self.running, self.tickets = ContinuousBatch(self.running.network), {}
         self.metrics.refresh()
 
     def enter(self, tickets: list[Ticket]) -> None:
         """Take some in; if they cannot be read together, one by one, so that one costs only itself."""
         sources = [ticket.source for ticket in tickets if ticket.source is not None]
         try:
-            batch = opened([ticket.inputs for ticket in tickets], sources, self.pad_id).to(self.device)
+            batch = make_batch([ticket.inputs for ticket in tickets], sources, self.pad_id).to(self.device)
             self.running.join(batch, [ticket.text for ticket in tickets])
         except Exception as error:
             if len(tickets) == 1:
@@ -192,14 +192,14 @@ class Lane(threading.Thread):
             self.tickets |= {ticket.text: ticket for ticket in tickets}
         return None
 
-    def tell(self, ended: list[Text]) -> None:
+    def tell(self, ended: list[Generation]) -> None:
         """New tokens, and to those that have ended that they have."""
         news: list[tuple[Ticket, Any]] = []
         for ticket in self.tickets.values():
             if steps := ticket.fresh():
                 news.append((ticket, steps))
         news += [(self.tickets.pop(text), None) for text in ended if text in self.tickets]
-        searched = [text.body.results() for text in ended if isinstance(text.body, Sentence)]
+        searched = [text.results() for text in ended if isinstance(text, BeamSearch)]
         count = sum(len(own) for _, own in news if own) + sum(len(found[0].ids) for found in searched if found)
         self.metrics.tokens.labels(self.model).inc(count)
         send(news)

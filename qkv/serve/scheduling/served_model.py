@@ -22,11 +22,10 @@ from qkv.convert.detect import run_of
 from qkv.data.glue import TASKS
 from qkv.errors import QkvError
 from qkv.generate.alignment import Link
-from qkv.generate.continuous import Step, Text
-from qkv.generate.hypotheses import Beam, Hypothesis, Sentence
-from qkv.generate.logits_processor import Rules
-from qkv.generate.search import FREE
-from qkv.generate.translate import Job, Request, Translation, Translator, gathered
+from qkv.generate.beam import BeamParams, BeamSearch
+from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.sequence import GeneratedToken, Generation, Hypothesis
+from qkv.generate.translate import EncodedText, Translation, TranslationParams, Translator, with_n_best
 from qkv.look.attention import sites
 from qkv.models.inputs import carries
 from qkv.pretrained import note
@@ -42,7 +41,7 @@ Pair = tuple[str, str]
 """Source language, target language."""
 Search = Callable[[Path], dict[str, Any]]
 """The folder of a run -> beam and length_penalty."""
-ALIGNED = Request(alignments=True)
+ALIGNED = TranslationParams(alignments=True)
 MANY = 2000
 """Characters that are made into tokens without holding up other requests."""
 CHUNK = 64
@@ -174,7 +173,7 @@ class Served:
 
     # --- writing
 
-    def write_all(self, given: Sequence[tuple[list[int], list[int] | None, Text]]) -> list[Ticket]:
+    def write_all(self, given: Sequence[tuple[list[int], list[int] | None, Generation]]) -> list[Ticket]:
         """Hand over some texts, all or none."""
         tickets = [Ticket(*one) for one in given]
         self.desk.put(tickets)
@@ -187,7 +186,7 @@ class Served:
             return self.translator.read(prompt)[0]
         if self.task == "summary" and not chat and system is None:
             source, places = self.translator.read(prompt)
-            return self.translator.opened(Job(0, source, places, [], []))[0]
+            return self.translator.prompt(EncodedText(0, source, places, [], []))[0]
         return self.model.prompt_ids(prompt, chat, system)
 
     def spelled(self, given: Any) -> list[str]:
@@ -198,14 +197,18 @@ class Served:
         return [each if isinstance(each, str) else words.decode(each) for each in texts]
 
     @cached_property
-    def rules(self) -> Rules:
+    def rules(self) -> LogitsProcessor:
         """What a text that is drawn must obey; a translator writes neither padding nor the token that opens a target."""
         ruled = self.config.family == "encoder-decoder" or self.task == "summary"
-        return replace(self.translator.rules(Request(), []), opening=()) if ruled else FREE  # `opened` has written it
+        return replace(self.translator.processor(TranslationParams()), forced_first=()) if ruled else NO_PROCESSING
 
-    def ruled(self, own: Rules, prompt: Sequence[int]) -> Rules:
+    def ruled(self, own: LogitsProcessor, prompt: Sequence[int]) -> LogitsProcessor:
         """The same with the penalties of a request; without any it is one object, by which texts are drawn together."""
-        return self.rules if own.idle else replace(own.after(prompt, self.config.eos_ids), never=self.rules.never)
+        return (
+            self.rules
+            if own.is_identity
+            else replace(own.for_prompt(prompt, self.config.eos_ids), suppressed=self.rules.suppressed)
+        )
 
     def opened(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
         """What a lane reads of a prompt and the beginning of its answer, and how many tokens can follow."""
@@ -226,16 +229,16 @@ class Served:
         return known, None, int(min(self.limits.tokens, max(0, most - len(known) + 1)))
 
     @torch.no_grad()
-    def read(self, ids: list[int], top: int) -> list[Step]:
+    def read(self, ids: list[int], top: int) -> list[GeneratedToken]:
         """Each token of a prompt with what the model gives it after those before it; the first has nothing before it."""
         output = self.model.network(self.model.batch([ids]))
-        steps = [Step(ids[0], math.nan, [])]
+        steps = [GeneratedToken(ids[0], math.nan, [])]
         for at in range(0, len(ids) - 1, CHUNK):  # never the logits of a whole prompt
             some = ids[at + 1 : at + 1 + CHUNK]
             table = output.head(output.hidden[0, at : at + len(some)]).float().log_softmax(-1)  # (T, V)
             values, tokens = table.topk(min(top, table.size(1)), -1)
             for token, row, *best in zip(some, table, tokens.tolist(), values.tolist(), strict=True):
-                steps.append(Step(token, float(row[token]), list(zip(*best, strict=True))))
+                steps.append(GeneratedToken(token, float(row[token]), list(zip(*best, strict=True))))
         return steps
 
     # --- translating
@@ -247,38 +250,38 @@ class Served:
         kind = Summarizer if self.task == "summary" else Translator
         return kind(self.config, model.network, model.words(), model.target_words())
 
-    def request(self, beam: int | None = None, n_best: int = 1, **how: Any) -> Request:
+    def request(self, beam: int | None = None, n_best: int = 1, **how: Any) -> TranslationParams:
         size = max(self.beam if beam is None else beam, n_best)
         self.limits.at_most("beam", size, "hypotheses")
-        search = Beam(size, self.length_penalty, n_best, length_formula=self.length_formula)
+        search = BeamParams(size, self.length_penalty, n_best, length_formula=self.length_formula)
         extra = self.model.defaults.extra_length if how.get("max_length") is None else None
-        return Request(search, extra_length=extra, **how)
+        return TranslationParams(search, extra_length=extra, **how)
 
-    async def search(self, texts: Sequence[str], how: Request) -> list[Translation]:
+    async def search(self, texts: Sequence[str], how: TranslationParams) -> list[Translation]:
         """The translation (or summary) of each text; of an empty one it is empty."""
         begun = lambda: [self.begun(text, how) for text in texts]  # noqa: E731
         found = await asyncio.to_thread(begun) if sum(map(len, texts)) > MANY else begun()
         tickets = self.write_all([one for one in found if one is not None])
         try:
-            done = iter([gathered(self.results(await ticket.written())) for ticket in tickets])
+            done = iter([with_n_best(self.results(await ticket.written())) for ticket in tickets])
         finally:
             for ticket in tickets:
                 ticket.gone = True
         return [Translation("") if one is None else next(done) for one in found]
 
-    def begun(self, text: str, how: Request) -> tuple[list[int], list[int] | None, Text] | None:
+    def begun(self, text: str, how: TranslationParams) -> tuple[list[int], list[int] | None, Generation] | None:
         """A text in tokens, and the beam that will search for its translation; None where there is nothing to do."""
-        job = self.translator.job(0, text, how)
+        job = self.translator.encode(0, text, how)
         if job is None:
             return None
-        inputs, source = self.translator.opened(job)
-        longest = min(self.translator.longest(job.source, how), self.limits.tokens)
-        body = Sentence(how.beam, longest, self.config.eos_ids, job.phrases)
-        return inputs, source, Text(body, self.translator.rules(how, [job.prefix]))
+        inputs, source = self.translator.prompt(job)
+        longest = min(self.translator.max_tokens(job.source, how), self.limits.tokens)
+        processor = self.translator.processor(how, [job.prefix])
+        return inputs, source, BeamSearch(how.beam, longest, self.config.eos_ids, job.phrases, processor)
 
-    def results(self, text: Text) -> list[Translation]:
-        body: Any = text.body
-        return [self.translator.written(h, None) for h in body.results()]
+    def results(self, text: Generation) -> list[Translation]:
+        assert isinstance(text, BeamSearch)
+        return [self.translator.decode(h) for h in text.results()]
 
     @cached_property
     def aligns(self) -> bool:
@@ -291,14 +294,14 @@ class Served:
         """Texts and the tokens of their translations -> (source word, target word), from one pass of the plain network."""
         links: list[list[Link]] = []
         for text, tokens in pairs:
-            job = self.translator.job(0, text, ALIGNED)
+            job = self.translator.encode(0, text, ALIGNED)
             if job is None or not tokens:
                 links.append([])
                 continue
             ids = [self.translator.target.id_of(token) or 0 for token in tokens]
             written = Hypothesis(ids, [], ended=ids[-1] in self.config.eos_ids)
-            batch = self.translator.begin([job]).to(self.model.device)
-            links.append(self.translator.aligned([job], [[written]], batch, ALIGNED)[0][0] or [])
+            batch = self.translator.make_batch([job]).to(self.model.device)
+            links.append(self.translator.align([job], [[written]], batch, ALIGNED)[0][0] or [])
         return links
 
 

@@ -11,11 +11,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import StreamingResponse
 
-from qkv.generate.continuous import Step, text_of
-from qkv.generate.detokenize import Pieces, Until
-from qkv.generate.logits_processor import Rules
-from qkv.generate.sampling import Sampling
-from qkv.generate.search import FREE
+from qkv.generate.detokenize import Detokenizer, StopStrings
+from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.sampling import SamplingParams
+from qkv.generate.sequence import GeneratedToken, Sampler
 from qkv.serve.api.logprobs import Reader
 from qkv.serve.http.errors import Refusal, busy
 from qkv.serve.scheduling.limits import Limits
@@ -39,12 +38,12 @@ class Manner:
     """How to go on."""
 
     tokens: int
-    how: Sampling
+    how: SamplingParams
     seed: int
     top: int = 0
     """Likeliest tokens that are told at each step."""
     stop: Sequence[str] = ()
-    rules: Rules = FREE
+    rules: LogitsProcessor = NO_PROCESSING
     """Penalties."""
 
 
@@ -62,9 +61,9 @@ class Penalties(BaseModel):
     no_repeat_ngram: int | None = Field(default=None, ge=0, le=2**31)
     """Forbid repeated n-grams of this size, the prompt counted; 0 = allow them."""
 
-    def rules(self) -> Rules:
+    def rules(self) -> LogitsProcessor:
         given = {name: getattr(self, name) for name in Penalties.model_fields}
-        return Rules(**{name: value for name, value in given.items() if value is not None})
+        return LogitsProcessor(**{name: value for name, value in given.items() if value is not None})
 
 
 def seed_of(seed: int | None) -> int:
@@ -89,7 +88,7 @@ class Writing:
     """None where no token is wanted."""
     stop: Sequence[str] = ()
     text: str = ""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[GeneratedToken] = field(default_factory=list)
     """Without the end token."""
     finish: str = "length"
 
@@ -102,10 +101,10 @@ class Writing:
         """Who tells the tokens of the text."""
         return Reader(self.served.model.target_words(), self.before)
 
-    async def pieces(self) -> AsyncIterator[tuple[str, list[Step]]]:
+    async def pieces(self) -> AsyncIterator[tuple[str, list[GeneratedToken]]]:
         """Pieces of text, each with the tokens since the last one."""
-        c, pending = self.served.config, list[Step]()
-        pieces, until = Pieces(self.served.model.target_words(), self.before), Until(self.stop)
+        c, pending = self.served.config, list[GeneratedToken]()
+        pieces, until = Detokenizer(self.served.model.target_words(), self.before), StopStrings(self.stop)
         if self.ticket is None:
             return
         try:
@@ -132,7 +131,7 @@ class Writing:
         finally:
             self.ticket.gone = True
 
-    def gave(self, text: str, steps: list[Step]) -> tuple[str, list[Step]]:
+    def gave(self, text: str, steps: list[GeneratedToken]) -> tuple[str, list[GeneratedToken]]:
         self.text += text
         self.steps += steps
         return text, steps
@@ -155,7 +154,8 @@ def begin(served: Served, prompts: Sequence[Prompt], manner: Manner) -> list[Wri
         longest = min(manner.tokens, room, served.limits.tokens)
         ends, prefix = served.config.eos_ids, prompt.prefix
         rules = served.ruled(manner.rules, inputs[: len(inputs) - len(prefix)])
-        text = text_of(manner.how, longest, ends, rules, manner.seed + number, manner.top, prefix) if longest else None
+        seed = manner.seed + number
+        text = Sampler(longest, ends, manner.how, seed, manner.top, rules, 0, prefix) if longest else None
         given.append(None if text is None else (inputs, source, text))
     tickets = iter(served.write_all([one for one in given if one is not None]))
     return [

@@ -1,0 +1,197 @@
+"""Continuous batching, the one decoding loop: texts join a running batch between two steps, and leave it when they end.
+
+No row attends to another, so a text becomes what it would become alone, whatever else is in the batch. Greedy decoding,
+sampling and beam search (sequence.py, beam.py) differ only in how a text chooses its next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.batch import Batch
+from qkv.data.translation import padded
+from qkv.generate.sequence import Generation, NextTokens, Sampler
+from qkv.models.decoder import Decoder
+from qkv.models.encoder_decoder import EncoderDecoder
+from qkv.parts.state import State
+
+GenerativeNetwork = Decoder | EncoderDecoder
+MAX_PADDING = 8
+"""When 1 / MAX_PADDING of all positions hold no token of any text, because the longest ones have left, the state is trimmed.
+Trimming copies it; padding costs memory and work at every step: with 1 / 2 a busy batch held nearly twice what its texts
+needed."""
+
+
+@dataclass
+class ContinuousBatch:
+    """A running batch of N texts with K rows each, which the network computes together."""
+
+    network: GenerativeNetwork
+    running: list[Generation] = field(default_factory=list)
+    n_rows: int = 1
+    """K: a text with fewer live hypotheses fills its rows with copies that are ignored."""
+    state: State = field(default_factory=State)
+    """What the network has read."""
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
+    """(N * K, C): the vector of each row's last token, from which the next one is predicted."""
+    pending: Tensor | None = None
+    """(N * K, 1) tokens that were chosen and are not read yet; None = `hidden` is up to date. They are read when another
+    token is wanted: a stream gets each token as soon as it is known, and the last one is never read."""
+
+    @torch.no_grad()
+    def join(self, batch: Batch, generations: Sequence[Generation], state: State | None = None) -> None:
+        """Read the prompts of some texts, a row of `batch` each, and add them; `state` holds tokens before the prompts."""
+        assert batch.inputs is not None
+        self.read_pending()
+        state = self.network.start(batch) if state is None else state
+        hidden, state = self.network.step(batch.inputs, state, batch.mask)  # (B, T, C)
+        n_rows = max(len(each.live) for each in [*self.running, *generations])
+        rows = torch.arange(len(generations), device=hidden.device).repeat_interleave(n_rows)
+        last = last_token(hidden, batch.mask)
+        if n_rows > 1:
+            last, state = last[rows], state.move(rows)  # (B * K, C)
+        if self.running:
+            self.move(range(len(self.running)), [list(range(len(each.live))) for each in self.running], n_rows)
+            last, state = torch.cat([self.hidden, last]), self.state.join(state)
+        self.hidden, self.state, self.n_rows = last, state, n_rows
+        self.running += generations
+
+    @torch.no_grad()
+    def step(self) -> list[Generation]:
+        """Extend every text by a token; remove and return those that end with it."""
+        self.read_pending()
+        before, moves = self.running, self.advance()
+        kept = [at for at, each in enumerate(before) if each.live]
+        if not self.keep(kept, [moves[at] for at in kept]):
+            return before
+        last = [id_ for each in self.running for id_ in fill_rows([h.ids[-1] for h in each.live], self.n_rows)]
+        self.pending = torch.tensor(last, device=self.hidden.device)[:, None]
+        return [each for each in before if not each.live]
+
+    @torch.no_grad()
+    def remove(self, generations: Sequence[Generation]) -> None:
+        """Remove some texts before their end."""
+        kept = [at for at, each in enumerate(self.running) if each not in generations]
+        if len(kept) < len(self.running):
+            self.keep(kept, [list(range(len(self.running[at].live))) for at in kept])
+
+    def read_pending(self) -> None:
+        """Let the network read the tokens that were chosen last."""
+        if self.pending is not None:
+            hidden, self.state = self.network.step(self.pending, self.state)  # (N * K, 1, C)
+            self.hidden, self.pending = hidden[:, -1], None
+
+    # --- tokens
+
+    def advance(self) -> list[list[int]]:
+        """Choose the next token of every text; of each new hypothesis, return the row of its text that it extends."""
+        head: Any = self.network.head
+        # penalties in greedy decoding and sampling need the logits: log-probabilities have lost their signs
+        penalised = any(each.processor.has_penalties and isinstance(each, Sampler) for each in self.running)
+        # only the last vector goes through the head: the vocabulary is the widest matrix of all
+        logits = head(self.hidden).float() if penalised else None  # (N * K, V)
+        log_probs = head.log_probs(self.hidden) if logits is None else logits.log_softmax(-1)
+        moves: list[list[int]] = [[] for _ in self.running]
+        for places in self.group():
+            rows = [at * self.n_rows + k for at in places for k in range(len(self.running[at].live))]
+            whole = len(rows) == len(log_probs)
+            own = [x if whole or x is None else x[rows] for x in (log_probs, logits)]
+            candidates = next_tokens(own[0], own[1], [self.running[at] for at in places])  # type: ignore[arg-type]
+            for at, found in zip(places, candidates, strict=True):
+                moves[at] = self.running[at].advance(found)
+        return moves
+
+    def group(self) -> list[list[int]]:
+        """Indices of the texts, together where their next tokens are chosen in the same way."""
+        groups: list[tuple[Generation, object, list[int]]] = []
+        for at, each in enumerate(self.running):
+            key = each.batch_key()
+            for first, own, places in groups:
+                if own == key and (first.processor is each.processor or first.processor == each.processor):
+                    places.append(at)
+                    break
+            else:
+                groups.append((each, key, [at]))
+        return [places for _, _, places in groups]
+
+    # --- rows
+
+    def keep(self, kept: Sequence[int], origins: Sequence[list[int]]) -> bool:
+        """Keep only these texts, each with the rows that its hypotheses extend; return whether there are any."""
+        if not kept:
+            self.running, self.state, self.hidden, self.pending = [], State(), torch.empty(0), None
+            return False
+        self.move(kept, origins, max(map(len, origins)))
+        if len(kept) < len(self.running):
+            self.running = [self.running[at] for at in kept]
+            if self.state.padding > self.state.length // MAX_PADDING:
+                self.state = self.state.trimmed()
+        return True
+
+    def move(self, kept: Sequence[int], origins: Sequence[list[int]], n_rows: int) -> None:
+        rows = [
+            at * self.n_rows + origin
+            for at, own in zip(kept, origins, strict=True)
+            for origin in fill_rows(own, n_rows)
+        ]
+        if rows == list(range(len(self.running) * self.n_rows)):  # as in sampling, while no text ends
+            return
+        stay = None if len(kept) == len(self.running) else torch.tensor(kept, device=self.hidden.device)
+        index = torch.tensor(rows, device=self.hidden.device)
+        self.hidden, self.state, self.n_rows = self.hidden[index], self.state.move(index, stay), n_rows
+        self.pending = None if self.pending is None else self.pending[index]
+
+
+def fill_rows(own: list[int], n_rows: int) -> list[int]:
+    """Repeat the first entry up to `n_rows` entries."""
+    return own + own[:1] * (n_rows - len(own))
+
+
+def last_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the vector of each row's last real token: (B, T, C) -> (B, C)."""
+    if mask is None:
+        return hidden[:, -1]
+    positions = torch.arange(mask.size(1), device=mask.device) * mask  # (B, T), 0 at padding
+    return hidden[torch.arange(hidden.size(0), device=hidden.device), positions.argmax(1)]
+
+
+def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[Generation]) -> list[list[NextTokens]]:
+    """Return candidates for each live hypothesis of these texts, which choose in the same way.
+
+    The processor edits log_probs (R, V), or with penalties in sampling the logits (R, V).
+    """
+    processor = generations[0].processor
+    scores = log_probs
+    if processor.has_penalties:
+        sampling = isinstance(generations[0], Sampler) and logits is not None
+        scores = logits.clone() if sampling else log_probs.clone()  # type: ignore[union-attr]
+    if not processor.is_identity:
+        generated = [[*each.prefix, *h.ids] if each.prefix else h.ids for each in generations for h in each.live]
+        processor.process(scores, generated, [each.index for each in generations for _ in each.live])
+    tokens, best = generations[0].select(scores, log_probs, generations)  # (R, count)
+    own = log_probs.gather(-1, tokens) if processor.has_penalties else best
+    rows = iter([NextTokens(*row) for row in zip(tokens.tolist(), best.tolist(), own.tolist(), strict=True)])
+    result, at = [[next(rows) for _ in each.live] for each in generations], 0
+    for each, candidates in zip(generations, result, strict=True):
+        for index, token in each.required_tokens():
+            candidates[index].tokens.append(token)
+            candidates[index].scores.append(scores[at + index, token].item())
+            candidates[index].log_probs.append(log_probs[at + index, token].item())
+        at += len(candidates)
+    return result
+
+
+def make_batch(prompts: Sequence[list[int]], sources: Sequence[list[int]] = (), pad_id: int = 0) -> Batch:
+    """Make a batch of prompts, padded on the left, where padding can be trimmed once the longer ones have left, and of
+    sources, padded on the right."""
+    ids, mask = (table.flip(1) for table in padded([row[::-1] for row in prompts], pad_id))  # (B, T) each
+    own = None if mask.all() else mask
+    if not sources:
+        return Batch(ids, own)
+    source, real = padded(sources, pad_id)  # (B, S) each
+    return Batch(ids, own, source=source, source_mask=None if real.all() else real)
