@@ -19,7 +19,7 @@ from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.beam import BeamGroup, BeamParams, BeamSearch
-from qkv.generate.constraints import count_met, matched_length, next_tokens, occurs
+from qkv.generate.constraints import matched_length, next_tokens, occurs, progress
 from qkv.generate.logits_processor import LogitsProcessor, repeated_tokens
 from qkv.generate.sampling import SamplingParams
 from qkv.generate.search import beam_search, greedy, sample
@@ -480,15 +480,15 @@ def test_constraints_of_a_wide_beam_are_brute_force_among_the_texts_that_have_th
 def test_the_next_tokens_always_lead_to_all_constraints(phrases: list[list[int]], ids: list[int]) -> None:
     total = sum(map(len, phrases))
     for _ in range(total):
-        if count_met(phrases, ids) == total:
+        if progress(phrases, ids) == total:
             break
         before, token = (
-            count_met(phrases, ids),
-            max(next_tokens(phrases, ids), key=lambda t: count_met(phrases, [*ids, t])),
+            progress(phrases, ids),
+            max(next_tokens(phrases, ids), key=lambda t: progress(phrases, [*ids, t])),
         )
         ids = [*ids, token]
-        assert count_met(phrases, ids) > before
-    assert count_met(phrases, ids) == total and all(occurs(p, ids) for p in phrases) and not next_tokens(phrases, ids)
+        assert progress(phrases, ids) > before
+    assert progress(phrases, ids) == total and all(occurs(p, ids) for p in phrases) and not next_tokens(phrases, ids)
 
 
 def test_begun_finds_the_longest_beginning() -> None:

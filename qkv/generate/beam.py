@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from qkv.errors import QkvError
-from qkv.generate.constraints import Candidate, Phrase, allocate, count_met, next_tokens
+from qkv.generate.constraints import Candidate, Phrase, allocate, next_tokens, progress
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
 from qkv.generate.sampling import top_k
 from qkv.generate.sequence import Generation, Hypothesis, NextTokens
@@ -118,7 +118,7 @@ class BeamGroup:
         scored = [
             Hypothesis(h.ids, h.log_probs, h.total, self.params.score(h.total, len(h.ids))) for h in self.cut if h.ids
         ]
-        scored.sort(key=lambda h: (-count_met(self.phrases, h.ids), -h.score))
+        scored.sort(key=lambda h: (-progress(self.phrases, h.ids), -h.score))
         return [*self.finished, *scored][: self.n_best]
 
 

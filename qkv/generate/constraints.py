@@ -35,8 +35,8 @@ def matched_length(phrase: Phrase, ids: Sequence[int]) -> int:
     return next((k for k in range(n, 0, -1) if list(ids[-k:]) == list(phrase[:k])), 0)
 
 
-def count_met(phrases: Sequence[Phrase], ids: Sequence[int]) -> int:
-    """Count the constraint tokens in the text: all of each phrase that occurs, and of the others the longest beginning at its end."""
+def progress(phrases: Sequence[Phrase], ids: Sequence[int]) -> int:
+    """Count the constraint tokens that occur in the text: all of each phrase that occurs, and of the others the longest beginning at its end."""
     missing = [phrase for phrase in phrases if not occurs(phrase, ids)]
     return (
         total_length(phrases)
@@ -60,7 +60,7 @@ def allocate(candidates: Sequence[Candidate], texts: Sequence[Sequence[int]], ph
     of each, and so on. A text may end only when everything has occurred."""
     banks: dict[int, list[Candidate]] = {}
     for candidate in sorted(set(candidates)):
-        count = count_met(phrases, [*texts[candidate.origin], candidate.token])
+        count = progress(phrases, [*texts[candidate.origin], candidate.token])
         if candidate.token not in eos_ids or count == total_length(phrases):
             banks.setdefault(count, []).append(candidate)
     turns = zip_longest(*(banks[count] for count in sorted(banks, reverse=True)))
