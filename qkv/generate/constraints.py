@@ -36,7 +36,7 @@ def matched_length(phrase: Phrase, ids: Sequence[int]) -> int:
 
 
 def progress(phrases: Sequence[Phrase], ids: Sequence[int]) -> int:
-    """Count the constraint tokens that occur in the text: all of each phrase that occurs, and of the others the longest beginning at its end."""
+    """Count the constraint tokens in the text: all of each phrase that occurs, and of the others the longest beginning at its end."""
     missing = [phrase for phrase in phrases if not occurs(phrase, ids)]
     return (
         total_length(phrases)
