@@ -32,17 +32,17 @@ pipeline_tag: translation
 ---
 # {name}: a small translator, English to German
 
-It is for a first look at qkv: `qkv serve` and `qkv translate "I ate an apple."` use it where no folder is given, and
-everywhere else its name is `{name}`. It has learned the sentences of a small grammar (qkv/data/grammar.py), also in lower case,
-without a closing mark and with common names, and some greetings and phrases (qkv/data/casual.py). It knows about 400 English words; text
-with other words comes out as nonsense.
+For trying out qkv: `qkv serve` and `qkv translate "I ate an apple."` use this model by default, and all other commands accept
+the name `{name}` in place of a folder. It was trained on sentences of a small grammar (qkv/data/grammar.py), also in lower case, without
+final punctuation and with common names, and on some greetings and phrases (qkv/data/casual.py). Its vocabulary has about 400 English
+words; other words are translated wrongly.
 
 | {sentences:,} held-out sentences of the grammar, beam 4 | BLEU |
 |---|---:|
 | as trained, float32 | {trained:.2f} |
 | as stored here, float16 | {stored:.2f} |
 
-{parameters:,} parameters, trained for {steps:,} updates by `make example-model`; recipe.toml has all settings.
+{parameters:,} parameters, trained for {steps:,} steps by `make example-model`; recipe.toml has all settings.
 
 ```python
 import qkv

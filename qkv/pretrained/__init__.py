@@ -1,4 +1,4 @@
-"""Trained models that ship with the package: each is a folder here, and its name stands for its path everywhere."""
+"""Pretrained models that ship with the package: each is a folder here, and its name is accepted wherever a path is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ HERE = Path(__file__).parent
 EXAMPLE = "example"
 """A small translator, English to German; trained and stored by `make example-model`."""
 NOTES = {
-    EXAMPLE: "This model knows the words of a small grammar and some greetings; text with other words comes out as nonsense."
+    EXAMPLE: "This model was trained on a small grammar and some greetings; other words are translated wrongly."
 }
-"""What a user of each model should know."""
+"""Limitations of each model, shown to users."""
 ABOUT_EXAMPLE = (
-    "using the example model that ships with qkv (English to German, the words of a small grammar only); give a FOLDER to use "
+    "using the example model that ships with qkv (English to German, trained on a small grammar only); give a FOLDER to use "
     "your own"
 )
 

@@ -82,7 +82,7 @@ export function summaryOf(model) {
   const layers = model.decoder_layers ? `${model.layers} + ${model.decoder_layers} layers` : plural(model.layers, "layer");
   return [
     { text: model.recurrent ? `recurrent ${model.family}` : model.family },
-    { text: hasAttention(model) && !model.recurrent ? `${layers} · ${plural(model.heads, "head")}` : layers, more: ` · width ${model.width}` },
+    { text: hasAttention(model) && !model.recurrent ? `${layers} · ${plural(model.heads, "head")}` : layers, more: ` · d_model ${model.width}` },
     { text: count, more: " parameters" },
   ];
 }
