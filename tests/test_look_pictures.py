@@ -135,7 +135,7 @@ def test_what_is_said_of_a_regression() -> None:
         f"{score:.3g}"
     ]
     page = report.page(["the dog runs"], results)
-    assert "<h2>Score</h2>" in page and "<h2>Answers</h2>" not in page
+    assert "<h2>Score</h2>" in page and "<h2>Predictions</h2>" not in page
     assert not any(word in one.explain() for one in results.values() for word in ("probab", "likel", "logit"))
 
 

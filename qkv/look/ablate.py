@@ -107,12 +107,10 @@ class HeadEffects(LookResult):
     """What happens to one number of the output when each head is switched off alone."""
 
     EXPLANATION: ClassVar[str] = (
-        "What is lost when one head is switched off: blue heads support the answer, orange ones work against it, pale ones do "
-        "not matter here."
+        "Decrease of the logit when one head is ablated: blue heads support the prediction, orange heads oppose it, pale ones have "
+        "little effect on this input."
     )
-    SCORE: ClassVar[str] = (
-        "What the score loses when one head is switched off: blue heads raise it, orange ones lower it."
-    )
+    SCORE: ClassVar[str] = "Decrease of the score when one head is ablated: blue heads raise it, orange heads lower it."
 
     kind: str
     layers: list[int]
@@ -130,7 +128,7 @@ class HeadEffects(LookResult):
 
     def picture(self) -> Picture:
         name = f" of {quote(self.word)}" if self.word and self.measure == "logit" else ""
-        title = f"what the {self.measure}{name} loses without each head"
+        title = f"head ablation: decrease of the {self.measure}{name}"
         return head_heatmap(title, {"": self.whole - self.alone}, self.layers, True)
 
 

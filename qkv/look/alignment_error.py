@@ -39,7 +39,7 @@ class Sentence:
 class AlignmentErrors(LookResult):
     """The alignment error rate of every head, 0 = all links right."""
 
-    EXPLANATION: ClassVar[str] = "How often each cross-attention head links the wrong words: 0 = all links are right."
+    EXPLANATION: ClassVar[str] = "Alignment error rate of each cross-attention head: 0 = all links are correct."
 
     sentences: int
     layers: list[int]

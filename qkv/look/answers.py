@@ -19,9 +19,9 @@ class Answers(LookResult):
     """The most probable answers at one token, or for the whole input, best first."""
 
     EXPLANATION: ClassVar[str] = (
-        "The most probable answers. One long bar means a confident prediction; many short ones, an uncertain one."
+        "The most likely predictions. One long bar means a confident prediction; many short bars, an uncertain one."
     )
-    SCORE: ClassVar[str] = "The number that the model gives this input."
+    SCORE: ClassVar[str] = "The score that the model predicts for this input."
 
     at: str
     words: list[str]
@@ -37,14 +37,14 @@ class Answers(LookResult):
         if self.measure == "score":
             return BarChart(f"score: {float(self.probabilities[0]):.3f}", self.words, self.probabilities)
         at = "for the whole input" if self.at == WHOLE else f"at {quote(self.at)}"
-        return BarChart(f"answers {at} and their probabilities", self.words, self.probabilities)
+        return BarChart(f"most likely predictions {at}", self.words, self.probabilities)
 
 
 @dataclass(frozen=True)
 class TokenAnswers(LookResult):
     """The most probable answers at each token (tags, original or replaced), best first."""
 
-    EXPLANATION: ClassVar[str] = "The most probable labels of every token, best first; the colour is the probability."
+    EXPLANATION: ClassVar[str] = "The most likely labels of every token, best first; the colour is the probability."
 
     tokens: list[str]
     words: list[list[str]]
@@ -55,7 +55,7 @@ class TokenAnswers(LookResult):
     def picture(self) -> Picture:
         rows = [f"{number + 1}." for number in range(self.probabilities.size(1))]
         words = [list(row) for row in zip(*self.words, strict=True)]
-        return Heatmap("answers at every token", {"": self.probabilities.T}, rows, self.tokens, words=words)
+        return Heatmap("predictions at every token", {"": self.probabilities.T}, rows, self.tokens, words=words)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class AttentionTo(LookResult):
     """The attention weights from one token to some others, in every layer and head."""
 
     EXPLANATION: ClassVar[str] = (
-        "How much one token attends to another, in every layer (row) and head (column); the menu chooses the other token."
+        "Attention weight from one token to another in every layer (row) and head (column); the menu selects the key token."
     )
 
     token: str

@@ -56,8 +56,8 @@ class AttentionMap(LookResult):
     """Attention weights of one layer: each row is a distribution over the columns."""
 
     EXPLANATION: ClassVar[str] = (
-        "Each row is a query and adds up to 1: the stronger a cell's colour, the larger the weight of that column's value. "
-        "A diagonal is a head that attends to neighbours; a coloured first column (an attention sink), one that adds little here."
+        "Attention weights: each row is a query, each column a key, and each row sums to 1. A diagonal is a head that attends to "
+        "adjacent tokens; a strong first column (an attention sink) is a head that contributes little here."
     )
 
     kind: str

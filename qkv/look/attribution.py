@@ -41,11 +41,11 @@ class Attribution(LookResult):
     """A score for each token of the input, for each answer asked about."""
 
     EXPLANATION: ClassVar[str] = (
-        "Blue tokens (columns) raised the model's score of the row's answer, orange ones lowered it."
+        "Blue tokens (columns) raise the score of the prediction in that row, orange tokens lower it."
     )
     METHOD: ClassVar[dict[str, str]] = {
-        "gradient": "Input × gradient is a local estimate: the scores need not add up.",
-        "occlusion": "Occlusion measures what is lost when the token is blanked.",
+        "gradient": "Input × gradient is a local approximation: the attributions need not sum to the output.",
+        "occlusion": "Occlusion measures the change when the token is masked.",
     }
 
     method: str
@@ -89,13 +89,13 @@ class Attribution(LookResult):
             zip(self.gap.tolist(), self.difference.tolist(), strict=True), key=lambda pair: abs(pair[0])
         )
         return (
-            "Integrated gradients add up to the difference from a blank input; here the largest gap is "
+            "Integrated gradients sum to the difference from a blank input; here the largest gap is "
             f"{abs(gap):.2g} of {abs(difference):.3g}."
         )
 
     def picture(self) -> Picture:
-        answer = quote(self.answers[0]) if len(self.answers) == 1 else "each answer"
-        title = f"attribution ({self.method}): the contribution of each token to {answer}"
+        answer = quote(self.answers[0]) if len(self.answers) == 1 else "each prediction"
+        title = f"attribution ({self.method}): contribution of each token to {answer}"
         return Heatmap(title, {"": self.scores}, self.answers, self.tokens, diverging=True)
 
     def to_json(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ CHUNK = 65_536
 class Neighbours(LookResult):
     """The words nearest to one, by the cosine of their vectors."""
 
-    EXPLANATION: ClassVar[str] = "The words whose embeddings point most nearly in the same direction."
+    EXPLANATION: ClassVar[str] = "The words with the largest cosine similarity of embeddings."
 
     word: str
     words: list[str]
@@ -35,8 +35,8 @@ class Neighbours(LookResult):
     """Those that the word is made of, where it has no entry of its own; its vector is the mean of theirs."""
 
     def picture(self) -> Picture:
-        parts = f", which is made of {' + '.join(self.pieces)}" if len(self.pieces) > 1 else ""
-        return BarChart(f"nearest to '{self.word}'{parts} (cosine)", self.words, self.cosines)
+        parts = f" (tokens {' + '.join(self.pieces)})" if len(self.pieces) > 1 else ""
+        return BarChart(f"nearest words to '{self.word}'{parts}: cosine similarity", self.words, self.cosines)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Positions(LookResult):
     """How a network represents order."""
 
     EXPLANATION: ClassVar[str] = (
-        "Similarity of two positions: a band along the diagonal means that near positions have similar vectors."
+        "Cosine similarity of positions: a band along the diagonal means that nearby positions have similar vectors."
     )
 
     scheme: str
@@ -58,7 +58,7 @@ class Positions(LookResult):
 
     def picture(self) -> Picture:
         places = [str(i) for i in range(len(self.similarity))]
-        return Heatmap(f"positions ({self.scheme}): similarity", {"": self.similarity}, places, places, True)
+        return Heatmap(f"positions ({self.scheme}): cosine similarity", {"": self.similarity}, places, places, True)
 
 
 def word_vectors(network: Any, source: bool = True) -> Tensor:

@@ -19,15 +19,15 @@ from qkv.look.pictures import Picture, head_heatmap
 from qkv.look.result import LookResult
 
 STATISTICS = {
-    "previous": "weight on the token before",
-    "next": "weight on the token after",
+    "previous": "weight on the previous token",
+    "next": "weight on the next token",
     "itself": "weight on the token itself",
     "first": "weight on the first token",
     "last": "weight on the last token",
-    "same": "weight on other tokens that are the same word",
-    "induction": "weight on tokens that followed the same word earlier",
-    "entropy": "how spread the weights are, in nats",
-    "distance": "how many tokens away, on average",
+    "same": "weight on other occurrences of the token",
+    "induction": "weight on the token after an earlier occurrence",
+    "entropy": "entropy of the weights, in nats",
+    "distance": "mean distance in tokens",
 }
 
 
@@ -40,8 +40,8 @@ class HeadStatistics(LookResult):
     """Means over the tokens of a text of which each can be asked, for every layer and head; absent where of none."""
 
     EXPLANATION: ClassVar[str] = (
-        "How much each head attends, on average over this text, to simple targets; the menu chooses the target. A "
-        "strong colour shows what the head specialises in."
+        "Mean attention weight of each head on simple targets over this text; the menu selects the target. A strong colour "
+        "shows what the head specialises in."
     )
 
     kind: str

@@ -34,10 +34,10 @@ class Lens(LookResult):
 
     EXPLANATION: ClassVar[str] = (
         "The output head applied at every layer: rows go from the embedding to the last layer, the colour is the "
-        "probability of the word in the cell. See at which layer the final answer appears."
+        "probability of the prediction in the cell. See at which layer the final prediction appears."
     )
     SCORE: ClassVar[str] = (
-        "The score that the output head gives at every layer: rows go from the embedding to the last layer."
+        "The output head applied at every layer: the score from the embedding (first row) to the last layer."
     )
 
     points: list[str]
@@ -61,9 +61,9 @@ class Lens(LookResult):
     def picture(self) -> Picture:
         if self.measure == "score":
             words = [[f"{value:.2f}" for value in row] for row in self.final.tolist()]
-            return Heatmap("lens: the score at each layer", {"": self.final}, self.points, self.tokens, words=words)
+            return Heatmap("score at each layer", {"": self.final}, self.points, self.tokens, words=words)
         words = [[tops[0] for tops in row] for row in self.words]
-        title = "logit lens: the prediction at each layer and its probability"
+        title = "logit lens: prediction at each layer"
         return Heatmap(title, {"": self.probabilities[..., 0]}, self.points, self.tokens, words=words)
 
     def since(self, first: int) -> Lens:

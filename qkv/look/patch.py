@@ -33,8 +33,8 @@ class Sweep(LookResult):
     """One patch at a time: each place of the network and each position (or head)."""
 
     EXPLANATION: ClassVar[str] = (
-        "Each cell replaces one activation by that of the other text: 1 = the answer follows the other text, 0 = nothing "
-        "changes. Coloured cells hold the information that decides the answer."
+        "Each cell replaces one activation with that of the other input: 1 = the output becomes that of the other input, 0 = it does "
+        "not change. Strong cells carry the information that decides the output."
     )
 
     what: str
@@ -58,7 +58,7 @@ class Sweep(LookResult):
 
     def picture(self) -> Picture:
         x_title = "head" if self.what == "heads" else ""
-        title = f"patching {self.what}: how far the output follows the other input"
+        title = f"activation patching ({self.what}): effect on the output"
         return Heatmap(title, {"": self.carried}, self.places, self.columns, True, x_title=x_title, y_title="layer")
 
 

@@ -23,7 +23,9 @@ from qkv.look.result import LookResult
 class Probe(LookResult):
     """How well a linear map tells the labels apart."""
 
-    EXPLANATION: ClassVar[str] = "How well a linear classifier reads the labels from the vectors, beside guessing."
+    EXPLANATION: ClassVar[str] = (
+        "Accuracy of a linear classifier that predicts the labels from the vectors, compared with chance."
+    )
 
     labels: list[str]
     accuracy: float
@@ -34,7 +36,7 @@ class Probe(LookResult):
     """For each example, by the map that has not seen it."""
 
     def picture(self) -> Picture:
-        title = f"a probe tells {', '.join(self.labels)} apart"
+        title = f"linear probe: {', '.join(self.labels)}"
         return BarChart(title, ["accuracy", "chance"], torch.tensor([self.accuracy, self.chance]))
 
 
@@ -43,8 +45,8 @@ class Contexts(LookResult):
     """One word in several texts: how alike its vectors are."""
 
     EXPLANATION: ClassVar[str] = (
-        "Cosine similarity of one word's vectors in different texts: the lower, the more the model separates the meanings. "
-        "Its embedding is the same in all."
+        "Cosine similarity of one word's vectors in different texts: the lower it is, the more the model separates the meanings. "
+        "The embedding without context is the same in all texts."
     )
 
     word: str

@@ -33,6 +33,13 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 WIDEST, TALLEST = 12_000, 16_000
 """Pixels of a photograph: browsers take none that is much larger."""
 
+HEADINGS = {
+    "answers": "Predictions", "lens": "Logit lens", "effect": "Head ablation", "patch": "Activation patching", "heads": "Head statistics",
+    "rollout": "Attention rollout", "walk": "Head details", "residual": "Residual stream", "neighbours": "Nearest words",
+    "contexts": "Word in context",
+}  # fmt: skip
+"""Headings of sections, by the name of the result; others are capitalised."""
+
 
 def page(texts: Sequence[str], results: Mapping[str, LookResult]) -> str:
     """One HTML file: the texts that were read as its heading, and a section for each result."""
@@ -53,7 +60,7 @@ def section(name: str, result: LookResult) -> str:
     warning = f"<p class=note>{escape(note)}</p>" if note else ""
     numbers = json.dumps(data(result), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
     return (
-        f"<section><h2>{escape(name.capitalize())}</h2><p>{escape(result.explain())}</p>{warning}"
+        f"<section><h2>{escape(HEADINGS.get(name, name.capitalize()))}</h2><p>{escape(result.explain())}</p>{warning}"
         f'<script type="application/json">{numbers}</script></section>'
     )
 

@@ -36,7 +36,7 @@ class ResidualStream(LookResult):
     """The vectors of the stream in two numbers each: how long they are, and how far each sublayer turns them."""
 
     EXPLANATION: ClassVar[str] = (
-        "The vector of each token from layer to layer: its length, and its cosine with the vector before (near 1 = hardly changed)."
+        "The residual stream of each token by layer: its norm, and its cosine similarity with the previous point (near 1 = hardly changed)."
     )
 
     points: list[str]
@@ -47,8 +47,8 @@ class ResidualStream(LookResult):
     """(points, tokens): the cosine with the vector at the point before; 1 = not turned at all."""
 
     def picture(self) -> Picture:
-        panels = {"length of the vector": self.norms, "cosine with the vector before": self.turned}
-        return Heatmap("the residual stream", panels, self.points, self.tokens)
+        panels = {"norm": self.norms, "cosine similarity with the previous point": self.turned}
+        return Heatmap("residual stream", panels, self.points, self.tokens)
 
 
 def halves(network: Any, source: bool = False) -> tuple[str, str]:

@@ -28,7 +28,7 @@ class Rollout(LookResult):
     """Rows are output vectors, columns the tokens (or patches) they come from; each row adds up to 1."""
 
     EXPLANATION: ClassVar[str] = (
-        "Attention through all layers together: how much of each input (column, or patch) is in each final vector (row)."
+        "Product of the attention weights of all layers: the contribution of each input (column, or patch) to each output (row)."
     )
 
     tokens: list[str]
@@ -41,7 +41,7 @@ class Rollout(LookResult):
         if self.grid is None:
             return Heatmap("attention rollout", {"": self.weights}, self.tokens, self.tokens)
         sides = [str(i) for i in range(len(self.grid))]
-        return Heatmap("attention rollout: from the [class] vector to the patches", {"": self.grid}, sides, sides)
+        return Heatmap("attention rollout from the [class] token to the patches", {"": self.grid}, sides, sides)
 
 
 def rollout(network: Any, batch: Batch, kind: str | None = None) -> Tensor:

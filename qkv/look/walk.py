@@ -28,7 +28,7 @@ class Walk(LookResult):
     """Attention(Q, K, V) = softmax(score(Q, K) + bias) V + value_bias of one head, in its parts; T queries, S keys."""
 
     EXPLANATION: ClassVar[str] = (
-        "One head step by step; the menu chooses the table. Weights are the softmax of the scores where the mask allows them."
+        "One head step by step; the menu selects the table. The weights are the softmax of the unmasked scores."
     )
 
     kind: str

@@ -7,9 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 EXAMPLE = "example"
 """A small translator, English to German; trained and stored by `make example-model`."""
-NOTES = {
-    EXAMPLE: "This model was trained on a small grammar and some greetings; other words are translated wrongly."
-}
+NOTES = {EXAMPLE: "This model was trained on a small grammar and some greetings; other words are translated wrongly."}
 """Limitations of each model, shown to users."""
 ABOUT_EXAMPLE = (
     "using the example model that ships with qkv (English to German, trained on a small grammar only); give a FOLDER to use "
