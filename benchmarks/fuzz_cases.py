@@ -33,8 +33,8 @@ from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 from qkv.train import checkpoint
 from qkv.train.loop import prepare
-from qkv.vectors.space import Vectors
-from qkv.vectors.store import open_vectors, save, write_file
+from qkv.vectors.space import Vectors, open_vectors
+from qkv.vectors.store import save, write_file
 
 TEXTS = ["a man rides a bicycle", "the dog runs", "über den Zaun", "A man sleeps."]
 LLAMA = ModelConfig(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from qkv.api import Model
-from qkv.look.target import Question
+from qkv.look.target import Target
 from qkv.models.build import build
 from qkv.presets import preset
 from qkv.serve.api.ablation import expected, written
@@ -48,7 +48,7 @@ def main() -> None:
         look.answers(None, 6, output)
         expected(model, look, output)
 
-    last = Question(0, given.tokens - 1)
+    last = Target(0, given.tokens - 1)
     measured(f"Logit lens: {COLUMNS} columns in sight", lambda: look.lens(6, range(COLUMNS)))
     measured(f"Logit lens: all {given.tokens} columns", lambda: look.lens(6))
     measured("Ablation: numbers of one side", numbers)

@@ -34,10 +34,10 @@ from pages import machine, write
 from qkv.config.vectors import TextConfig, VectorsConfig
 from qkv.vectors import kernel
 from qkv.vectors.corpus import open_ids, sentences, sources, write_ids
-from qkv.vectors.evaluate import judge
+from qkv.vectors.evaluate import evaluate
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.space import OneHot, Vectors
-from qkv.vectors.vocabulary import Vocabulary, counted
+from qkv.vectors.vocabulary import Vocabulary, count_words
 
 SYSTEMS = ["qkv", "qkv +encode", "gensim"]
 WORKERS = 2
@@ -55,7 +55,7 @@ def text(data: str) -> tuple[list[list[str]], Vocabulary]:
     config = TextConfig(root=data, train=corpora)  # type: ignore[arg-type]
     one: dict[str, str] = {}  # a word that occurs again is the same string, or the memory would not do
     read = [[one.setdefault(word, word) for word in words] for words in sentences(sources(config), config) if words]
-    return read, counted(read, VectorsConfig().min_count, 10**6)
+    return read, count_words(read, VectorsConfig().min_count, 10**6)
 
 
 def ids_of(data: str) -> np.ndarray:
@@ -89,7 +89,7 @@ def build(system: str, case: dict[str, Any]) -> Work:
         model = gensim_model(data, 1, 1, WORKERS)
         return Work(unpinned(lambda: model.train(read, total_examples=model.corpus_count, epochs=1)), units, warmup=1)
     ids = ids_of(data)
-    m = Word2Vec.begin(VectorsConfig(workers=WORKERS, epochs=10), vocabulary, len(ids))
+    m = Word2Vec.create(VectorsConfig(workers=WORKERS, epochs=10), vocabulary, len(ids))
     learn = lambda: kernel.learn(m, ids_of(data) if "encode" in system else ids, 0, 0)  # noqa: E731
     return Work(unpinned(learn), units, warmup=1)
 
@@ -121,7 +121,7 @@ numbered = cache(ids_of)
 def ours(data: str, epochs: int, seed: int, workers: int) -> tuple[Vectors, float, float]:
     """Vectors, minutes, and the loss of the last pass."""
     ids, vocabulary = numbered(data), text(data)[1]
-    m = Word2Vec.begin(VectorsConfig(workers=workers, epochs=epochs, seed=seed), vocabulary, len(ids))
+    m = Word2Vec.create(VectorsConfig(workers=workers, epochs=epochs, seed=seed), vocabulary, len(ids))
     start = time.monotonic()
     total, count = [kernel.learn(m, ids, epoch, 0) for epoch in range(epochs)][-1]
     minutes = (time.monotonic() - start) / 60
@@ -139,7 +139,7 @@ def theirs(data: str, epochs: int, seed: int) -> tuple[Vectors, float]:
 def scores(space: Any, folder: Path) -> dict[str, float]:
     """Of each file in per cent; the sections of the analogies left out."""
     questions = next(folder.glob("questions-words.txt*"))
-    return {one.name: one.value for one in judge(space, [folder / "wordsim353.tsv", folder / "simlex999.txt"], questions)
+    return {one.name: one.value for one in evaluate(space, [folder / "wordsim353.tsv", folder / "simlex999.txt"], questions)
             if one.unit == "pairs" or one.sections}  # fmt: skip
 
 

@@ -23,7 +23,8 @@ from qkv.errors import ConfigError, QkvError
 from qkv.generate.beam import BeamParams
 from qkv.generate.translate import Translation, TranslationParams
 from qkv.tasks.summary import Summarizer
-from qkv.vectors.store import holds_vectors, open_vectors
+from qkv.vectors.space import open_vectors
+from qkv.vectors.store import holds_vectors
 
 if TYPE_CHECKING:
     from qkv.look.embedding_space import Neighbours

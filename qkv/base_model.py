@@ -23,7 +23,7 @@ from qkv.generate.sampling import GREEDY, SamplingParams
 from qkv.generate.search import stream
 from qkv.generate.sequence import Sampler
 from qkv.generate.translate import Translator
-from qkv.look.residual_stream import layers
+from qkv.look.residual_stream import layer_outputs
 from qkv.models.build import Network
 from qkv.models.decoder import Decoder
 from qkv.models.inputs import Ids, batch_of, bounded, carries
@@ -100,7 +100,7 @@ class BaseModel:
         """
         source_only = self.config.family == "encoder-decoder" and target_ids is None
         batch = self.batch(ids, target_ids, mask, segments, source_mask, encoding=source_only)
-        return layers(self.network, batch, source_only)
+        return layer_outputs(self.network, batch, source_only)
 
     def embed(self, texts: Sequence[str] | Tensor, pooling: str = "mean", normalize: bool = True,
               truncate: bool = False, batch_size: int = 32, layer: int = -1) -> Tensor:  # fmt: skip

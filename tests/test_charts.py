@@ -1,4 +1,4 @@
-"""Charts: well-formed whatever the names, every line and bar where its numbers say, axes that refuse what they cannot show."""
+"""Charts: well-formed whatever the names, every line where its numbers say, axes that refuse what they cannot show."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import QkvError
-from qkv.look.charts import COLOURS, FEW, bars, curves, lines, log_ticks, number, ticks
+from qkv.look.charts import COLOURS, FEW, curves, lines, log_ticks, number, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = 'a <b> & "c"'
@@ -68,9 +68,9 @@ def test_numbers_are_short() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0])
 def test_a_logarithmic_axis_refuses_what_it_cannot_show(bad: float) -> None:
-    with pytest.raises(QkvError, match="seconds: a logarithmic axis has no place for"):
+    with pytest.raises(QkvError, match=r"seconds: .* cannot be drawn on a logarithmic axis"):
         lines({"a": [(1, 2.0), (2, bad)]}, "t", "length", "seconds", log_y=True)
-    with pytest.raises(QkvError, match="length: a logarithmic axis"):
+    with pytest.raises(QkvError, match=r"length: .* on a logarithmic axis"):
         lines({"a": [(bad, 2.0)]}, "t", "length", "seconds", log_x=True)
     assert drawn(lines({"a": [(1, 2.0), (2, bad)]}, "t", "length", "seconds"))
 
@@ -91,14 +91,14 @@ def test_a_power_law_is_straight_on_two_logarithmic_axes() -> None:
 def test_every_name_is_escaped_and_written_once() -> None:
     picture = lines({ODD: [(1, 2.0)], "plain": [(1, 1.0)]}, f"{ODD}!", f"{ODD}?", f"{ODD}.")
     assert {ODD, f"{ODD}!", f"{ODD}?", f"{ODD}.", "plain"} <= words(picture).keys()
-    assert ODD in words(bars({ODD: {f"{ODD}1": 2.0}}, "t", "x", "y")) and "<b>" not in picture
+    assert "<b>" not in picture
 
 
 def test_curves_have_a_line_for_each_series_and_survive_nan() -> None:
     broken = {"train": [(1, 2.0), (2, float("nan")), (3, 1.0)], "valid": [(1, 2.5), (2, math.inf)]}
     picture = curves({"loss": broken, "empty": {"x": []}}, "t", "updates")
     assert [len(line) for line in drawn(picture)] == [2, 1]
-    assert "empty: nothing yet" in words(picture)
+    assert "empty: no data yet" in words(picture)
     assert words(curves({}, "nothing at all", "updates")).keys() == {"nothing at all"}
 
 
@@ -136,16 +136,3 @@ def test_names_do_not_cover_each_other_nor_leave_the_paper() -> None:
         assert below > y or right > x + width(name)
     top = min(y for line in drawn(picture) for _, y in line)
     assert top > max(y for y, _, _ in places), "the lines begin below the legend"
-
-
-# --- bars
-
-
-def test_bars_are_as_high_as_their_numbers_and_stand_on_zero() -> None:
-    picture = ET.fromstring(bars({"a": {"1-5": 10.0, "6-10": 20.0}, "b": {"6-10": 40.0}}, "t", "words", "BLEU"))
-    boxes = [r for r in picture.iter(f"{SVG}rect") if r.get("fill") in COLOURS]
-    heights = [float(r.get("height", "")) for r in boxes]
-    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2) and heights[2] == pytest.approx(4 * heights[0], abs=0.4)
-    feet = {round(float(r.get("y", "")) + float(r.get("height", ""))) for r in boxes}
-    lefts = [float(r.get("x", "")) for r in boxes]
-    assert len(feet) == 1 and lefts == sorted(lefts) and boxes[0].get("fill") == boxes[1].get("fill")

@@ -10,12 +10,12 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
 from qkv.look import attention, taps
-from qkv.look.attention import chosen, looks_at, maps, sites
+from qkv.look.attention import attention_maps, select_sites, sites, weights_between
 from qkv.look.heads import head_statistics
 from qkv.look.lens import lens, vectors
-from qkv.look.residual_stream import hidden_states, layers, points, residual, stream
+from qkv.look.residual_stream import hidden_states, layer_outputs, points, residual, stream
 from qkv.look.rollout import rollout
-from qkv.look.target import chances, probabilities, question
+from qkv.look.target import find_target, probabilities, probabilities_at
 from qkv.look.walk import walk
 from qkv.models.build import build
 from qkv.models.example import example
@@ -78,14 +78,14 @@ def test_maps_are_those_of_the_readable_path(name: str) -> None:
     network, batch = randomised(c), padded(c)
     if not sites(network):
         with pytest.raises(QkvError, match=r"^this model has no attention$"):
-            chosen(network)
+            select_sites(network)
         return
     for site in sites(network):
         if c.mixer[site.layer % len(c.mixer)] in WITHOUT_WEIGHTS and site.kind != "cross":
-            with pytest.raises(QkvError, match="weighs no tokens"):
-                maps(network, batch, site.layer, site.kind)
+            with pytest.raises(QkvError, match="no attention weights"):
+                attention_maps(network, batch, site.layer, site.kind)
             continue
-        found = maps(network, batch, site.layer, site.kind)
+        found = attention_maps(network, batch, site.layer, site.kind)
         wanted = readable(network, batch, site)
         if wanted is None:  # a linear mixer: what its formula implies gives what it gives
             with record(network, [f"{site.name}.tap_value", f"{site.name}.tap_mixed"]) as kept, torch.no_grad():
@@ -96,7 +96,7 @@ def test_maps_are_those_of_the_readable_path(name: str) -> None:
             continue
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=0)
         rows, heads = [found.size(2) - 1, 0], [site.heads - 1]
-        some = maps(network, batch, site.layer, site.kind, heads, rows)
+        some = attention_maps(network, batch, site.layer, site.kind, heads, rows)
         torch.testing.assert_close(some, wanted[:, heads][:, :, rows], atol=1e-6, rtol=0)
 
 
@@ -126,7 +126,7 @@ def test_maps_of_every_part_one_head_and_few_rows_at_a_time(
     for site in sites(network):
         wanted = readable(network, batch, site)
         for head in range(site.heads):
-            found = maps(network, batch, site.layer, site.kind, [head])
+            found = attention_maps(network, batch, site.layer, site.kind, [head])
             torch.testing.assert_close(found, wanted[:, [head]], atol=1e-6, rtol=0)
 
 
@@ -136,7 +136,7 @@ def test_layers_that_are_one_block_are_told_apart() -> None:
     )
     network, batch = randomised(c), example(c)
     assert [site.layer for site in sites(network)] == [0, 1, 2]
-    first, last = maps(network, batch, 0), maps(network, batch, 2)
+    first, last = attention_maps(network, batch, 0), attention_maps(network, batch, 2)
     assert (first - last).abs().max() > 1e-3
     cut = dict.fromkeys([f"stack.blocks.1.{part}.tap_out" for part in ("attention", "feedforward")], torch.zeros_like)
     with edit(network, cut), torch.no_grad():
@@ -172,7 +172,7 @@ def test_a_few_rows_of_a_long_text_need_no_table_of_all_pairs(mixer: str) -> Non
                                   max_length=8192)  # fmt: skip
     network, batch = randomised(c), Batch(torch.randint(50, (1, length)))
     with Largest() as seen:
-        found = maps(network, batch, 0, heads=[1], rows=[0, 4000, length - 1])
+        found = attention_maps(network, batch, 0, heads=[1], rows=[0, 4000, length - 1])
     assert found.shape == (1, 1, 3, length) and torch.allclose(found.sum(-1), torch.ones(()))
     assert seen.size < length * 600, "the table of all pairs has 8192 columns"
 
@@ -182,15 +182,15 @@ def test_a_wrong_layer_head_row_or_kind_is_said() -> None:
     network, batch = randomised(c), example(c)
     for wrong in ({"layer": 9}, {"layer": 0, "heads": [7]}, {"layer": 0, "rows": [99]}, {"layer": 0, "kind": "self"}):
         with pytest.raises(QkvError):
-            maps(network, batch, **wrong)
+            attention_maps(network, batch, **wrong)
 
 
 def test_no_head_and_no_row_are_nothing_to_look_at() -> None:
     c = tiny("gpt2")
     network, batch = randomised(c), example(c)
     for wrong in ({"heads": []}, {"rows": []}):
-        with pytest.raises(QkvError, match="asked for"):
-            maps(network, batch, 0, **wrong)
+        with pytest.raises(QkvError, match="is empty"):
+            attention_maps(network, batch, 0, **wrong)
 
 
 def test_of_a_hybrid_only_the_layers_with_weights_are_shown() -> None:
@@ -200,14 +200,14 @@ def test_of_a_hybrid_only_the_layers_with_weights_are_shown() -> None:
     network, batch = randomised(c), Batch(torch.randint(60, (1, 9)))
     assert [site.weighs for site in sites(network)] == [True, False, True, False]
     assert not any(site.walks for site in sites(network)) and all(s.walks for s in sites(randomised(tiny("gpt2"))))
-    assert torch.equal(maps(network, batch, -1), maps(network, batch, 2))
-    assert torch.equal(maps(network, batch, -2), maps(network, batch, 0))
-    assert head_statistics(network, batch).layers == [0, 2] and looks_at(network, batch, 3, [0]).size(0) == 2
-    first, second = ((maps(network, batch, layer).mean(1) + torch.eye(9)) / 2 for layer in (0, 2))
+    assert torch.equal(attention_maps(network, batch, -1), attention_maps(network, batch, 2))
+    assert torch.equal(attention_maps(network, batch, -2), attention_maps(network, batch, 0))
+    assert head_statistics(network, batch).layers == [0, 2] and weights_between(network, batch, 3, [0]).size(0) == 2
+    first, second = ((attention_maps(network, batch, layer).mean(1) + torch.eye(9)) / 2 for layer in (0, 2))
     torch.testing.assert_close(rollout(network, batch), second @ first)
-    assert [site.layer for site in chosen(network)] == [0, 1, 2, 3]
-    with pytest.raises(QkvError, match="weighs no tokens"):
-        maps(network, batch, 1)
+    assert [site.layer for site in select_sites(network)] == [0, 1, 2, 3]
+    with pytest.raises(QkvError, match="no attention weights"):
+        attention_maps(network, batch, 1)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_a_walk_tells_how_its_numbers_come_about(variant: str) -> None:
 def test_looks_at_is_a_corner_of_the_maps() -> None:
     c = tiny("bert-base")
     network, batch = randomised(c), example(c, rows=1)
-    table = looks_at(network, batch, 3, [1, 5])
+    table = weights_between(network, batch, 3, [1, 5])
     for layer in range(2):
-        torch.testing.assert_close(table[layer], maps(network, batch, layer)[0, :, 3, [1, 5]])
+        torch.testing.assert_close(table[layer], attention_maps(network, batch, layer)[0, :, 3, [1, 5]])
 
 
 # --- the stream and the lens
@@ -331,13 +331,13 @@ def test_probabilities_are_those_of_the_head(kind: str) -> None:
     if kind == "replaced":
         torch.testing.assert_close(found[..., 1], output.logits.sigmoid())
         sure = int(output.logits[0].abs().argmax())
-        ask = question(network, batch, sure)
+        ask = find_target(network, batch, sure)
         assert ask.answer == int(output.logits[0, sure] > 0)
     whole = kind in ("classes", "regression")
     shown = lens(network, batch, ["x"] * 100, str, k=9)
     assert shown.probabilities.shape[1:] == (1 if whole else 100, found.size(-1))
     for place in [None] if whole else [0, 70]:
-        own = chances(output, place)[0].sort(descending=True).values
+        own = probabilities_at(output, place)[0].sort(descending=True).values
         torch.testing.assert_close(shown.probabilities[-1, place or 0], own)
 
 
@@ -360,7 +360,7 @@ def test_layers_are_the_points_of_the_stream(name: str) -> None:
     network, batch = randomised(c), example(c)
     blocks = stream(network, batch, points(network, blocks=True))
     with torch.no_grad():
-        found = layers(network, batch)
+        found = layer_outputs(network, batch)
         assert len(found) == len(blocks) == (2 if c.recurrent else 3)
         for one, other in zip(found[:-1], blocks[:-1], strict=True):
             assert torch.equal(one, other)

@@ -14,9 +14,9 @@ from qkv.generate.search import make_samplers, stream
 from qkv.look import attribution
 from qkv.look.ablate import effect_of_heads, without
 from qkv.look.attention import sites
-from qkv.look.attribution import attribute, entrances
-from qkv.look.patch import PARTS, activations, patched, places, sweep
-from qkv.look.target import Question, question
+from qkv.look.attribution import attribute, input_modules
+from qkv.look.patch import PARTS, activations, patch_activations, patch_sites, sweep
+from qkv.look.target import Target, find_target
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.parts.tap import edit, record
@@ -153,7 +153,7 @@ def test_what_cannot_be_cut_is_said() -> None:
 
 def test_the_effect_of_each_head() -> None:
     _, network, batch, _ = made("gpt2")
-    ask = question(network, batch)
+    ask = find_target(network, batch)
     effect = effect_of_heads(network, batch, ask)
     assert effect.whole == pytest.approx(float(logits(network, batch)[0, -1].max()), abs=1e-5)
     with without(network, [(1, 3)]):
@@ -164,7 +164,7 @@ def test_the_effect_of_each_head() -> None:
 def test_all_heads_of_a_layer_are_measured_in_one_pass(name: str) -> None:
     """Each row of the pass has another head off, which equals one pass for each; one layer is measured alone."""
     _, network, batch, _ = made(name)
-    ask, passes = question(network, batch), []
+    ask, passes = find_target(network, batch), []
     handle = network.register_forward_pre_hook(lambda *_: passes.append(1))
     effect = effect_of_heads(network, batch, ask)
     handle.remove()
@@ -186,16 +186,16 @@ def test_all_heads_of_a_layer_are_measured_in_one_pass(name: str) -> None:
 @pytest.mark.parametrize("name", [*FAMILIES, *RECURRENT])
 def test_patching_everything_is_the_other_run(name: str) -> None:
     c, network, batch, other = made(name)
-    names = entrances(network)
-    with patched(network, activations(network, other, names)):
+    names = input_modules(network)
+    with patch_activations(network, activations(network, other, names)):
         torch.testing.assert_close(logits(network, batch), logits(network, other))
     stack = "decoder" if c.family == "encoder-decoder" else "stack"
-    with patched(network, activations(network, other, [stack])):
+    with patch_activations(network, activations(network, other, [stack])):
         torch.testing.assert_close(logits(network, batch), logits(network, other))
     length = batch.inputs.size(1) if batch.inputs is not None else None
     if length:
         half = list(range(length // 2))
-        with patched(network, activations(network, other, names[-1:]), half):
+        with patch_activations(network, activations(network, other, names[-1:]), half):
             found = logits(network, batch)
         mixed, segments = (None if new is None else torch.cat([new[:, : length // 2], old[:, length // 2 :]], 1)
                            for new, old in ((other.inputs, batch.inputs), (other.segments, batch.segments)))  # fmt: skip
@@ -206,9 +206,9 @@ def test_patching_everything_is_the_other_run(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "palm-8b", "bert-base", "transformer-base"])
 def test_a_sweep_patches_one_place_at_a_time(name: str) -> None:
     c, network, batch, other = made(name)
-    ask = Question(3, position=4, instead=5)
+    ask = Target(3, position=4, contrast=5)
     for what in PARTS:
-        if not places(network, what, False):
+        if not patch_sites(network, what, False):
             with pytest.raises(QkvError, match="to patch"):
                 sweep(network, batch, other, ask, what)
             continue
@@ -216,7 +216,7 @@ def test_a_sweep_patches_one_place_at_a_time(name: str) -> None:
         assert found.without == pytest.approx(
             float(logits(network, batch)[0, 4, 3] - logits(network, batch)[0, 4, 5]), abs=1e-5
         )
-        _, tap = places(network, what, False)[-1]
+        _, tap = patch_sites(network, what, False)[-1]
         donor = activations(network, other, [tap])
         if what == "heads":  # the second head, at all positions
 
@@ -226,7 +226,7 @@ def test_a_sweep_patches_one_place_at_a_time(name: str) -> None:
             with edit(network, {tap: put}):
                 value = logits(network, batch)[0, 4]
         else:
-            with patched(network, donor, [4]):
+            with patch_activations(network, donor, [4]):
                 value = logits(network, batch)[0, 4]
         column = 1 if what == "heads" else 4
         assert float(found.values[-1, column]) == pytest.approx(float(value[3] - value[5]), abs=1e-4)
@@ -239,14 +239,14 @@ def test_a_sweep_patches_one_place_at_a_time(name: str) -> None:
 
 def test_heads_of_both_kinds_are_swept() -> None:
     _, network, batch, other = made("transformer-base")
-    assert sweep(network, batch, other, Question(3), "heads").places == ["0", "0 cross", "1", "1 cross"]
+    assert sweep(network, batch, other, Target(3), "heads").places == ["0", "0 cross", "1", "1 cross"]
 
 
 def test_two_inputs_with_the_same_answer_have_nothing_to_carry_over() -> None:
     """The result says so, and its numbers are finite: the changes themselves."""
     _, network, batch, other = made("gpt2")
-    assert sweep(network, batch, other, Question(3)).note == ""
-    found = sweep(network, batch, batch, Question(3))
+    assert sweep(network, batch, other, Target(3)).note == ""
+    found = sweep(network, batch, batch, Target(3))
     assert found.without == found.other and "no difference to carry over" in found.to_json()["note"]
     assert found.carried.isfinite().all() and found.carried.abs().max() < 1e-4
     moved = replace(found, values=found.values + 0.5)
@@ -255,10 +255,10 @@ def test_two_inputs_with_the_same_answer_have_nothing_to_carry_over() -> None:
 
 def test_two_inputs_of_other_length_are_refused() -> None:
     _, network, batch, _ = made("gpt2")
-    with pytest.raises(QkvError, match="equally long"):
-        sweep(network, batch, Batch(batch.inputs[:, :-1]), Question(1))
+    with pytest.raises(QkvError, match="same number of tokens"):
+        sweep(network, batch, Batch(batch.inputs[:, :-1]), Target(1))
     with pytest.raises(QkvError, match="one input"):
-        sweep(network, Batch(batch.inputs.repeat(2, 1)), batch, Question(1))
+        sweep(network, Batch(batch.inputs.repeat(2, 1)), batch, Target(1))
 
 
 # --- attribution
@@ -269,9 +269,9 @@ def test_integrated_gradients_add_up(name: str) -> None:
     c, network, batch, _ = made(name)
     if c.head in ("none", "pooled"):
         with pytest.raises(QkvError, match="vectors"):
-            question(network, batch)
+            find_target(network, batch)
         return
-    ask = question(network, batch)
+    ask = find_target(network, batch)
     scores, difference = attribute(network, batch, [ask], "integrated", c.pad_id)
     assert abs(difference[0]) > 1e-3
     assert float(scores.sum()) == pytest.approx(float(difference[0]), rel=0.01)
@@ -305,7 +305,7 @@ def test_of_a_linear_network_all_methods_agree() -> None:
     network, batch = build(c).eval(), Batch(torch.tensor([[4, 5, 6]]))
     with torch.no_grad():
         network.embed.tokens.weight[0] = 0  # the blank
-    ask = Question(1, None)
+    ask = Target(1, None)
     with without(network, layers=[0]):
         found = [attribute(network, batch, [ask], method, 0)[0] for method in ("gradient", "integrated", "occlusion")]
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-4)
@@ -316,23 +316,23 @@ def test_of_a_linear_network_all_methods_agree() -> None:
 @pytest.mark.parametrize("method", ["gradient", "integrated", "occlusion"])
 def test_what_comes_later_did_nothing(method: str) -> None:
     c, network, batch, _ = made("gpt2")
-    scores, _ = attribute(network, batch, [Question(3, 2), Question(3, 5)], method, c.pad_id)
+    scores, _ = attribute(network, batch, [Target(3, 2), Target(3, 5)], method, c.pad_id)
     assert scores[0, 3:].abs().max() < 1e-5 and scores[0, :3].abs().min() > 1e-6 and scores[1, 5].abs() > 1e-6
 
 
 def test_a_translation_is_explained_by_its_source_and_what_was_written() -> None:
     c, network, batch, _ = made("transformer-base")
-    asked = [question(network, batch, t) for t in range(3)]
+    asked = [find_target(network, batch, t) for t in range(3)]
     scores, _ = attribute(network, batch, asked, "gradient", c.pad_id)
     sources = batch.source.size(1)
     assert scores.shape == (3, sources + batch.inputs.size(1))
     assert scores[:, :sources].abs().min() > 0 and scores[0, sources + 1 :].abs().max() == 0
 
 
-def test_a_question_that_cannot_be_asked_is_said() -> None:
+def test_a_target_that_does_not_exist_is_an_error() -> None:
     _, network, batch, _ = made("gpt2")
-    for wrong in ({"position": 99}, {"answer": 1000}, {"instead": -2}):
+    for wrong in ({"position": 99}, {"answer": 1000}, {"contrast": -2}):
         with pytest.raises(QkvError):
-            question(network, batch, **wrong)
+            find_target(network, batch, **wrong)
     with pytest.raises(QkvError, match="method"):
-        attribute(network, batch, [Question(1)], "guess", 0)
+        attribute(network, batch, [Target(1)], "guess", 0)

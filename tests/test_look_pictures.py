@@ -27,12 +27,12 @@ def test_every_result_has_a_picture_and_strange_tokens_are_shown_as_they_are() -
     model = make("transformer-base")
     look = model.look("a man </script> rides", "a dog")
     results = [look.attention(), look.attention(head=1), look.lens(), look.attribution("gradient", [0, 1]), look.answers(), look.heads(),
-               look.rollout(), look.positions(8), look.effect_of_heads(), look.patch(look, what="heads"), look.looks_at(0, [1, 2]),
+               look.rollout(), look.positions(8), look.effect_of_heads(), look.patch(look, what="heads"), look.attention_to(0, [1, 2]),
                model.neighbours("man"), model.looker().alignment_errors([Grammar(0).pair(0)])]  # fmt: skip
     results += [look.walk(), look.residual(), look.residual(source=True), look.positions(8, source=True)]
     results += [
         probe(torch.randn(8, 4), ["a", "b"] * 4),
-        make("bert-base", head="tags", n_classes=3).look("a").everywhere(),
+        make("bert-base", head="tags", n_classes=3).look("a").token_answers(),
     ]
     for one in results:
         assert one.figure().to_dict()["data"]
@@ -52,9 +52,9 @@ def test_the_report_explains_every_result_and_needs_nothing_else() -> None:
     results = {"attention": look.attention(), "lens": look.lens(), "attribution": look.attribution("integrated"), "answers": look.answers(),
                "heads": look.heads(), "rollout": look.rollout(), "positions": look.positions(8), "effect": look.effect_of_heads(),
                "patch": look.patch(look), "walk": look.walk(), "residual": look.residual(), "neighbours": model.neighbours("man"),
-               "pull": look.looks_at(0, [1]), "alignment": model.looker().alignment_errors([Grammar(0).pair(0)]),
+               "pull": look.attention_to(0, [1]), "alignment": model.looker().alignment_errors([Grammar(0).pair(0)]),
                "probe": probe(torch.randn(8, 4), ["a", "b"] * 4), "contexts": make("bert-base").contexts("man", TEXTS[:1] * 2),
-               "tags": make("bert-base", head="tags", n_classes=3).look("a").everywhere()}  # fmt: skip
+               "tags": make("bert-base", head="tags", n_classes=3).look("a").token_answers()}  # fmt: skip
     page = report.page(["<b>title", "second"], results)
     assert (
         page.count("</html>") == page.count("<h1>") == 1 and "<h1>&lt;b&gt;title</h1><p class=text>second</p>" in page
@@ -77,11 +77,11 @@ def test_the_report_is_drawn_by_its_script(tmp_path: Path) -> None:
     found = {"attention": look.attention(), "answers": look.answers(k=7), "lens": look.lens()}
     (tmp_path / "look.html").write_text(report.page(["the dog runs"], found))
     browser = next(name for name in report.BROWSERS if shutil.which(name))
-    dom = report.browse(browser, "--dump-dom", (tmp_path / "look.html").as_uri())
+    dom = report.run_browser(browser, "--dump-dom", (tmp_path / "look.html").as_uri())
     size = len(look.tokens)
     assert dom.count('style="--share') == size * size + size * len(found["lens"].points) and dom.count("<option") == 5
     assert dom.count('<tr><th scope="row"') == size + 7 + len(found["lens"].points)
-    assert report.size_of(dom)[1] > 800
+    assert report.page_size(dom)[1] > 800
     report.png((tmp_path / "look.html").read_text(), tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
@@ -236,13 +236,13 @@ def test_a_word_in_two_texts(run: Run, tmp_path: Path) -> None:
         assert code == 2 and problem.count("\n") == 1
 
 
-def test_a_browser_that_hangs_takes_no_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_browser_that_hangs_ends_with_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def hangs(command: list[str], **_: object) -> None:
         raise subprocess.TimeoutExpired(command, 1)
 
     monkeypatch.setattr(report.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(report.subprocess, "run", hangs)
-    with pytest.raises(QkvError, match="no picture"):
+    with pytest.raises(QkvError, match="no screenshot"):
         report.png("<p>", tmp_path / "x.png")
 
 

@@ -13,11 +13,11 @@ from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
 from qkv.generate import alignment
 from qkv.look import alignment_error as aligned
-from qkv.look.attention import maps
+from qkv.look.attention import attention_maps
 from qkv.look.embedding_space import nearest, positions
-from qkv.look.heads import STATISTICS, head_statistics, said_twice
+from qkv.look.heads import STATISTICS, head_statistics
 from qkv.look.probe import contexts, probe
-from qkv.look.rollout import on_the_grid, rollout
+from qkv.look.rollout import patch_grid, rollout
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.presets import tiny
@@ -51,12 +51,13 @@ def make(name: str, special: tuple[str, ...] = (), **fields: object) -> Model:
 def test_statistics_are_means_of_the_maps(name: str) -> None:
     c = tiny(name)
     torch.manual_seed(0)
-    network, batch = build(c).eval(), said_twice(60, 6, 2)
+    once = torch.randint(60, (2, 6), generator=torch.Generator().manual_seed(0))
+    network, batch = build(c).eval(), Batch(torch.cat([once, once], 1))  # random tokens twice: what shows induction
     if c.family == "encoder-decoder":
         batch = Batch(batch.inputs, source=example(c, rows=2).source)
     found = head_statistics(network, batch)
     length, kind = batch.inputs.size(1), "decoder" if c.family == "encoder-decoder" else None
-    w = maps(network, batch, 1, kind).double()  # (B, H, T, T)
+    w = attention_maps(network, batch, 1, kind).double()  # (B, H, T, T)
     steps = torch.arange(length) - torch.arange(length)[:, None]
     wanted = {
         "previous": w.diagonal(-1, 2, 3).mean((0, 2)),
@@ -94,10 +95,10 @@ def test_rollout_is_the_product_of_the_layers() -> None:
     torch.manual_seed(0)
     network, batch = build(c).eval(), example(c)
     found, eye = rollout(network, batch), torch.eye(5)
-    first, second = ((maps(network, batch, layer).mean(1) + eye) / 2 for layer in range(2))
+    first, second = ((attention_maps(network, batch, layer).mean(1) + eye) / 2 for layer in range(2))
     torch.testing.assert_close(found, second @ first)
     torch.testing.assert_close(found.sum(-1), torch.ones(3, 5))
-    grid = on_the_grid(found[0])
+    grid = patch_grid(found[0])
     assert grid.shape == (2, 2) and grid.sum() == pytest.approx(1)
     assert grid[0, 1] / grid[1, 0] == pytest.approx(float(found[0, 0, 2] / found[0, 0, 3]))
     causal = rollout(build(tiny("gpt2")).eval(), example(tiny("gpt2")))
@@ -126,7 +127,7 @@ def test_positions_of_every_scheme(scheme: str, fields: dict[str, Any]) -> None:
 
 
 def test_a_model_without_positions_says_so() -> None:
-    with pytest.raises(QkvError, match="no positions"):
+    with pytest.raises(QkvError, match="no position encoding"):
         positions(build(tiny("lstm-lm")).eval())
 
 
@@ -188,10 +189,10 @@ def test_words_of_the_grammar_are_found_in_its_text() -> None:
     grammar, tokenizer = Grammar(1), train_tokenizer(TEXTS * 20, "bpe", 90)
     for number in range(40):
         pair = grammar.pair(number)
-        one = aligned.sentence(pair, tokenizer, tokenizer, 1, 2)
+        one = aligned.align_pair(pair, tokenizer, tokenizer, 1, 2)
         for text, tokens, spans in (
-            (pair.source, pair.english, aligned.spans(pair.source, [t.text for t in pair.english])),
-            (pair.target, pair.german, aligned.spans(pair.target, [t.text for t in pair.german])),
+            (pair.source, pair.english, aligned.word_spans(pair.source, [t.text for t in pair.english])),
+            (pair.target, pair.german, aligned.word_spans(pair.target, [t.text for t in pair.german])),
         ):
             assert [text[b:e].lower() for b, e in spans] == [t.text.lower() for t in tokens]
         marks = {i for i, t in enumerate(pair.english) if t.tag == "PUNCT"}
@@ -205,7 +206,7 @@ def test_a_network_that_looks_at_the_right_word_has_no_errors(monkeypatch: pytes
     pairs = [grammar.pair(n) for n in range(5)]
     found = model.looker().alignment_errors(pairs)
     assert found.rates.shape == (2, 4) and 0.2 < found.best[2] < 1 and found.sentences == 5
-    made = iter([aligned.sentence(p, model.tokenizer, model.tokenizer, 1, 2) for p in pairs])
+    made = iter([aligned.align_pair(p, model.tokenizer, model.tokenizer, 1, 2) for p in pairs])
 
     def gold(network: object, batch: Batch, own: object) -> list[torch.Tensor]:
         one, table = next(made), torch.zeros(1, batch.inputs.size(1), batch.source.size(1))
@@ -214,7 +215,7 @@ def test_a_network_that_looks_at_the_right_word_has_no_errors(monkeypatch: pytes
                 table[0, t, s] = float((other, word) in one.gold)
         return [table, table, table]
 
-    monkeypatch.setattr(aligned, "looks", gold)
+    monkeypatch.setattr(aligned, "cross_attention", gold)
     right = model.looker().alignment_errors(pairs)
     assert right.mean < 0.12  # one link a word: where two stand for two, some are missing
     with pytest.raises(QkvError, match="encoder-decoder"):
@@ -270,7 +271,7 @@ def test_what_a_task_reads_is_looked_at() -> None:
         assert look.answers(0, 3).at == look.tokens[0] != "<mask>"
     tags = make("bert-base", head="tags", n_classes=3)
     look, tagged = tags.look("the dog!runs"), tags.tag(["the dog!runs"])[0]
-    everywhere = look.everywhere(1)
+    everywhere = look.token_answers(1)
     best = everywhere.probabilities[:, 0].tolist()
     assert len(everywhere.words) == len(look.tokens) == len(best)
     assert [any(abs(p - one.probability) < 1e-6 for p in best) for one in tagged] == [True] * 4
@@ -301,14 +302,14 @@ def test_a_regression_has_a_score() -> None:
     assert classes.effect_of_heads().measure == "logit"
 
 
-def test_nothing_is_asked_where_nothing_is_hidden() -> None:
+def test_a_text_without_a_mask_token_needs_a_position() -> None:
     look = make("bert-base", ("<mask>",), head="masked").look("a man rides a bicycle")
     for ask in (look.answers, look.attribution, look.effect_of_heads, lambda: look.patch(look)):
-        with pytest.raises(QkvError, match=r"write <mask> where a word is missing, or .*--position"):
+        with pytest.raises(QkvError, match=r"put <mask> in place of a word, or .*--position"):
             ask()
     assert look.answers(-1).at == look.tokens[-1] and look.attribution("gradient", [1]).scores.size(0) == 1
     assert look.patch(look, position=2).columns == look.tokens and look.attention().rows == look.tokens
-    with pytest.raises(QkvError, match="no gap in this text: say at"):  # and it has no name for one
+    with pytest.raises(QkvError, match="no mask token: choose a token"):  # and it has no name for one
         make("bert-base").look("a man rides a bicycle").answers()
 
 
@@ -340,7 +341,7 @@ def test_a_picture_is_looked_at() -> None:
     assert look.tokens == ["[class]", "0,0", "0,1", "1,0", "1,1"]
     assert look.rollout().grid.shape == (2, 2) and look.attention(0).weights.shape == (4, 5, 5)
     with pytest.raises(QkvError):
-        look.attribution(blank=-3) if c.head == "classes" else look.question()
+        look.attribution(blank=-3) if c.head == "classes" else look.target()
 
 
 def test_patching_a_word_and_switching_off_by_name() -> None:

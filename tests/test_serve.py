@@ -375,7 +375,7 @@ def test_what_heads_do_is_asked_at_any_token(client: TestClient, models: dict[st
         near = [p for word, p in chances.items() if word.strip() == look.tokens[2].strip()]
         assert any(abs(p - expected[1]["probability"]) < 1e-5 for p in near)
         told = post(client, "/api/look/effects", **asked, kind=kind, position=1)["alone"]
-        own = look.effect_of_heads(look.question(1, answer=int(look.batch.inputs[0, 2])), kind).alone
+        own = look.effect_of_heads(look.target(1, answer=int(look.batch.inputs[0, 2])), kind).alone
         torch.testing.assert_close(torch.tensor(told), own, atol=1e-4, rtol=1e-5)
 
 

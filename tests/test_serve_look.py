@@ -71,8 +71,8 @@ def test_no_file_of_the_server_is_opened(client: TestClient, tmp_path: Path) -> 
 
 def test_nothing_is_no_list(client: TestClient) -> None:
     for lists in ({"heads": []}, {"rows": []}):
-        assert "asked for" in refused(client, "attention", model="lm", text=TEXTS[1], **lists)
-    assert "asked for" in refused(client, "attribution", model="lm", text=TEXTS[1], positions=[])
+        assert "is empty" in refused(client, "attention", model="lm", text=TEXTS[1], **lists)
+    assert "is empty" in refused(client, "attribution", model="lm", text=TEXTS[1], positions=[])
 
 
 def test_answers_are_explained_once_each(client: TestClient) -> None:
@@ -95,7 +95,7 @@ def test_the_word_that_stands_there_is_measured(client: TestClient, models: dict
         ids = look.batch.inputs[0].tolist()
         for position in (0, 2, -1):
             told = post(client, "effects", model=name, text=TEXTS[0], kind=kind, position=position)
-            answer = ids[position + 1] if position >= 0 else look.question(-1).answer
+            answer = ids[position + 1] if position >= 0 else look.target(-1).answer
             assert told["word"] == look.name(answer)
             with torch.no_grad():
                 whole = look.network(look.batch).logits[0, position, answer]

@@ -127,15 +127,6 @@ CYCLES: list[set[str]] = [
         "qkv.train.results",
         "qkv.train.run",
     },
-    {
-        "qkv.vectors.card",
-        "qkv.vectors.report",
-        "qkv.vectors.run",
-    },
-    {
-        "qkv.vectors.space",
-        "qkv.vectors.store",
-    },
 ]
 
 
@@ -215,7 +206,6 @@ LONG_FILES: set[str] = {
 SHARED_CLASS_NAMES: set[str] = {
     "Answer",
     "Answers",
-    "Asked",
     "Attention",
     "Attribution",
     "Block",
@@ -236,7 +226,6 @@ SHARED_CLASS_NAMES: set[str] = {
     "Place",
     "Plan",
     "Positions",
-    "Progress",
     "Reader",
     "Report",
     "Residual",
@@ -249,7 +238,6 @@ SHARED_CLASS_NAMES: set[str] = {
     "Vocabulary",
     "Walk",
     "Window",
-    "Words",
 }
 PARTICIPLES: set[str] = {
     "check_export.py: ended",
@@ -320,16 +308,6 @@ PARTICIPLES: set[str] = {
     "evaluate/scores.py: checked",
     "lab/demo.py: chosen",
     "lab/demo.py: shown",
-    "look/ablate.py: silenced",
-    "look/attention.py: chosen",
-    "look/attention.py: implied",
-    "look/attribution.py: integrated",
-    "look/heads.py: said_twice",
-    "look/patch.py: patched",
-    "look/report.py: rounded",
-    "look/target.py: repeated",
-    "look/walk.py: compared",
-    "look/walk.py: passed",
     "models/inputs.py: bounded",
     "models/inputs.py: padded",
     "objectives.py: masked",
@@ -400,14 +378,6 @@ PARTICIPLES: set[str] = {
     "train/results.py: kept",
     "train/warm_start.py: renamed",
     "train/workers.py: lost",
-    "vectors/corpus.py: damaged",
-    "vectors/evaluate.py: analogies_asked",
-    "vectors/evaluate.py: numbered",
-    "vectors/evaluate.py: scored",
-    "vectors/random.py: mixed",
-    "vectors/random.py: stirred",
-    "vectors/store.py: opened",
-    "vectors/vocabulary.py: counted",
 }
 """Functions at the top of a module, "room: name", that are named by a past participle."""
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from qkv.config.vectors import VectorsConfig
 from qkv.errors import QkvError
 from qkv.vectors import kernel, reference
-from qkv.vectors.corpus import END, bounds, part
+from qkv.vectors.corpus import END, next_part, sentence_bounds
 from qkv.vectors.huffman import huffman
 from qkv.vectors.model import Word2Vec
-from qkv.vectors.random import Draws, alias, below
+from qkv.vectors.random import RandomStream, alias_table, to_range
 from qkv.vectors.space import Vectors
-from qkv.vectors.vocabulary import Vocabulary, counted
+from qkv.vectors.vocabulary import Vocabulary, count_words
 
 LOSSES, MODELS = ["negative", "hierarchical", "softmax"], ["skip-gram", "cbow"]
 
@@ -38,7 +38,7 @@ def vocabulary_of(ids: np.ndarray) -> Vocabulary:
 
 def begun(ids: np.ndarray, **fields: object) -> Word2Vec:
     c = VectorsConfig(**{"workers": 1, "width": 21, "window": 3, "learning_rate": 0.2, **fields})  # type: ignore[arg-type]
-    return Word2Vec.begin(c, vocabulary_of(ids), len(ids))
+    return Word2Vec.create(c, vocabulary_of(ids), len(ids))
 
 
 # --- gradients
@@ -67,8 +67,8 @@ def defined(m: Word2Vec, v: Tensor, u: Tensor, around: list[int], word: int, row
         return sum(-F.log_softmax(u @ x, 0)[word] for x in inputs)  # type: ignore[return-value]
     if m.tree is None:
         return sum(-F.logsigmoid(u[word] @ x) - sum(F.logsigmoid(-u[k] @ x) for k in rows) for x in inputs)  # type: ignore
-    signs = torch.tensor(2 * m.tree.way(word)[1] - 1, dtype=torch.float64)
-    nodes = torch.tensor(m.tree.way(word)[0], dtype=torch.long)
+    signs = torch.tensor(2 * m.tree.path(word)[1] - 1, dtype=torch.float64)
+    nodes = torch.tensor(m.tree.path(word)[0], dtype=torch.long)
     return sum(-F.logsigmoid(signs * (u[nodes] @ x)).sum() for x in inputs)  # type: ignore[return-value]
 
 
@@ -87,7 +87,7 @@ def test_one_place_goes_down_the_gradient(model: str, loss: str) -> None:
     gradients = torch.autograd.grad(wanted, (v, u))
     before = m.input.copy(), m.output.copy()
     rows, labels = (
-        reference.targets(m, word, Draws(0, 0))
+        reference.targets(m, word, RandomStream(0, 0))
         if loss != "negative"
         else (np.array([word, *drawn]), np.array([1.0, 0, 0, 0]))
     )
@@ -128,7 +128,7 @@ def test_parts_are_the_whole_and_one_worker_repeats_itself(learn) -> None:  # ty
     assert learn(again, ids, 0, 0) == found
     place, total, count = 0, 0.0, 0
     while place < len(ids):
-        some = part(ids, place, 50)
+        some = next_part(ids, place, 50)
         assert len(some) >= min(50, len(ids) - place) and some[-1] == END
         loss, n = learn(parts, some, 0, place)
         place, total, count = place + len(some), total + loss, count + n
@@ -206,16 +206,16 @@ def test_words_that_stand_together_come_to_lie_together(model: str, loss: str) -
 
 
 def test_draws_are_a_row_of_numbers() -> None:
-    a, b = Draws(3, 14), Draws(3, 14)
+    a, b = RandomStream(3, 14), RandomStream(3, 14)
     np.testing.assert_array_equal(np.concatenate([a.take(3), a.take(4)]), b.take(7))
-    assert not np.array_equal(Draws(3, 15).take(4), Draws(3, 14).take(4))
-    drawn = below(Draws(0, 0).take(10_000), 7)
+    assert not np.array_equal(RandomStream(3, 15).take(4), RandomStream(3, 14).take(4))
+    drawn = to_range(RandomStream(0, 0).take(10_000), 7)
     assert set(drawn) == set(range(7)) and np.bincount(drawn).min() > 1200
 
 
 @pytest.mark.parametrize("weights", [[1], [1, 1, 1], [5, 1, 0.01, 3, 3], list(range(1, 200))])
 def test_an_alias_table_has_the_chances_it_was_made_of(weights: list[float]) -> None:
-    table = alias(weights)
+    table = alias_table(weights)
     own = table.coins.astype(np.float64) / 2**32
     found = own.copy()
     np.add.at(found, table.others, 1 - own)
@@ -228,7 +228,7 @@ def test_the_huffman_tree_is_one() -> None:
     tree = huffman(np.sort(counts)[::-1])
     r = np.random.default_rng(0)
     u, x = r.normal(size=(59, 8)), r.normal(size=8)
-    p = [np.prod(1 / (1 + np.exp(-(2 * labels - 1) * (u[nodes] @ x)))) for nodes, labels in map(tree.way, range(60))]
+    p = [np.prod(1 / (1 + np.exp(-(2 * labels - 1) * (u[nodes] @ x)))) for nodes, labels in map(tree.path, range(60))]
     assert sum(p) == pytest.approx(1)
     lengths, share = np.diff(tree.starts), np.sort(counts)[::-1] / counts.sum()
     entropy = -(share * np.log2(share)).sum()
@@ -239,17 +239,17 @@ def test_the_huffman_tree_is_one() -> None:
 
 def test_counting() -> None:
     sentences = [["b", "a", "c", "a"], ["b", "a", "d"], ["c"]]
-    found = counted(sentences, 2, 100)
+    found = count_words(sentences, 2, 100)
     assert found.words == ["a", "b", "c"] and found.counts.tolist() == [3, 2, 2]
-    assert counted(sentences, 1, 2).words == ["a", "b"]
-    assert counted([["x"], *([["y", "z"]] * 9), ["x"]], 1, 100, most=2).words == [
+    assert count_words(sentences, 1, 2).words == ["a", "b"]
+    assert count_words([["x"], *([["y", "z"]] * 9), ["x"]], 1, 100, most=2).words == [
         "y",
         "z",
     ]  # the rare one was forgotten
     for wrong, min_count, why in (([], 1, "no word"), ([["a", "b"]], 5, "no word occurs 5"), ([["a", "a"]], 1, "one word"),
                                   ([["a", "a", "b"]], 2, "one word")):  # fmt: skip
         with pytest.raises(QkvError, match=why):
-            counted(wrong, min_count, 100)
+            count_words(wrong, min_count, 100)
 
 
 # --- gensim
@@ -262,9 +262,9 @@ def gensim_model(sentences: list[list[str]], **fields: object):  # type: ignore[
 
 def test_subsampling_is_gensims() -> None:
     ids = text(words=50, sentences=300)
-    names = [[f"w{i}" for i in ids[a:b]] for a, b in zip(*bounds(ids), strict=True)]
+    names = [[f"w{i}" for i in ids[a:b]] for a, b in zip(*sentence_bounds(ids), strict=True)]
     theirs = gensim_model(names, vector_size=4, sample=1e-2, epochs=1)
-    ours = counted(names, 1, 10**6)
+    ours = count_words(names, 1, 10**6)
     wanted = [min(theirs.wv.get_vecattr(word, "sample_int"), 2**32 - 1) for word in ours.words]
     np.testing.assert_allclose(ours.keep(1e-2), wanted, atol=2)
     assert [theirs.wv.get_vecattr(word, "count") for word in ours.words] == ours.counts.tolist()
@@ -276,7 +276,7 @@ def test_steps_are_gensims() -> None:
     ids = np.concatenate(
         [[*np.repeat(range(5), [9, 6, 4, 2, 1])[np.random.default_rng(i).permutation(22)], END] for i in range(20)]
     ).astype(np.int32)
-    names = [[f"w{i}" for i in ids[a:b]] for a, b in zip(*bounds(ids), strict=True)]
+    names = [[f"w{i}" for i in ids[a:b]] for a, b in zip(*sentence_bounds(ids), strict=True)]
     how = {
         "vector_size": 8,
         "window": 1,

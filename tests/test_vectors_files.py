@@ -11,9 +11,9 @@ import torch
 
 from qkv.convert.manifest import seal
 from qkv.errors import FileError, QkvError
-from qkv.vectors.evaluate import judge_analogies, judge_similarity, scored
-from qkv.vectors.space import OneHot, Vectors
-from qkv.vectors.store import export, open_vectors, save
+from qkv.vectors.evaluate import evaluate_analogies, evaluate_similarity, score_vectors
+from qkv.vectors.space import OneHot, Vectors, open_vectors
+from qkv.vectors.store import export, save
 
 # --- files
 
@@ -56,13 +56,13 @@ WRONG = {
     "too wide": (b"2 999999\n", "not possible"),
     "nothing": (b"0 3\n", "not possible"),
     "cut short": (b"3 2\nthe 0.1 0.2\nof 0.3 0.4\n", "word 3 of 3"),
-    "promises": (b"30000 300\nthe 0.1 0.2\n", "cut short"),
-    "cut in a line": (b"3 2\nthe 0.1 0.2\nof 0.3", "cut short at word 2 of 3"),
+    "promises": (b"30000 300\nthe 0.1 0.2\n", "truncated"),
+    "cut in a line": (b"3 2\nthe 0.1 0.2\nof 0.3", "truncated at word 2 of 3"),
     "too few numbers": (b"2 2\nthe 0.1 0.2\nof 0.3\n", "word 2 of 2"),
     "no numbers": (b"2 2\nthe 0.1 0.2\nof 0.3 much\n", "word 2 of 2"),
     "infinite": (b"1 2\nthe 0.1 inf\n", "infinite"),
     "cut binary": (b"2 2\nthe " + b"\0" * 8 + b"of " + b"\0" * 7, "word 2 of 2"),
-    "no space": (b"1 2\n" + b"x" * 100, "damaged or cut short"),
+    "no space": (b"1 2\n" + b"x" * 100, "damaged or truncated"),
     "not UTF-8": (b"1 1\n\xff\xfe \0\0\0\0", "not UTF-8"),
     "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 64, "first line"),
 }  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_run_is_not_replaced_by_its_vectors(tmp_path: Path) -> None:
     """It holds vectors, in best/, and checkpoints beside them."""
     save(tmp_path / "run" / "best", some_vectors())
     (tmp_path / "run" / "recipe.toml").write_text("mine")
-    with pytest.raises(FileError, match="something else"):
+    with pytest.raises(FileError, match="not a folder of word vectors"):
         open_vectors(tmp_path / "run").save(tmp_path / "run")
     assert (tmp_path / "run" / "recipe.toml").exists()
     open_vectors(tmp_path / "run").save(tmp_path / "run" / "best")  # this is one
@@ -98,7 +98,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
         open_vectors(tmp_path / "nothing")
     with pytest.raises(FileError, match="no word vectors"):
         open_vectors(tmp_path)
-    for damage, why in (('{"words": ["a"]}', "for each"), ('{"words": ["a", "a"]}', "different"), ("{}", "words"), ("[", "JSON"),
+    for damage, why in (('{"words": ["a"]}', "float32 of shape"), ('{"words": ["a", "a"]}', "distinct"), ("{}", "words"), ("[", "JSON"),
                         ('{"words": ["a", "b", "c"], "counts": [1]}', "count")):  # fmt: skip
         save(tmp_path / "mine", some_vectors(3))
         (tmp_path / "mine" / "vocabulary.json").write_text(damage)
@@ -113,7 +113,7 @@ def test_wrong_folders(tmp_path: Path) -> None:
     (tmp_path / "mine" / "note.txt").write_text("mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "note.txt").write_text("mine")
-    with pytest.raises(FileError, match="something else"):
+    with pytest.raises(FileError, match="not a folder of word vectors"):
         save(tmp_path / "other", some_vectors())
 
 
@@ -142,9 +142,9 @@ def test_nearest_and_analogy() -> None:
     assert v.similarity("man", "man") == pytest.approx(1) and v.similarity("man", "woman") == pytest.approx(0)
     assert v.similarity("man", "king") == pytest.approx(v.nearest("king")[0].similarity)
     assert torch.equal(v.vector("Queen"), v.vectors[3])  # small letters, where there are no others
-    with pytest.raises(QkvError, match=r"'quen' is not among the 6 words: did you mean 'queen'"):
+    with pytest.raises(QkvError, match=r"'quen' is not in the vocabulary of 6 words: did you mean 'queen'"):
         v.nearest("quen")
-    with pytest.raises(QkvError, match="n = 0"):
+    with pytest.raises(QkvError, match="at least 1, given 0"):
         v.nearest("man", 0)
     with pytest.raises(QkvError, match="word vectors"):
         v.translate(["a text"])  # type: ignore[operator]
@@ -168,14 +168,14 @@ def test_one_hot_vectors_have_no_similarity(tmp_path: Path) -> None:
     (tmp_path / "pairs.tsv").write_text("man\tboy\t9\nking\tqueen\t5\ndog\tman\t1\n")
     (tmp_path / "analogies.txt").write_text(": family\nman woman king queen\n")
     assert (
-        judge_similarity(hot, tmp_path / "pairs.tsv").value
+        evaluate_similarity(hot, tmp_path / "pairs.tsv").value
         == 0
-        == judge_analogies(hot, tmp_path / "analogies.txt").value
+        == evaluate_analogies(hot, tmp_path / "analogies.txt").value
     )
-    found = scored(v, [tmp_path / "pairs.tsv"], tmp_path / "analogies.txt")
+    found = score_vectors(v, [tmp_path / "pairs.tsv"], tmp_path / "analogies.txt")
     assert found is not None and [(s["name"], round(s["value"]), s["one_hot"]) for s in found["scores"]] == [
         ("pairs", 100, 0), ("analogies", 100, 0), ("family", 100, 0)]  # fmt: skip
-    assert scored(v, [], None) is None
+    assert score_vectors(v, [], None) is None
 
 
 # --- judgements
@@ -191,20 +191,20 @@ def test_files_of_judgements(tmp_path: Path) -> None:
         "man boy 9.5\nking queen 5\ndog man 1\nman unicorn 3\n",
     ):
         path.write_text(content)
-        found = judge_similarity(v, path)
+        found = evaluate_similarity(v, path)
         assert (found.value, found.asked, found.total) == (pytest.approx(100), 3, 4)
     path.write_text("man\tunicorn\t3\n")
-    assert judge_similarity(v, path).asked == 0
+    assert evaluate_similarity(v, path).asked == 0
     for nothing in ("", "# a comment\n\n", "one line of titles\n"):
         path.write_text(nothing)
         with pytest.raises(FileError, match="no pairs"):
-            judge_similarity(v, path)
+            evaluate_similarity(v, path)
     path.write_bytes("man\tboy\t3\nK\xe4se\tman\t4\n".encode("latin-1"))
     with pytest.raises(FileError, match="line 2 is not UTF-8"):
-        judge_similarity(v, path)
+        evaluate_similarity(v, path)
     path.write_text("man\tboy\t3\nman\tking\n")
     with pytest.raises(FileError, match="line 2"):
-        judge_similarity(v, path)
+        evaluate_similarity(v, path)
 
 
 def test_files_of_analogies(tmp_path: Path) -> None:
@@ -212,18 +212,18 @@ def test_files_of_analogies(tmp_path: Path) -> None:
     path.write_text(
         ": family\nMan Woman King Queen\nman king woman queen\n: animals\ndog dogs man men\nman boy king dog\n: none\na b c d\n"
     )
-    found = judge_analogies(points(), path)
+    found = evaluate_analogies(points(), path)
     assert [(s.name, s.asked, s.total) for s in found.sections] == [("family", 2, 2), ("animals", 1, 2), ("none", 0, 1)]
     assert found.sections[0].value == 100 and found.sections[1].value == 0 and found.value == pytest.approx(200 / 3)
-    scores = (scored(points(), [], path) or {})["scores"]
+    scores = (score_vectors(points(), [], path) or {})["scores"]
     assert [one["name"] for one in scores] == ["analogies", "family", "animals"]  # of "none" nothing was asked
     path.write_bytes("K\xe4se man woman dog\n".encode("latin-1"))
     with pytest.raises(FileError, match="line 1 is not UTF-8"):
-        judge_analogies(points(), path)
+        evaluate_analogies(points(), path)
     for wrong, why in (("man woman king\n", "line 1"), ("", "no analogies"), (": family\n", "no analogies")):
         path.write_text(wrong)
         with pytest.raises(FileError, match=why):
-            judge_analogies(points(), path)
+            evaluate_analogies(points(), path)
 
 
 def test_the_scores_are_gensims(tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_the_scores_are_gensims(tmp_path: Path) -> None:
     questions.write_text(
         ": all\n" + "".join(f"{' '.join(map(name, q))} {end}\n" for q, end in zip(asked, ends, strict=True))
     )
-    (_, spearman, _), ours = theirs.evaluate_word_pairs(str(pairs)), judge_similarity(v, pairs)
+    (_, spearman, _), ours = theirs.evaluate_word_pairs(str(pairs)), evaluate_similarity(v, pairs)
     assert ours.value == pytest.approx(100 * spearman[0], abs=1e-4)
     score, sections = theirs.evaluate_word_analogies(str(questions))
-    found = judge_analogies(v, questions)
+    found = evaluate_analogies(v, questions)
     assert found.value == pytest.approx(100 * score) and 0 < score < 1
     assert found.asked == len(sections[-1]["correct"]) + len(sections[-1]["incorrect"])

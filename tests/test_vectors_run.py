@@ -22,7 +22,7 @@ from qkv.errors import ConfigError
 from qkv.vectors import kernel
 from qkv.vectors import run as training
 from qkv.vectors.corpus import END, open_ids, sentences, sources, write_ids
-from qkv.vectors.vocabulary import counted
+from qkv.vectors.vocabulary import count_words
 
 Run = Callable[..., tuple[int, str, str]]
 RECIPE = """
@@ -62,7 +62,7 @@ def test_from_text_to_words(here: Path, run: Run) -> None:
     (here / "questions.txt").write_text(": animals\ndog cat bird fish\n")
     asked = ["--set", 'vectors.similarity=["pairs.tsv"]', "--set", "vectors.analogies=questions.txt"]
     code, out, err = run("train", "w2v.toml", *asked, "--set", "vectors.epochs=12")
-    assert code == 0 and "pass 12 of 12: loss" in err and "words/s" in err and "2 of 3 pairs" in out
+    assert code == 0 and "epoch 12 of 12: loss" in err and "words/s" in err and "2 of 3 pairs" in out
     folder = here / "runs" / "w2v"
     names = {path.name for path in folder.iterdir()} - {".lock"}
     assert names - {f"checkpoint-{12 * 4:07d}"} == {"recipe.toml", "vocabulary.json", "log.jsonl", "best", "tensorboard",
@@ -143,7 +143,7 @@ def test_an_interrupted_run_is_an_uninterrupted_one(
     assert code == {"killed": 9, "SIGINT": 130, "SIGTERM": 143}[how] and not (here / "parts" / "results.json").exists()
     assert (here / "parts" / "corpus.ids").exists()
     code, _, err = run("train", "w2v.toml", "--out", "parts")
-    assert code == 0 and "going on in pass 2" in err
+    assert code == 0 and "resuming in epoch 2" in err
     assert len(calls) == 12 + (how == "killed") * 2  # what was killed is done again from the last pass on
     assert results(here / "parts") == results(here / "whole")
 
@@ -199,7 +199,7 @@ def test_without_a_compiler_the_same_is_learned(here: Path, run: Run, monkeypatc
     assert run("train", "w2v.toml", "--out", "fast", *once)[0] == 0
     monkeypatch.setattr(kernel, "library", lambda: None)
     code, _, err = run("train", "w2v.toml", "--out", "slow", "--threads", "1", *once)
-    assert code == 0 and "without the C++" in err
+    assert code == 0 and "no C++ kernel" in err
     fast, slow = (read_tensors(here / name / "best" / "vectors.safetensors") for name in ("fast", "slow"))
     for name in ("input", "output"):
         torch.testing.assert_close(fast[name], slow[name], atol=1e-5, rtol=0)
@@ -224,7 +224,7 @@ def test_the_row_of_ids_is_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Without rare words and lonely ones, through any size of the buffer; long sentences are cut."""
     r = random.Random(1)
     texts = [[r.choice("abcdefgh") for _ in range(r.randint(1, 9))] + ["rare" + str(i)] for i in range(50)]
-    words = counted(texts, 2, 100)
+    words = count_words(texts, 2, 100)
     wanted = [[words.index[w] for w in text if w in words.index] for text in texts]
     flat = [x for ids in wanted if len(ids) > 1 for x in (*ids, END)]
     for buffer in (1, 10, 10**6):
@@ -258,10 +258,10 @@ def test_a_text_that_cannot_be_learned_from(here: Path, run: Run) -> None:
     text = here / "text.txt"
     for content, settings, why in (
         ("", [], "no text at all"),
-        ("...\n!!\n", [], "no word in the text"),
+        ("...\n!!\n", [], "has no words"),
         ("a b c\n", ["vectors.min_count=5"], "no word occurs 5 times"),
         ("ha ha ha\n", [], "one word"),
-        ("a\nb\na\nb\n", [], "no sentence"),
+        ("a\nb\na\nb\n", [], "no line has two words"),
         ("a b\n", ["vectors.sample=1e-9"], "subsampling left"),
     ):
         text.write_text(content)
@@ -323,11 +323,13 @@ def test_questions_that_have_no_answer(here: Path, run: Run) -> None:
     assert run("train", "w2v.toml")[0] == 0
     code, out, err = run("nearest", "runs/w2v", "king", "qeen", "--n", "2", "--json")  # the known one is answered
     assert code == 1 and [json.loads(line)["word"] for line in out.splitlines()] == ["king"]
-    assert err.strip() == "'qeen' is not among the 12 words: did you mean 'queen'?"
-    assert "'qeen' is not among the 12 words: did you mean 'queen'" in wrong(run, "nearest", "runs/w2v", "qeen")
-    assert "none is spelled like it" in wrong(run, "analogy", "runs/w2v", "king", "queen", "xylophone")
+    assert err.strip() == "'qeen' is not in the vocabulary of 12 words: did you mean 'queen'?"
+    assert "'qeen' is not in the vocabulary of 12 words: did you mean 'queen'" in wrong(
+        run, "nearest", "runs/w2v", "qeen"
+    )
+    assert "no word has a similar spelling" in wrong(run, "analogy", "runs/w2v", "king", "queen", "xylophone")
     assert "does not exist" in wrong(run, "nearest", "nothing.bin", "king")
-    assert "no file of word2vec" in wrong(run, "nearest", "text.txt", "king")
+    assert "not a word2vec file" in wrong(run, "nearest", "text.txt", "king")
     assert "does not exist" in wrong(run, "evaluate", "nothing.txt", "--similarity", "text.txt")
     assert "line 2" in wrong(run, "evaluate", "runs/w2v", "--similarity", "text.txt")
     assert "line 1" in wrong(run, "evaluate", "runs/w2v", "--analogies", "text.txt")

@@ -223,12 +223,12 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
     """Word vectors asked what is given, or else what their run was asked."""
     from qkv.commands.train import score_lines
     from qkv.config.vectors import load_vectors_recipe
-    from qkv.vectors.evaluate import questions, scored
-    from qkv.vectors.store import open_vectors
+    from qkv.vectors.evaluate import evaluation_files, score_vectors
+    from qkv.vectors.space import open_vectors
 
     if not similarity and not analogies and (what / "recipe.toml").is_file():
-        similarity, analogies = questions(load_vectors_recipe(what / "recipe.toml").vectors)
-    found = scored(open_vectors(what), similarity, analogies)
+        similarity, analogies = evaluation_files(load_vectors_recipe(what / "recipe.toml").vectors)
+    found = score_vectors(open_vectors(what), similarity, analogies)
     if found is None:
         raise ConfigError(
             f"{what} holds word vectors: say what to ask them with --similarity FILE and --analogies FILE"

@@ -173,12 +173,12 @@ def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None,
         return look.walk(layer, head or 0, kind)
     if what is What.answers:
         every_token = position is None and look.config.head in ("tags", "replaced")
-        return look.everywhere() if every_token else look.answers(position)
+        return look.token_answers() if every_token else look.answers(position)
     if what is What.attribution:
         every = written if look.source or look.first else None  # each of the words
         return look.attribution(method, every if position is None else [position])
     if what is What.effect:
-        return look.effect_of_heads(look.question(position), kind)
+        return look.effect_of_heads(look.target(position), kind)
     if what in (What.heads, What.rollout):
         return getattr(look, what.value)(kind)  # type: ignore[no-any-return]
     return getattr(look, what.value)()  # type: ignore[no-any-return]

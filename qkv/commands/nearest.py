@@ -12,7 +12,7 @@ import typer
 from qkv.commands.common import Json, writing
 
 if TYPE_CHECKING:
-    from qkv.vectors.space import Near
+    from qkv.vectors.space import Neighbour
 
 VECTORS = typer.Argument(
     metavar="RUN|FILE", help="Word vectors: a run's folder, or a file of word2vec, text or binary.", show_default=False
@@ -34,7 +34,7 @@ def run(
     [dim]qkv nearest runs/word2vec dog today[/]
     [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
     """
-    from qkv.vectors.store import open_vectors
+    from qkv.vectors.space import open_vectors
 
     found = open_vectors(vectors)
     known = [word for word in words if word in found]
@@ -54,10 +54,10 @@ def run(
         raise typer.Exit(1)
 
 
-def fields(near: list[Near]) -> list[dict[str, object]]:
+def fields(near: list[Neighbour]) -> list[dict[str, object]]:
     return [{"word": one.word, "similarity": one.similarity} for one in near]
 
 
-def shown(near: list[Near]) -> str:
+def shown(near: list[Neighbour]) -> str:
     """cosine TAB word."""
     return "\n".join(f"{one.similarity:.4f}\t{one.word}" for one in near)

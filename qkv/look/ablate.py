@@ -1,7 +1,7 @@
-"""Ablation: switch heads or layers off, and see what the network does without them.
+"""Ablation: replace the output of heads or layers, and measure what the network does without them.
 
-A head is cut where it is still apart from the others, at `tap_mixed`, a layer at `tap_out`, what it adds to the stream. Off is
-0, or the mean over the tokens of some other text, which leaves what the part always says and takes what it says here.
+A head is ablated at `tap_mixed`, before heads are summed; a layer at `tap_out`, its contribution to the residual stream. The
+replacement is 0, or the mean over the tokens of another text, which removes only what depends on this input.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.attention import Site, chosen, whole_numbers
+from qkv.look.attention import Site, select_sites, to_index
 from qkv.look.pictures import Picture, head_heatmap, quote
-from qkv.look.residual_stream import halves
+from qkv.look.residual_stream import side_modules
 from qkv.look.result import LookResult
-from qkv.look.target import Question, measure, repeated
+from qkv.look.target import Target, measure, repeat
 from qkv.parts.recurrent import StepAttention
 from qkv.parts.tap import Change, edit, record
 
 Head = tuple[int, int]
-"""Layer and head, both counted from 0."""
+"""Layer and head, both numbered from 0."""
 
 
 @contextmanager
 def without(network: nn.Module, heads: Collection[Head] = (), layers: Collection[int] = (), kind: str | None = None,
             mean_of: Batch | None = None) -> Iterator[None]:  # fmt: skip
-    """Within the block these heads and layers are off, in every pass (also of generation) and with every kernel.
+    """Ablate these heads and layers within the block, in every pass (also of generation) and with every kernel.
 
-    In an encoder-decoder `kind` says whose: "encoder", "decoder" or (the default for heads) "cross"; layers are the decoder's
-    unless it is "encoder". With `mean_of` they say their mean over the real tokens of that batch in place of 0.
+    In an encoder-decoder `kind` selects the attention: "encoder", "decoder" or (the default for heads) "cross"; layers are the
+    decoder's unless it is "encoder". With `mean_of` the replacement is the mean over the real tokens of that batch, not 0.
     """
     cut = {**head_taps(network, heads, kind), **dict.fromkeys(layer_taps(network, layers, kind))}
-    means = dict.fromkeys(cut) if mean_of is None else averages(network, mean_of, list(cut), kind)
-    with edit(network, {name: silenced(own, means[name]) for name, own in cut.items()}):
+    means = dict.fromkeys(cut) if mean_of is None else mean_activations(network, mean_of, list(cut), kind)
+    with edit(network, {name: replace_heads(own, means[name]) for name, own in cut.items()}):
         yield
 
 
-def silenced(heads: Tensor | None, mean: Tensor | None) -> Change:
-    """What flows, with some heads (or everything) replaced by 0 or by the mean."""
+def replace_heads(heads: Tensor | None, mean: Tensor | None) -> Change:
+    """Return an edit that replaces some heads (None = all of the tensor) by 0 or by the mean."""
 
     def change(x: Tensor) -> Tensor:
         new = torch.zeros_like(x) if mean is None else mean.to(x.dtype).expand_as(x)
@@ -57,39 +57,39 @@ def silenced(heads: Tensor | None, mean: Tensor | None) -> Change:
 
 
 def head_taps(network: nn.Module, heads: Collection[Head], kind: str | None) -> dict[str, Tensor | None]:
-    """Where to cut, and which heads there."""
+    """Return the taps to edit, with the heads at each."""
     if not heads:
         return {}
     own: dict[Site, list[int]] = {}
-    for layer, head in heads:  # -1 and 5 may be names of one layer
-        (site,) = chosen(network, layer, kind)
+    for layer, head in heads:  # -1 and 5 may name the same layer
+        (site,) = select_sites(network, layer, kind)
         own.setdefault(site, []).append(head)
-    return {tap_of(network, site): whole_numbers(some, site.heads, "head") for site, some in own.items()}
+    return {tap_of(network, site): to_index(some, site.heads, "head") for site, some in own.items()}
 
 
 def tap_of(network: nn.Module, site: Site) -> str:
-    """Where the heads of a layer are apart; the one of a recurrent decoder is cut at the weights of its steps."""
+    """Return the tap at which the heads of a layer are separate; in a recurrent decoder, the weights of its steps."""
     stepwise = isinstance(network.get_submodule(site.name), StepAttention)
     return f"{site.name}.{'tap_step' if stepwise else 'tap_mixed'}"
 
 
 def layer_taps(network: nn.Module, layers: Collection[int], kind: str | None) -> list[str]:
-    """What each sublayer of these layers adds to the stream."""
-    _, stack = halves(network, source=kind == "encoder")
+    """Return the taps of what each sublayer of these layers adds to the stream."""
+    _, stack = side_modules(network, source=kind == "encoder")
     blocks = getattr(network.get_submodule(stack), "blocks", None)
     if layers and blocks is None:
-        raise QkvError("a recurrent layer cannot be left out: all above it reads from it alone")
-    wanted = whole_numbers(sorted(layers), len(blocks or ()), "layer").tolist() if layers else []
+        raise QkvError("a recurrent layer cannot be ablated: the layers above it have no other input")
+    wanted = to_index(sorted(layers), len(blocks or ()), "layer").tolist() if layers else []
     names = [name for name, _ in network.named_modules(remove_duplicate=False) if name.endswith(".tap_out")]
     return [name for index in wanted for name in names if name.startswith(f"{stack}.blocks.{index}.")]
 
 
 @torch.no_grad()
-def averages(network: Any, batch: Batch, names: list[str], kind: str | None) -> dict[str, Tensor]:
-    """The mean of what flows through each tap over the real tokens: (1, H, 1, D) of heads, (1, 1, C) of sublayers."""
+def mean_activations(network: Any, batch: Batch, names: list[str], kind: str | None) -> dict[str, Tensor]:
+    """Return the mean over the real tokens at each tap: (1, H, 1, D) for heads, (1, 1, C) for sublayers."""
     if any(name.endswith("tap_step") for name in names):
         raise QkvError(
-            "the attention of a recurrent decoder has no mean over texts of different length: leave mean_of out"
+            "the attention of a recurrent decoder has no mean over texts of different lengths: leave mean_of out"
         )
     real = batch.source_mask if kind == "encoder" else batch.mask  # (B, T)
     with record(network, names) as kept:
@@ -104,7 +104,7 @@ def averages(network: Any, batch: Batch, names: list[str], kind: str | None) -> 
 
 @dataclass(frozen=True)
 class HeadEffects(LookResult):
-    """What happens to one number of the output when each head is switched off alone."""
+    """The target with each head ablated alone."""
 
     EXPLANATION: ClassVar[str] = (
         "Decrease of the logit when one head is ablated: blue heads support the prediction, orange heads oppose it, pale ones have "
@@ -119,9 +119,9 @@ class HeadEffects(LookResult):
     alone: Tensor
     """(layers, heads): without this one."""
     word: str = ""
-    """What is measured: the answer whose logit this is."""
+    """The answer whose logit is measured."""
     measure: str = "logit"
-    """Of a regression the number is its score."""
+    """What is measured: "score" for a regression."""
 
     def explain(self) -> str:
         return self.SCORE if self.measure == "score" else self.EXPLANATION
@@ -133,23 +133,23 @@ class HeadEffects(LookResult):
 
 
 @torch.no_grad()
-def effect_of_heads(network: Any, batch: Batch, ask: Question, kind: str | None = None, mean_of: Batch | None = None,
+def effect_of_heads(network: Any, batch: Batch, target: Target, kind: str | None = None, mean_of: Batch | None = None,
                     layer: int | None = None) -> HeadEffects:  # fmt: skip
-    """Each head off in turn, of one layer or of all: a pass for a layer, in which each row has another head off."""
-    own = chosen(network, layer, kind)
+    """Ablate each head in turn, in one layer or in all: one pass per layer, in which each row has another head ablated."""
+    own = select_sites(network, layer, kind)
     table = torch.zeros(len(own), max(site.heads for site in own))
     for row, site in enumerate(own):
         tap = tap_of(network, site)
-        mean = None if mean_of is None else averages(network, mean_of, [tap], site.kind)[tap]
-        with edit(network, {tap: each_alone(mean)}):
-            table[row, : site.heads] = ask(network(repeated(batch, site.heads))).cpu()
-    whole, kind = float(ask(network(batch))[0]), own[0].kind
+        mean = None if mean_of is None else mean_activations(network, mean_of, [tap], site.kind)[tap]
+        with edit(network, {tap: replace_one_head_per_row(mean)}):
+            table[row, : site.heads] = target(network(repeat(batch, site.heads))).cpu()
+    whole, kind = float(target(network(batch))[0]), own[0].kind
     number = "score" if measure(network.head) == "score" else "logit"
     return HeadEffects(kind, [site.layer for site in own], whole, table, measure=number)
 
 
-def each_alone(mean: Tensor | None) -> Change:
-    """Of H rows (H, H, T, D) the i-th without its i-th head: 0 in its place, or the mean."""
+def replace_one_head_per_row(mean: Tensor | None) -> Change:
+    """Return an edit of H rows (H, H, T, D) that replaces the i-th head of the i-th row by 0 or by the mean."""
 
     def change(x: Tensor) -> Tensor:
         own = torch.eye(x.size(1), dtype=torch.bool, device=x.device)[:, :, None, None]

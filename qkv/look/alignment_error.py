@@ -1,8 +1,7 @@
-"""How well attention aligns words (claim C22): the error rate of every head against alignments that are known to be right.
+"""Alignment error rate of every cross-attention head against gold alignments (claim C22).
 
-The links are those of `translate --alignments` (generate/alignment.py), of each head alone and of the mean that it reads. The
-alignment error rate (Och and Ney 2003) of links A against the gold G is 1 - 2 |A and G| / (|A| + |G|). Words count, marks
-(. , ?) do not.
+The links are those of `translate --alignments` (generate/alignment.py), for each head and for the mean that it uses. The
+alignment error rate (Och and Ney 2003) of links A against the gold G is 1 - 2 |A and G| / (|A| + |G|). Punctuation is left out.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.data.grammar import Pair
 from qkv.generate.alignment import Link, Span, links
-from qkv.look.attention import Site, chosen, visit
+from qkv.look.attention import Site, select_sites, visit
 from qkv.look.pictures import Picture, head_heatmap
 from qkv.look.result import LookResult
 from qkv.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """A source and its translation as a network reads them (teacher forcing), the word of every token, and the gold links."""
+class AlignedSentence:
+    """A source and its translation as input of a network (teacher forcing), the word of every token, and the gold links."""
 
     batch: Batch
     source: list[int | None]
-    """For each source token the number of its word; None for marks and the end."""
+    """For each source token the number of its word; None for punctuation and the end."""
     target: list[int | None]
-    """For each row of the decoder the number of the word it is to write."""
+    """For each row of the decoder the number of the word that it predicts."""
     gold: set[Link]
 
 
 @dataclass(frozen=True)
 class AlignmentErrors(LookResult):
-    """The alignment error rate of every head, 0 = all links right."""
+    """The alignment error rate of every head; 0 = all links are right."""
 
     EXPLANATION: ClassVar[str] = "Alignment error rate of each cross-attention head: 0 = all links are correct."
 
@@ -46,11 +45,11 @@ class AlignmentErrors(LookResult):
     rates: Tensor
     """(layers, heads)."""
     mean: float
-    """Of the mean over all heads of the upper half of the layers, which `translate --alignments` reads."""
+    """The rate of the mean over all heads of the upper half of the layers, which `translate --alignments` uses."""
 
     @property
     def best(self) -> tuple[int, int, float]:
-        """Layer, head and rate of the best head."""
+        """Layer, head and error rate of the best head."""
         row, head = divmod(int(self.rates.argmin()), self.rates.size(1))
         return self.layers[row], head, float(self.rates[row, head])
 
@@ -58,14 +57,14 @@ class AlignmentErrors(LookResult):
         return head_heatmap("alignment error rate", {"": self.rates}, self.layers)
 
 
-def errors(network: Any, sentences: Iterable[Sentence]) -> AlignmentErrors:
-    """Over all links of all sentences together."""
-    own = chosen(network, None, "cross", weighs=True)
+def alignment_errors(network: Any, sentences: Iterable[AlignedSentence]) -> AlignmentErrors:
+    """Return the alignment error rates over all links of all sentences."""
+    own = select_sites(network, None, "cross", weighs=True)
     right = torch.zeros(len(own) + 1, max(site.heads for site in own))
     total = torch.zeros_like(right)
     sentences, device = list(sentences), next(network.parameters()).device
     for one in sentences:
-        for row, tables in enumerate(looks(network, one.batch.to(device), own)):
+        for row, tables in enumerate(cross_attention(network, one.batch.to(device), own)):
             for head, weights in enumerate(tables):  # (T, S)
                 found = set(links(weights, one.source, one.target))
                 right[row, head] += len(found & one.gold)
@@ -74,8 +73,8 @@ def errors(network: Any, sentences: Iterable[Sentence]) -> AlignmentErrors:
     return AlignmentErrors(len(sentences), [site.layer for site in own], rates[:-1], float(rates[-1, 0]))
 
 
-def looks(network: Any, batch: Batch, own: Sequence[Site]) -> list[Tensor]:
-    """(H, T, S) of each layer, and at last (1, T, S), the mean over the heads of the upper half of the layers."""
+def cross_attention(network: Any, batch: Batch, own: Sequence[Site]) -> list[Tensor]:
+    """Return the weights (H, T, S) of each layer, then their mean over the heads of the upper half of the layers, (1, T, S)."""
     parts: dict[int, list[Tensor]] = {}
     visit(network, batch, own, lambda site, rows, weights: parts.setdefault(site.layer, []).append(weights[0]))
     tables = [torch.cat(kept, 1) for kept in parts.values()]
@@ -86,8 +85,8 @@ def looks(network: Any, batch: Batch, own: Sequence[Site]) -> list[Tensor]:
 # --- sentences of the grammar
 
 
-def spans(text: str, words: Sequence[str]) -> list[Span]:
-    """Where each word of a text stands in it, in their order; the first letter may have become large."""
+def word_spans(text: str, words: Sequence[str]) -> list[Span]:
+    """Return the span of each word in a text, in order, whatever the case of its letters."""
     found, at = [], 0
     for word in words:
         at = text.lower().index(word.lower(), at)
@@ -96,20 +95,20 @@ def spans(text: str, words: Sequence[str]) -> list[Span]:
     return found
 
 
-def words_of(pieces: Sequence[Span], text: str, words: Sequence[Span]) -> list[int | None]:
-    """For each piece (a stretch of the text) the number of the word that its first visible character stands in."""
+def word_numbers(pieces: Sequence[Span], text: str, words: Sequence[Span]) -> list[int | None]:
+    """Return for each token span the number of the word that contains its first visible character, or None."""
     at = {place: number for number, (begin, end) in enumerate(words) for place in range(begin, end)}
     return [next((at[p] for p in range(*piece) if p in at and not text[p].isspace()), None) for piece in pieces]
 
 
-def sentence(pair: Pair, source: Tokenizer, target: Tokenizer, start: int, end: int) -> Sentence:
-    """A pair of the grammar in the tokens of two tokenizers; a row of the decoder is the word that it is to write."""
+def align_pair(pair: Pair, source: Tokenizer, target: Tokenizer, start: int, end: int) -> AlignedSentence:
+    """Tokenize a pair of the grammar and assign its words to tokens; a row of the decoder belongs to the word that it predicts."""
     both = []
     for text, tokens, tokenizer in ((pair.source, pair.english, source), (pair.target, pair.german, target)):
         found = tokenizer.literal.encode(text, add_special_tokens=False)
-        own = words_of(found.offsets, text, spans(text, [token.text for token in tokens]))
+        own = word_numbers(found.offsets, text, word_spans(text, [token.text for token in tokens]))
         both.append((found.ids, [None if word is None or tokens[word].tag == "PUNCT" else word for word in own]))
     (source_ids, source_words), (ids, words) = both
     batch = Batch(torch.tensor([[start, *ids]]), source=torch.tensor([[*source_ids, end]]))
     gold = {(i, j) for i, j in pair.alignment if "PUNCT" not in (pair.english[i].tag, pair.german[j].tag)}
-    return Sentence(batch, [*source_words, None], [*words, None], gold)
+    return AlignedSentence(batch, [*source_words, None], [*words, None], gold)

@@ -1,9 +1,9 @@
 """Exact attention maps of any layer, head and rows, whichever kernel the network runs with.
 
-The network runs once, as fast as ever. As each attention layer is passed, its mixer's own `weights` are computed again from
-the queries and keys that came by, for the asked heads alone and a few rows at a time: one head's rows of an 8,192-token text
-need no (T, S) table. The linear mixers form no weights; theirs are what their formula implies. Layers that read a summary of the
-tokens (`Site.weighs` is False) have none, and are passed over where all layers are asked for.
+The network runs once with its own kernel. A hook on each attention layer recomputes its mixer's `weights` from the queries and
+keys of the forward pass, for the selected heads only and a few rows at a time: one head's rows of an 8,192-token text need no
+(T, S) table. Linear attention forms no weights; they are derived from its formula. Layers that attend to a summary of the tokens
+(`Site.weighs` is False) have no weights and are skipped where all layers are selected.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qkv.parts.softmax import Softmax, repeat_heads
 from qkv.parts.tap import Hook, hooked
 
 BUDGET = 2**22
-"""Weights that are computed at a time: 16 MB."""
+"""Number of weights that are computed at a time: 16 MB."""
 Use = Callable[["Site", Tensor, Tensor], None]
-"""(site, rows (r,), weights (B, h, r, S)): what is done with the weights of some rows of one layer."""
+"""Callback (site, rows (r,), weights (B, h, r, S)) for the weights of some rows of one layer."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Site:
     """One attention layer of a network."""
 
     name: str
-    """In the module tree: `decoder.blocks.2.cross.layer`."""
+    """Its name in the module tree: `decoder.blocks.2.cross.layer`."""
     kind: str
-    """Who looks at whom: "self"; in an encoder-decoder "encoder" or "decoder" (at themselves) or "cross" (at the source)."""
+    """Attention type: "self"; in an encoder-decoder "encoder" or "decoder" (self-attention) or "cross" (output to input)."""
     layer: int
     heads: int
     weighs: bool = True
     """Whether it has a weight for each token; gated, compressed and Linformer's attention read a summary of them."""
     walks: bool = False
-    """Whether walk.py can show its steps: a softmax over scores."""
+    """Whether walk.py supports it: a softmax over scores."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class AttentionMap(LookResult):
     layer: int
     heads: list[int]
     rows: list[str]
-    """A query each: its token, in a decoder that reads a source also the one it predicts, "after X, predicting Y"."""
+    """Query tokens; in a decoder with a source also the predicted one, "after X, predicting Y"."""
     columns: list[str]
     weights: Tensor
     """(heads, rows, columns)."""
     after: list[str] = field(default_factory=list)
-    """X of the rows that are named "after X, predicting Y"; of others empty."""
+    """X of the rows that are named "after X, predicting Y"; otherwise empty."""
     predicting: list[str] = field(default_factory=list)
-    """Y."""
+    """Y of these rows."""
 
     def picture(self) -> Picture:
         panels = {f"head {head}": weights for head, weights in zip(self.heads, self.weights, strict=True)}
@@ -81,11 +81,11 @@ class AttentionMap(LookResult):
         return Heatmap(f"{name}, layer {self.layer}", panels, self.rows, self.columns)
 
 
-# --- which attention there is
+# --- attention layers
 
 
 def sites(network: nn.Module, kind: str | None = None) -> list[Site]:
-    """All attention layers, or those of one kind, in the order of the network."""
+    """Return all attention layers, or those of one kind, in the order of the network."""
     found = []
     for name, module in network.named_modules(remove_duplicate=False):
         parts = name.split(".")
@@ -101,120 +101,122 @@ def sites(network: nn.Module, kind: str | None = None) -> list[Site]:
     return [site for site in found if kind in (None, site.kind)]
 
 
-def chosen(network: nn.Module, layer: int | None = None, kind: str | None = None, weighs: bool = False) -> list[Site]:
-    """The layers asked for: of the kind (None = cross-attention where there is any), one of them or all; with `weighs` of
-    those that have weights. A negative number counts from the last of them."""
+def select_sites(
+    network: nn.Module, layer: int | None = None, kind: str | None = None, weighs: bool = False
+) -> list[Site]:
+    """Return one attention layer or all of a kind (None = cross-attention where there is any); with `weighs` only those that have
+    weights. Negative numbers count from the last."""
     there = sites(network)
     if not there:
-        # packing puts a layer of its own around each mixer
+        # packing wraps each mixer in a layer of its own
         packed = any(isinstance(part, Softmax | Window | Linear) for part in network.modules())
         raise QkvError(
-            "a packed network is not looked into: take the plain one" if packed else "this model has no attention"
+            "a packed network cannot be inspected: use the plain one" if packed else "this model has no attention"
         )
     every = [site for site in there if site.weighs or not weighs]
     if not every:
-        raise QkvError("the attention of this model weighs no tokens: it reads a summary of them")
+        raise QkvError("this model has no attention weights: its attention reads a summary of the tokens")
     kinds = list(dict.fromkeys(site.kind for site in every))
     kind = kind or ("cross" if "cross" in kinds else kinds[0])
     if kind not in kinds:
-        raise QkvError(f"this model has attention of kind {', '.join(kinds)}, given {kind!r}")
+        raise QkvError(f"no attention of kind {kind!r}: this model has {', '.join(kinds)}")
     own = [site for site in every if site.kind == kind]
     if layer is None:
         return own
     found = own[layer:][:1] if -len(own) <= layer < 0 else [site for site in own if site.layer == layer]
     if not found and any(site.layer == layer and site.kind == kind for site in there):
-        raise QkvError(f"layer {layer} weighs no tokens, it reads a summary of them; layers that do: {numbers(own)}")
+        raise QkvError(f"layer {layer} has no attention weights: choose one of {layer_numbers(own)}")
     if not found:
-        raise QkvError(f"layers with attention of kind {kind}: {numbers(own)}; given {layer}")
+        raise QkvError(f"no attention of kind {kind} in layer {layer}: choose one of {layer_numbers(own)}")
     return found
 
 
-def attends_before_reading(network: Any) -> bool:
-    """Whether the query of a recurrent decoder is its state before the last token is read (Bahdanau), not behind it (Luong)."""
+def queries_before_reading(network: Any) -> bool:
+    """Return whether a recurrent decoder's query is its state before reading the last token (Bahdanau), not after it (Luong)."""
     stack = getattr(network, "decoder", None)
     return isinstance(stack, RecurrentStack) and stack.attention is not None and stack.feed is None
 
 
-def numbers(own: Sequence[Site]) -> str:
+def layer_numbers(own: Sequence[Site]) -> str:
     return ", ".join(str(site.layer) for site in own)
 
 
-def whole_numbers(given: Sequence[int] | Tensor | None, size: int, what: str) -> Tensor:
-    """Heads or rows as an index (n,): all of `size`, or those given; negative ones count from the end."""
+def to_index(given: Sequence[int] | Tensor | None, size: int, what: str) -> Tensor:
+    """Return numbers of heads or rows as an index (n,): None = all of `size`; negative ones count from the end."""
     if given is None:
         return torch.arange(size)
     index = torch.as_tensor(given, dtype=torch.long).reshape(-1)
     if not len(index):
-        raise QkvError(f"no {what} was asked for: name at least one, or leave the list out for all")
+        raise QkvError(f"the list of {what}s is empty: give at least one number, or no list for all")
     wrong = index[(index < -size) | (index >= size)]
     if len(wrong):
-        raise QkvError(f"there is no {what} {int(wrong[0])}: they go from 0 to {size - 1}")
+        raise QkvError(f"there is no {what} {int(wrong[0])}: {what}s are numbered 0 to {size - 1}")
     return index % size
 
 
-# --- their weights
+# --- attention weights
 
 
 @torch.no_grad()
 def visit(network: nn.Module, batch: Batch, where: Sequence[Site], use: Use, heads: Sequence[int] | None = None,
           rows: Sequence[int] | Tensor | None = None) -> None:  # fmt: skip
-    """Run once; `use` is given the weights of each layer of `where`, some rows at a time, in order."""
-    with hooked(network, dict(reader(network, site, use, heads, rows) for site in where)):
+    """Run once; call `use` with the weights of each layer of `where`, some rows at a time, in order."""
+    with hooked(network, dict(weight_hook(network, site, use, heads, rows) for site in where)):
         network(batch)
 
 
-def maps(network: nn.Module, batch: Batch, layer: int, kind: str | None = None, heads: Sequence[int] | None = None,
+def attention_maps(network: nn.Module, batch: Batch, layer: int, kind: str | None = None, heads: Sequence[int] | None = None,
          rows: Sequence[int] | Tensor | None = None) -> Tensor:  # fmt: skip
-    """(B, h, r, S): the weights of one layer, of the asked heads and rows (None = all)."""
+    """Return the weights of one layer, of some heads and rows (None = all): (B, h, r, S)."""
     parts: list[Tensor] = []
-    own = chosen(network, layer, kind, weighs=True)
+    own = select_sites(network, layer, kind, weighs=True)
     visit(network, batch, own, lambda site, some, weights: parts.append(weights), heads, rows)
     return torch.cat(parts, 2)
 
 
-def reader(network: nn.Module, site: Site, use: Use, heads: Sequence[int] | None, rows: Sequence[int] | Tensor | None
+def weight_hook(network: nn.Module, site: Site, use: Use, heads: Sequence[int] | None, rows: Sequence[int] | Tensor | None
            ) -> tuple[str, Hook]:  # fmt: skip
-    """Which module to listen to, and what to do when it is passed."""
+    """Return the name of the module to hook, and the hook."""
     module = network.get_submodule(site.name)
-    own = whole_numbers(heads, site.heads, "head")
-    if isinstance(module, StepAttention):  # step by step the weights are formed anyway
+    own = to_index(heads, site.heads, "head")
+    if isinstance(module, StepAttention):  # forms its weights anyway, step by step
 
-        def formed(inputs: Any, weights: Tensor) -> None:
-            some = whole_numbers(rows, weights.size(2), "row").to(weights.device)
+        def step_hook(inputs: Any, weights: Tensor) -> None:
+            some = to_index(rows, weights.size(2), "row").to(weights.device)
             use(site, some, weights[:, own.to(weights.device)[:, None], some])
 
-        return f"{site.name}.tap_weights", formed
+        return f"{site.name}.tap_weights", step_hook
     mixer: Any = module.mixer
 
-    def passed(inputs: tuple[Any, ...], output: Any) -> None:
-        query, key, _, mask, place = inputs  # the last one, of a linear mixer, is its sum over what came before: none
-        some = whole_numbers(rows, query.size(2), "row").to(query.device)
-        for part in some.split(rows_at_once(mixer, query, key, len(own))):
+    def mixer_hook(inputs: tuple[Any, ...], output: Any) -> None:
+        query, key, _, mask, place = inputs  # a linear mixer's last input is its state, here None
+        some = to_index(rows, query.size(2), "row").to(query.device)
+        for part in some.split(rows_per_chunk(mixer, query, key, len(own))):
             use(site, part, weights_of(mixer, query, key, mask, place, own.to(query.device), part))
 
-    return f"{site.name}.mixer", passed
+    return f"{site.name}.mixer", mixer_hook
 
 
-def rows_at_once(mixer: Any, query: Tensor, key: Tensor, heads: int) -> int:
-    """How many rows fit into the budget; the additive score has D numbers for each weight."""
+def rows_per_chunk(mixer: Any, query: Tensor, key: Tensor, heads: int) -> int:
+    """Return how many rows fit into the budget; the additive score has D numbers for each weight."""
     inside = query.size(-1) if isinstance(mixer, Softmax) and isinstance(mixer.score, Additive) else 1
     return max(1, BUDGET // (query.size(0) * heads * key.size(2) * inside))
 
 
 def weights_of(mixer: Any, query: Tensor, key: Tensor, mask: Mask, place: Place | None, heads: Tensor, rows: Tensor
                ) -> Tensor:  # fmt: skip
-    """(B, h, r, S): the mixer's weights of some heads and rows; query (B, H, T, D), key (B, H_kv, S, D)."""
+    """Return the mixer's weights of some heads and rows, (B, h, r, S); query (B, H, T, D), key (B, H_kv, S, D)."""
     key = key[:, heads // (query.size(1) // key.size(1))]  # (B, h, S, D)
     query = query[:, heads[:, None], rows]  # (B, h, r, D)
     if isinstance(mixer, Linear):
-        return implied(mixer, query, key, mask.of(rows))
+        return implied_weights(mixer, query, key, mask.of(rows))
     assert place is not None
     few = Softmax(of_heads(mixer.score, heads)) if isinstance(mixer, Softmax) else mixer
     return few.weights(query, key, mask.of(rows), place.of(heads, rows))
 
 
-def implied(mixer: Linear, query: Tensor, key: Tensor, mask: Mask) -> Tensor:
-    """What each key counts for in linear attention, f(q_i) . f(k_j) over the sum of its row: (B, H, T, S)."""
+def implied_weights(mixer: Linear, query: Tensor, key: Tensor, mask: Mask) -> Tensor:
+    """Return the weights that linear attention implies, f(q_i) . f(k_j) over the sum of the row: (B, H, T, S)."""
     number = wide(query)
     features, sizes = mixer.key_features(repeat_heads(key, query.size(1)).to(number))  # (B, H, S, F), (B, H, S)
     products = mixer.query_features(query.to(number)) @ features.transpose(-1, -2)  # (B, H, T, S), all above 0
@@ -222,9 +224,11 @@ def implied(mixer: Linear, query: Tensor, key: Tensor, mask: Mask) -> Tensor:
     return scores.masked_fill(~mask.dense.to(query.device), float("-inf")).softmax(-1).to(query.dtype)
 
 
-def looks_at(network: nn.Module, batch: Batch, row: int, columns: Sequence[int], kind: str | None = None) -> Tensor:
-    """(L, H, n): how much token `row` looks at each of some tokens, in every layer and head: what "it" means."""
+def weights_between(
+    network: nn.Module, batch: Batch, row: int, columns: Sequence[int], kind: str | None = None
+) -> Tensor:
+    """Return the weights from token `row` to some others in every layer and head: (L, H, n)."""
     found: list[Tensor] = []
-    own = chosen(network, None, kind, weighs=True)
+    own = select_sites(network, None, kind, weighs=True)
     visit(network, batch, own, lambda site, rows, w: found.append(w[0, :, 0, list(columns)]), None, [row])
     return torch.stack(found)

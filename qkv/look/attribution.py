@@ -1,10 +1,10 @@
-"""Attribution: how much each token of the input did for one number of the output.
+"""Attribution: how much each token of the input contributed to one number f of the output.
 
-Three answers to one question, each about the vectors x that enter the stacks, against those of a blank input b (padding in
-place of every word; a blank image):
+Three methods, applied to the embeddings x of the input and those of a blank baseline b (padding in place of every token; a blank
+image):
 
-    input x gradient       x_i . df/dx_i: what a small change of token i would do
-    integrated gradients   (x_i - b_i) . integral of df/dx_i from b to x (Sundararajan et al. 2017): adds up to f(x) - f(b)
+    input x gradient       x_i . df/dx_i: the effect of a small change of token i
+    integrated gradients   (x_i - b_i) . integral of df/dx_i from b to x (Sundararajan et al. 2017): sums to f(x) - f(b)
     occlusion              f(x) - f(x with b_i in place of x_i): what is lost without token i (Zeiler and Fergus 2014)
 """
 
@@ -20,25 +20,25 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.patch import activations, one_at_a_time
+from qkv.look.patch import activations, patch_each
 from qkv.look.pictures import Heatmap, Picture, quote
-from qkv.look.residual_stream import halves
+from qkv.look.residual_stream import side_modules
 from qkv.look.result import LookResult, plain
-from qkv.look.target import Question, one_input, repeated
+from qkv.look.target import Target, check_single_input, repeat
 from qkv.parts.tap import edit
 
 METHODS = ("gradient", "integrated", "occlusion")
 NODES, MOST_NODES = 16, 2048
-"""Points of the path in one panel (Gauss-Legendre), and in all of them at most."""
+"""Points of the path in one panel (Gauss-Legendre), and the maximum over all panels."""
 CLOSE = 0.005
-"""Integrated gradients are refined until their sum is this close to the difference."""
+"""Relative tolerance: integrated gradients are refined until their sum is this close to the difference."""
 ROWS = 64
-"""Points of the path that are done as one batch."""
+"""Points of the path that are computed as one batch."""
 
 
 @dataclass(frozen=True)
 class Attribution(LookResult):
-    """A score for each token of the input, for each answer asked about."""
+    """A score for each token of the input, for each explained answer."""
 
     EXPLANATION: ClassVar[str] = (
         "Blue tokens (columns) raise the score of the prediction in that row, orange tokens lower it."
@@ -50,31 +50,31 @@ class Attribution(LookResult):
 
     method: str
     answers: list[str]
-    """What was asked about: the rows."""
+    """The explained answers: the rows."""
     tokens: list[str]
-    """The columns: of an encoder-decoder first the source, then what was written before."""
+    """The columns: of an encoder-decoder first the source, then the decoder's input."""
     n_source: int
-    """How many of them are the source's."""
+    """The number of source tokens among them."""
     scores: Tensor
     """(answers, tokens)."""
     difference: Tensor
-    """(answers,): f of the input minus f of the blank one."""
+    """(answers,): f of the input minus f of the baseline."""
 
     @property
     def gap(self) -> Tensor:
-        """(answers,): the sum of the scores minus the difference. Integrated gradients are complete: 0 but for the error of
-        the integral. The other methods promise nothing of the kind."""
+        """(answers,): the sum of the scores minus the difference. For integrated gradients it is the error of the numerical
+        integral (completeness); the other methods do not have this property."""
         return self.scores.double().sum(1) - self.difference.double()
 
     @property
     def converged(self) -> list[bool] | None:
-        """Of integrated gradients, whether the scores of each answer add up to the difference; None of the others."""
+        """Whether the scores of each answer add up to the difference; None for other methods than integrated gradients."""
         pairs = zip(self.gap.tolist(), self.difference.tolist(), strict=True)
-        return [complete(gap, whole) for gap, whole in pairs] if self.method == "integrated" else None
+        return [is_complete(gap, whole) for gap, whole in pairs] if self.method == "integrated" else None
 
     @property
     def note(self) -> str:
-        """Which answers' scores have not converged; "" where there is nothing to say."""
+        """The answers whose scores have not converged, as a message; "" where all have."""
         found = zip(self.answers, self.converged or [], self.gap.tolist(), self.difference.tolist(), strict=False)
         late = [f"{answer!r}: the scores add up to {gap + whole:.4g}, the difference is {whole:.4g}"
                 for answer, done, gap, whole in found if not done]  # fmt: skip
@@ -99,24 +99,24 @@ class Attribution(LookResult):
         return Heatmap(title, {"": self.scores}, self.answers, self.tokens, diverging=True)
 
     def to_json(self) -> dict[str, Any]:
-        """With the completeness gap, whether each answer's scores have converged, and the note."""
-        told = {"gap": self.gap, "converged": self.converged, "note": self.note}
-        return super().to_json() | {name: plain(value) for name, value in told.items()}
+        """Add the completeness gap, whether each answer's scores have converged, and the note."""
+        extra = {"gap": self.gap, "converged": self.converged, "note": self.note}
+        return super().to_json() | {name: plain(value) for name, value in extra.items()}
 
 
-def complete(gap: float, difference: float) -> bool:
-    """Whether the scores add up to the difference, as far as is asked for."""
+def is_complete(gap: float, difference: float) -> bool:
+    """Return whether the scores add up to the difference within the tolerance."""
     return abs(gap) <= CLOSE * abs(difference) + 1e-6
 
 
-def entrances(network: Any) -> list[str]:
-    """The modules whose output enters the stacks."""
+def input_modules(network: Any) -> list[str]:
+    """Return the names of the modules whose outputs are the embeddings of the input."""
     both = hasattr(network, "encoder")
-    return [halves(network, source=True)[0], halves(network)[0]] if both else [halves(network)[0]]
+    return [side_modules(network, source=True)[0], side_modules(network)[0]] if both else [side_modules(network)[0]]
 
 
 def blank(batch: Batch, token: int) -> Batch:
-    """The input that says nothing: one token everywhere, an image of zeros (grey, as images are normalised)."""
+    """Return the baseline input: one token everywhere, an image of zeros (grey, as images are normalised)."""
     words = {
         name: torch.full_like(ids, token) for name in ("inputs", "source") if (ids := getattr(batch, name)) is not None
     }
@@ -124,55 +124,55 @@ def blank(batch: Batch, token: int) -> Batch:
     return replace(batch, images=images, **words)
 
 
-def attribute(network: Any, batch: Batch, asked: Sequence[Question], method: str, token: int) -> tuple[Tensor, Tensor]:
-    """(questions, tokens) scores and (questions,) f(x) - f(blank); `token` is what stands in a blank text."""
+def attribute(network: Any, batch: Batch, targets: Sequence[Target], method: str, token: int) -> tuple[Tensor, Tensor]:
+    """Return scores (targets, tokens) and differences f(x) - f(baseline) (targets,); `token` fills the baseline text."""
     if method not in METHODS:
-        raise QkvError(f"a method of attribution is one of {', '.join(METHODS)}, given {method!r}")
-    one_input(batch)
-    names, nothing = entrances(network), blank(batch, token)
+        raise QkvError(f"unknown attribution method {method!r}: choose one of {', '.join(METHODS)}")
+    check_single_input(batch)
+    names, nothing = input_modules(network), blank(batch, token)
     x, b = activations(network, batch, names), activations(network, nothing, names)
     found, differences = [], []
-    for ask in asked:
+    for target in targets:
         with torch.no_grad():
-            whole, none = float(ask(network(batch))[0]), float(ask(network(nothing))[0])
+            whole, none = float(target(network(batch))[0]), float(target(network(nothing))[0])
         differences.append(whole - none)
         if method == "gradient":
-            slopes = gradients(network, batch, ask, {name: x[name] for name in names})
+            slopes = gradients(network, batch, target, {name: x[name] for name in names})
             scores = [(x[name] * slopes[name]).sum(-1)[0] for name in names]
         elif method == "integrated":
-            scores = integrated(network, batch, ask, x, b, whole - none)
+            scores = integrated_gradients(network, batch, target, x, b, whole - none)
         else:
             with torch.no_grad():
-                scores = [whole - one_at_a_time(network, batch, ask, name, b[name]) for name in names]
+                scores = [whole - patch_each(network, batch, target, name, b[name]) for name in names]
         found.append(torch.cat([score.float().cpu() for score in scores]))
     return torch.stack(found), torch.tensor(differences)
 
 
-def gradients(network: Any, batch: Batch, ask: Question, entering: dict[str, Tensor]) -> dict[str, Tensor]:
-    """df/dx for vectors (N, T, C) that enter in place of the input's own, N runs at once."""
+def gradients(network: Any, batch: Batch, target: Target, entering: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return df/dx at embeddings (N, T, C) that replace the input's own, N runs at once."""
     leaves = {name: x.detach().requires_grad_() for name, x in entering.items()}
     rows = next(iter(leaves.values())).size(0)
     with torch.enable_grad(), edit(network, {name: lambda _, leaf=leaf: leaf for name, leaf in leaves.items()}):  # type: ignore[misc]
-        total = ask(network(repeated(batch, rows))).sum()
+        total = target(network(repeat(batch, rows))).sum()
         slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     return {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in zip(leaves, slopes, strict=True)}
 
 
-def integrated(network: Any, batch: Batch, ask: Question, x: dict[str, Tensor], b: dict[str, Tensor], difference: float
+def integrated_gradients(network: Any, batch: Batch, target: Target, x: dict[str, Tensor], b: dict[str, Tensor], difference: float
                ) -> list[Tensor]:  # fmt: skip
-    """(T,) for each entrance: the path in ever more panels, until the scores add up to the difference, or there are enough."""
+    """Return scores (T,) for each input module; double the panels of the path until the scores add up, or the limit is reached."""
     panels = 1
     while True:
-        means = path_mean(network, batch, ask, x, b, *nodes(panels))
+        means = path_mean(network, batch, target, x, b, *nodes(panels))
         scores = [((x[name] - b[name]) * means[name]).sum(-1)[0] for name in x]
         gap = sum(float(score.double().sum()) for score in scores) - difference
-        if complete(gap, difference) or 2 * panels * NODES > MOST_NODES:
+        if is_complete(gap, difference) or 2 * panels * NODES > MOST_NODES:
             return scores
         panels *= 2
 
 
 def nodes(panels: int) -> tuple[Tensor, Tensor]:
-    """Points on (0, 1) and their weights, by the rule of Gauss and Legendre in each of some equal panels."""
+    """Return points on (0, 1) and their weights: Gauss-Legendre quadrature in each of some equal panels."""
     at, weight = np.polynomial.legendre.leggauss(NODES)
     starts = np.arange(panels)[:, None]
     points = (starts + (at + 1) / 2) / panels  # (panels, NODES)
@@ -180,16 +180,16 @@ def nodes(panels: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(points.ravel()), torch.from_numpy(weights.ravel().copy())
 
 
-def path_mean(network: Any, batch: Batch, ask: Question, x: dict[str, Tensor], b: dict[str, Tensor], points: Tensor,
+def path_mean(network: Any, batch: Batch, target: Target, x: dict[str, Tensor], b: dict[str, Tensor], points: Tensor,
               weights: Tensor) -> dict[str, Tensor]:  # fmt: skip
-    """(1, T, C) for each entrance: the mean gradient between b and x."""
+    """Return the mean gradient on the path from b to x for each input module: (1, T, C)."""
     total = {name: torch.zeros_like(x[name]) for name in x}
     for some, weight in zip(points.split(ROWS), weights.split(ROWS), strict=True):
         entering = {}
         for name in x:
             share = some.to(x[name])[:, None, None]  # (N, 1, 1)
             entering[name] = b[name] + share * (x[name] - b[name])  # (N, T, C)
-        slopes = gradients(network, batch, ask, entering)
+        slopes = gradients(network, batch, target, entering)
         for name in x:
             total[name] += (slopes[name] * weight.to(x[name])[:, None, None]).sum(0, keepdim=True)
     return total

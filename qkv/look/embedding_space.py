@@ -1,4 +1,4 @@
-"""The spaces that words and positions live in: neighbours among word vectors, and how alike positions are."""
+"""The embedding space: nearest neighbours among word vectors, similarity of positions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from qkv.errors import QkvError
 from qkv.look.pictures import BarChart, Heatmap, Picture
-from qkv.look.residual_stream import halves
+from qkv.look.residual_stream import side_modules
 from qkv.look.result import LookResult
 from qkv.parts.embed import TokenEmbed
 from qkv.parts.masks import Mask
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
 
 CHUNK = 65_536
-"""Words that are compared at a time."""
+"""Number of words compared at a time."""
 
 
 @dataclass(frozen=True)
 class Neighbours(LookResult):
-    """The words nearest to one, by the cosine of their vectors."""
+    """The nearest neighbours of a word by cosine similarity."""
 
     EXPLANATION: ClassVar[str] = "The words with the largest cosine similarity of embeddings."
 
@@ -32,7 +32,7 @@ class Neighbours(LookResult):
     cosines: Tensor
     """(k,)."""
     pieces: list[str] = field(default_factory=list)
-    """Those that the word is made of, where it has no entry of its own; its vector is the mean of theirs."""
+    """The tokens of a word that is not in the vocabulary; its vector is the mean of theirs."""
 
     def picture(self) -> Picture:
         parts = f" (tokens {' + '.join(self.pieces)})" if len(self.pieces) > 1 else ""
@@ -50,11 +50,11 @@ class Positions(LookResult):
     scheme: str
     """sinusoidal, learned, rotary, relative, t5 or alibi."""
     table: Tensor
-    """(T, C) the vectors of positions; (T, D/2) angles of rotary; (H, T, T) what t5 and alibi add to the scores;
-    (distances, D) the key vectors of relative positions."""
+    """(T, C) position vectors; (T, D/2) rotary angles; (H, T, T) score biases of t5 and alibi; (distances, D) key vectors of
+    relative positions."""
     similarity: Tensor
-    """(T, T): cosine of two positions' vectors; of rotary, of a vector turned by both; of t5 and alibi the mean over heads.
-    Of relative positions, of two distances."""
+    """(T, T): cosine of two positions' vectors; for rotary, of one vector rotated by both; for t5 and alibi the mean bias over
+    heads; for relative positions, (distances, distances)."""
 
     def picture(self) -> Picture:
         places = [str(i) for i in range(len(self.similarity))]
@@ -62,19 +62,19 @@ class Positions(LookResult):
 
 
 def word_vectors(network: Any, source: bool = True) -> Tensor:
-    """(V, C): the static vectors of words, before any context."""
-    embed = network.get_submodule(halves(network, source)[0])
+    """Return the static word vectors, (V, C)."""
+    embed = network.get_submodule(side_modules(network, source)[0])
     if not isinstance(embed, TokenEmbed):
-        raise QkvError("this model reads pictures: it has no word vectors")
+        raise QkvError("this model reads images and has no word vectors")
     return embed.tokens.weight.detach()
 
 
 @torch.no_grad()
 def static_vectors(network: Any, ids: Tensor, source: bool = True) -> Tensor:
-    """ids (N,) -> (N, C): words as they enter the network, scaled, normed and projected, but with no position or segment."""
-    embed = network.get_submodule(halves(network, source)[0])
+    """Return the input embeddings of ids (N,), scaled, normed and projected, without position or segment: (N, C)."""
+    embed = network.get_submodule(side_modules(network, source)[0])
     if not isinstance(embed, TokenEmbed):
-        raise QkvError("this model reads pictures: it has no word vectors")
+        raise QkvError("this model reads images and has no word vectors")
     x = embed.tokens(ids) * embed.scale  # (N, d_embed)
     if embed.concat and embed.position is not None:
         beside = embed.position.vectors(Mask(1, device=x.device)).size(-1)  # type: ignore[operator]
@@ -83,7 +83,7 @@ def static_vectors(network: Any, ids: Tensor, source: bool = True) -> Tensor:
 
 
 def nearest(table: Tensor, vector: Tensor, k: int = 10) -> tuple[Tensor, Tensor]:
-    """The k rows of a table (V, C) nearest to a vector (C,): their numbers and cosines, best first."""
+    """Return the k rows of a table (V, C) nearest to a vector (C,): their numbers and cosines, best first."""
     unit = F.normalize(vector.float(), dim=0)
     cosines = torch.cat([F.normalize(part.float(), dim=1) @ unit for part in table.split(CHUNK)])  # (V,)
     found = cosines.topk(min(k, len(cosines)))
@@ -91,36 +91,37 @@ def nearest(table: Tensor, vector: Tensor, k: int = 10) -> tuple[Tensor, Tensor]
 
 
 def positions(network: Any, length: int = 64, source: bool = False) -> Positions:
-    """The table of the first `length` positions (fewer where learned ones end) and how alike they are."""
-    embed, stack = (network.get_submodule(name) for name in halves(network, source))
+    """Return the first `length` positions (fewer where learned ones end) and their similarity."""
+    embed, stack = (network.get_submodule(name) for name in side_modules(network, source))
     inside = list(getattr(stack, "positions", ()))
     scheme = getattr(embed, "position", None) or (inside[0] if inside else None)
     if scheme is None:
-        raise QkvError("this model has no positions: order is in its recurrence or its causal mask")
+        raise QkvError("this model has no position encoding: order comes from its recurrence or its causal mask")
     length = min(length, scheme.table.size(0) - scheme.offset) if isinstance(scheme, Learned) else length
     mask = Mask(length, device=next(network.parameters()).device)
     with torch.no_grad():
-        return table_of(scheme, mask)
+        return position_table(scheme, mask)
 
 
-def table_of(scheme: Any, mask: Mask) -> Positions:
+def position_table(scheme: Any, mask: Mask) -> Positions:
+    """Return the vectors (or angles, or biases) of a position scheme, and their similarity."""
     if isinstance(scheme, Sinusoidal | Learned):
         vectors = scheme.vectors(mask)[0]  # (T, C)
         return Positions(type(scheme).__name__.lower(), vectors, cosines(vectors))
     if isinstance(scheme, Rotary):
         angles = mask.positions[0, :, None] * scheme.rates  # type: ignore[operator]  # (T, D/2)
-        # x turned by both: the mean over pairs of cos(angle_m - angle_n), for an x of equal parts
+        # one vector with equal components rotated by both: the mean over pairs of cos(angle_m - angle_n)
         return Positions("rotary", angles, (angles[:, None] - angles[None]).cos().mean(-1))
     if isinstance(scheme, T5Bias | Alibi):
         bias = scheme(mask).bias(torch.zeros(()))[0]  # (H, T, T)
         return Positions("t5" if isinstance(scheme, T5Bias) else "alibi", bias, bias.mean(0))
     assert isinstance(scheme, Relative)
-    # where each head has its own vectors, they stand side by side
+    # vectors of separate heads are concatenated
     keys = scheme.keys if scheme.keys.dim() == 2 else scheme.keys.transpose(0, 1).flatten(1)  # (2k+1, D or H * D)
     return Positions("relative", keys, cosines(keys))
 
 
 def cosines(vectors: Tensor) -> Tensor:
-    """(N, C) -> (N, N)."""
+    """Return all cosines of vectors (N, C): (N, N)."""
     unit = F.normalize(vectors.float(), dim=-1)
     return unit @ unit.T

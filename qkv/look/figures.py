@@ -1,5 +1,4 @@
-"""Tables of attention weights and confusion matrices as SVG, which every browser shows, and the paper that charts.py draws
-on too."""
+"""Heatmaps of attention weights and confusion matrices as SVG; text and frame, which charts.py uses too."""
 
 from __future__ import annotations
 
@@ -8,28 +7,28 @@ from html import escape
 
 INK, GRID = "#1f2933", "#d9dee4"
 LONGEST = 24
-"""Characters of a class's name that are drawn."""
+"""Characters of a class name; the rest is cut off."""
 
 
 def heatmap(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]], title: str) -> str:
-    """A table of weights between 0 and 1, dark = 1: which column (source word) each row (target word) looks at."""
-    shown = [[f"{weight:.1f}" if weight >= 0.05 else "" for weight in row] for row in weights]
-    return table(rows, columns, weights, shown, title)
+    """Draw attention weights between 0 and 1 (dark = 1) from each row (target word) to each column (source word)."""
+    cells = [[f"{weight:.1f}" if weight >= 0.05 else "" for weight in row] for row in weights]
+    return table(rows, columns, weights, cells, title)
 
 
 def matrix(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str) -> str:
-    """A confusion matrix: rows are the correct classes, columns the predicted ones; a cell is as dark as its share of its row."""
+    """Draw a confusion matrix: rows are the correct classes, columns the predicted ones; the shade is the share of the row."""
     shares = [[count / max(sum(row), 1) for count in row] for row in counts]
-    shown = [[f"{count:,}" if count else "" for count in row] for row in counts]
+    cells = [[f"{count:,}" if count else "" for count in row] for row in counts]
     names = [label if len(label) <= LONGEST else label[: LONGEST - 1] + "…" for label in labels]
     total = sum(count for row in counts for count in row)
-    return table(names, names, shares, shown, title, f"rows: correct, columns: predicted; {total:,} in all")
+    return table(names, names, shares, cells, title, f"rows: correct, columns: predicted; {total:,} examples")
 
 
-def table(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]], shown: Sequence[Sequence[str]],
+def table(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequence[float]], cells: Sequence[Sequence[str]],
           title: str, note: str = "") -> str:  # fmt: skip
-    """Cells as dark as their weights, 0 to 1, with what is `shown` in each of them."""
-    cell = max(34, 12 + 7 * max((len(words) for row in shown for words in row), default=0))
+    """Draw cells with shades from weights between 0 and 1, and the text `cells` in them."""
+    cell = max(34, 12 + 7 * max((len(words) for row in cells for words in row), default=0))
     left = 24 + 8 * max(map(len, rows))
     top = 60 + 7 * max(map(len, columns))
     parts = [text(20, 28, title, 16, bold=True), text(20, 46, note, 11)]
@@ -40,16 +39,16 @@ def table(rows: Sequence[str], columns: Sequence[str], weights: Sequence[Sequenc
         parts.append(text(left - 8, top + (i + 0.62) * cell, word, 13, "end"))
         for j, weight in enumerate(weights[i]):
             label = f"{word} - {columns[j]}: {weight:.2f}"
-            parts.append(square(left + j * cell, top + i * cell, cell, weight, label, shown[i][j]))
+            parts.append(square(left + j * cell, top + i * cell, cell, weight, label, cells[i][j]))
     width = max(left + cell * len(columns) + 90, 40 + 10 * len(title))
     return svg(width, top + cell * len(rows) + 24, parts)
 
 
-def square(x: float, y: float, size: float, weight: float, label: str, shown: str) -> str:
+def square(x: float, y: float, size: float, weight: float, label: str, content: str) -> str:
     shade = f"rgba(11,107,203,{min(max(weight, 0.0), 1.0):.3f})"
     box = f'<rect x="{x}" y="{y}" width="{size}" height="{size}" fill="{shade}" stroke="{GRID}"><title>{escape(label)}</title></rect>'
-    number = text(x + size / 2, y + size / 2 + 4, shown, 10, "middle", "#fff" if weight > 0.5 else INK)
-    return box + (number if shown else "")
+    number = text(x + size / 2, y + size / 2 + 4, content, 10, "middle", "#fff" if weight > 0.5 else INK)
+    return box + (number if content else "")
 
 
 def text(

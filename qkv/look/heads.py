@@ -1,7 +1,6 @@
-"""What heads do, in numbers: where each one looks on average, and how sharply (Clark et al. 2019; Voita et al. 2019).
+"""Statistics of attention heads: where each attends on average, and how sharply (Clark et al. 2019; Voita et al. 2019).
 
-An induction head (Olsson et al. 2022) looks at what followed the last time: A B ... A -> B. It shows on random tokens said twice,
-where nothing else can tell what comes next.
+An induction head (Olsson et al. 2022) attends to what followed the same token earlier: A B ... A -> B.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.attention import Site, chosen, visit
+from qkv.look.attention import Site, select_sites, visit
 from qkv.look.pictures import Picture, head_heatmap
 from qkv.look.result import LookResult
 
@@ -32,12 +31,12 @@ STATISTICS = {
 
 
 OF_PLACES = tuple(name for name in STATISTICS if name not in ("same", "induction"))
-"""Those that need no words: an image has none."""
+"""Statistics that need no token ids: they apply to images too."""
 
 
 @dataclass(frozen=True)
 class HeadStatistics(LookResult):
-    """Means over the tokens of a text of which each can be asked, for every layer and head; absent where of none."""
+    """Means over the tokens for which a statistic is defined, for every layer and head; left out where there are none."""
 
     EXPLANATION: ClassVar[str] = (
         "Mean attention weight of each head on simple targets over this text; the menu selects the target. A strong colour "
@@ -54,20 +53,20 @@ class HeadStatistics(LookResult):
         return head_heatmap("attention patterns of the heads", panels, self.layers)
 
     def best(self, name: str) -> tuple[int, int]:
-        """The layer and head where a statistic is largest."""
+        """Return the layer and head where a statistic is largest."""
         table = self.statistics[name]
         row, head = divmod(int(table.argmax()), table.size(1))
         return self.layers[row], head
 
 
 def head_statistics(network: Any, batch: Batch, kind: str | None = None) -> HeadStatistics:
-    """Of self-attention, on texts without padding. The maps are read a few rows at a time and not kept."""
-    own = chosen(network, None, kind or ("decoder" if hasattr(network, "encoder") else "self"), weighs=True)
+    """Return the statistics of self-attention on texts without padding. The maps are read a few rows at a time and not kept."""
+    own = select_sites(network, None, kind or ("decoder" if hasattr(network, "encoder") else "self"), weighs=True)
     if own[0].kind == "cross":
-        raise QkvError("head statistics are about self-attention: 'encoder' or 'decoder'")
+        raise QkvError("head statistics need self-attention: choose kind 'encoder' or 'decoder', not 'cross'")
     ids = batch.source if own[0].kind == "encoder" else batch.inputs  # None of an image
     if batch.mask is not None or batch.source_mask is not None:
-        raise QkvError("head statistics are about texts of equal length, without padding: give one text, or cut them")
+        raise QkvError("head statistics need texts of equal length without padding: give one text")
     sums: dict[tuple[str, int], Tensor] = {}
     counts: dict[str, float] = dict.fromkeys(STATISTICS if ids is not None else OF_PLACES, 0.0)
 
@@ -86,7 +85,7 @@ def head_statistics(network: Any, batch: Batch, kind: str | None = None) -> Head
 
 
 def targets(rows: Tensor, weights: Tensor, ids: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """name -> which rows it can be asked of (1 or B, r), and what each weight (B, H, r, S = T) counts for."""
+    """Return name -> the rows where it is defined (1 or B, r), and the factor of each weight (B, H, r, S = T)."""
     columns = torch.arange(weights.size(-1), device=weights.device)
     steps = columns - rows[:, None]  # (r, S)
     everywhere = torch.ones_like(rows, dtype=torch.bool)[None]  # (1, r)
@@ -106,11 +105,3 @@ def targets(rows: Tensor, weights: Tensor, ids: Tensor | None) -> dict[str, tupl
         found["same"] = same.any(-1), same[:, None]
         found["induction"] = followed.any(-1), followed[:, None]
     return found
-
-
-def said_twice(vocab_size: int, length: int = 32, rows: int = 4, seed: int = 0, first: int | None = None) -> Batch:
-    """Random tokens and the same again, (rows, [1 +] 2 length): what shows induction; `first` opens each row."""
-    draw = torch.Generator().manual_seed(seed)
-    once = torch.randint(vocab_size, (rows, length), generator=draw)
-    start = [] if first is None else [torch.full((rows, 1), first)]
-    return Batch(torch.cat([*start, once, once], 1))

@@ -1,4 +1,4 @@
-"""The logit lens: what the network would answer if it stopped here, at every point of the residual stream.
+"""The logit lens: the answer that the output head gives at every point of the residual stream.
 
 logits_i = head(norm(x_i)), with the network's own final norm and head (nostalgebraist 2020). After the last sublayer it is
 the output itself. In a recurrent decoder the points are the hidden vectors of its layers.
@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.look.attention import whole_numbers
+from qkv.look.attention import to_index
 from qkv.look.pictures import Heatmap, Picture
-from qkv.look.residual_stream import halves, hidden_states, points, stream
+from qkv.look.residual_stream import hidden_states, points, side_modules, stream
 from qkv.look.result import LookResult
-from qkv.look.target import measure, of_the_whole, probabilities
+from qkv.look.target import answers_whole_input, measure, probabilities
 from qkv.parts.heads import Span
 from qkv.parts.recurrent import RecurrentStack
 
 ROWS = 64
-"""Vectors that go through the head at a time. Fewer would read the whole word matrix for a few products each; the table of all
-points, tokens and words would be gigabytes."""
+"""Vectors per pass through the head: with fewer, reading the output matrix dominates; the logits of all points and tokens at once
+would take gigabytes."""
 
 
 @dataclass(frozen=True)
 class Lens(LookResult):
-    """The likeliest answers at each point of the stream, for each token (or for all of the input: one column)."""
+    """The most probable answers at each point of the stream, for each token (or one column for the whole input)."""
 
     EXPLANATION: ClassVar[str] = (
         "The output head applied at every layer: rows go from the embedding to the last layer, the colour is the "
@@ -43,17 +43,17 @@ class Lens(LookResult):
     points: list[str]
     tokens: list[str]
     words: list[list[list[str]]]
-    """(points, tokens, k): the likeliest answers, best first."""
+    """(points, tokens, k): the most probable answers, best first."""
     probabilities: Tensor
-    """(points, tokens, k): theirs."""
+    """(points, tokens, k): their probabilities."""
     final: Tensor
-    """(points, tokens): the probability of what is answered in the end."""
+    """(points, tokens): the probability of the final answer."""
     entropy: Tensor
-    """(points, tokens): in nats; of a span, how open it is among all tokens where it begins and ends."""
+    """(points, tokens): in nats; of a span, over the tokens at which it may start or end."""
     measure: str = "probability"
-    """What the numbers are: of a regression not probabilities, but its score."""
+    """What the numbers are: "score" for a regression."""
     columns: list[int] = field(default_factory=list)
-    """Positions of `tokens` in the input; empty where there is one column for all of it."""
+    """Positions of `tokens` in the input; empty where one column stands for the whole input."""
 
     def explain(self) -> str:
         return self.SCORE if self.measure == "score" else self.EXPLANATION
@@ -67,7 +67,7 @@ class Lens(LookResult):
         return Heatmap(title, {"": self.probabilities[..., 0]}, self.points, self.tokens, words=words)
 
     def since(self, first: int) -> Lens:
-        """The columns from one token on; of one column for all of the input, that."""
+        """Return the columns from token `first` on; a single column is returned unchanged."""
         if first == 0 or len(self.tokens) <= first:
             return self
         likeliest, final, entropy = (table[:, first:] for table in (self.probabilities, self.final, self.entropy))
@@ -77,8 +77,8 @@ class Lens(LookResult):
 
 
 def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-    """Label and (B, T, C), ready for the head, at each point."""
-    stack = network.get_submodule(halves(network)[1])
+    """Yield the label and the normalised vectors (B, T, C) of each point."""
+    stack = network.get_submodule(side_modules(network)[1])
     where = points(network)
     if not isinstance(stack, RecurrentStack):
         for point, x in zip(where, stream(network, batch, where), strict=True):
@@ -94,12 +94,12 @@ def vectors(network: Any, batch: Batch) -> Iterator[tuple[str, Tensor]]:
 
 
 def tables(network: Any, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
-    """The probabilities (r, n) of all answers for one input's vectors x (P, T, C) at P points, row by row and some rows at a time;
-    of classes a row for each point."""
+    """Yield the probabilities (r, n) of all answers for one input's vectors x (P, T, C) at P points, some rows at a time; of
+    classes one row for each point."""
     head = network.head
-    if of_the_whole(head):
+    if answers_whole_input(head):
         yield from (probabilities(head, head(one[None], mask)) for one in x)
-    elif isinstance(head, Span):  # all tokens of a point are one choice
+    elif isinstance(head, Span):  # one distribution over all tokens of a point
         yield from (probabilities(head, head(one[None], None))[0] for one in x)
     else:
         yield from (probabilities(head, head(rows[None], None))[0] for rows in x.flatten(0, 1).split(ROWS))
@@ -108,13 +108,12 @@ def tables(network: Any, x: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
 @torch.no_grad()
 def lens(network: Any, batch: Batch, tokens: list[str], name: Callable[[int], str], k: int = 5,
          columns: Sequence[int] | None = None) -> Lens:  # fmt: skip
-    """The lens on the first input of a batch; `name` gives the words of ids, or the classes. With `columns` at these tokens alone:
-    the head, most of the work where there are many words, reads no others."""
-    whole, span = of_the_whole(network.head), isinstance(network.head, Span)  # or say that it has no answers
+    """Apply the lens to the first input of a batch; `name` maps ids to words or classes. With `columns`, only at these tokens."""
+    whole, span = answers_whole_input(network.head), isinstance(network.head, Span)  # an error where there is no head
     mask = None if batch.mask is None else batch.mask[:1]
     labels, found = zip(*((label, x[0]) for label, x in vectors(network, batch)), strict=True)
     x = torch.stack(found)  # (P, T, C)
-    some = [] if whole else whole_numbers(columns, x.size(1), "token").tolist()
+    some = [] if whole else to_index(columns, x.size(1), "token").tolist()
     x = x if whole or span else x[:, some]
     answers = torch.cat([p.argmax(-1) for p in tables(network, x[-1:], mask)])  # (T,), or (1,) of classes
     wanted, seen = answers.repeat(len(x)), []
@@ -132,10 +131,10 @@ def lens(network: Any, batch: Batch, tokens: list[str], name: Callable[[int], st
 
 
 def read(p: Tensor, answer: Tensor, k: int, span: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of probabilities (t, n) what is kept: the k likeliest answers (t, k) and theirs, those of the final answers (t,), and the
-    entropy (t,), of a span over the tokens; a score is no distribution and has none."""
+    """Reduce probabilities (t, n) to the k most probable answers (t, k), their probabilities (t, k), those of the final answers
+    (t,) and the entropy (t,). The entropy of a span is over the tokens; a regression has none (0)."""
     top = p.topk(min(k, p.size(-1)), -1)
-    # p log p, with 0 for p = 0; torch.special.entr takes twice as long
+    # p log p, 0 where p = 0; torch.special.entr is half as fast
     parts = -p * p.clamp(min=torch.finfo(p.dtype).tiny).log() if p.size(-1) > 1 else torch.zeros_like(p)
     entropy = parts.sum(0)[answer] if span else parts.sum(-1)
     return top.indices, top.values, p.gather(-1, answer[:, None])[:, 0], entropy

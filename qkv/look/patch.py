@@ -1,7 +1,7 @@
-"""Activation patching: put what the network thinks of one input into its run on another, and see how far the answer follows.
+"""Activation patching: put activations of one input into the run on another, and measure how far the answer follows.
 
-Where a patch of one layer and position alone carries the answer over, there the network keeps what it answers from
-(Vig et al. 2020; Meng et al. 2022, causal tracing). Patching everything is the other run.
+Where patching one layer and position changes the answer to that of the other input, the network stores the decisive
+information there (Vig et al. 2020; Meng et al. 2022, causal tracing). Patching everything gives the other run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import sites
 from qkv.look.pictures import Heatmap, Picture
-from qkv.look.residual_stream import halves, points
+from qkv.look.residual_stream import points, side_modules
 from qkv.look.result import LookResult
-from qkv.look.target import Question, one_input, repeated
+from qkv.look.target import Target, check_single_input, repeat
 from qkv.parts.attention import Attention
 from qkv.parts.tap import Change, edit, record
 
 MOST_ROWS = 32
-"""Patched runs that are done as one batch."""
+"""Patched runs that are computed as one batch."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Sweep(LookResult):
     places: list[str]
     columns: list[str]
     without: float
-    """The number asked for, of the input that is patched."""
+    """The target of the input that is patched."""
     other: float
-    """That of the input the patches come from."""
+    """The target of the input that the patches come from."""
     values: Tensor
-    """(places, columns): the number after this patch."""
+    """(places, columns): the target after this patch."""
     note: str = ""
-    """Set where both inputs give the same number: no patch can be measured against their difference."""
+    """Set where both inputs have the same target value: there is no difference to measure patches against."""
 
     @property
     def carried(self) -> Tensor:
-        """(places, columns): how far each patch moves the answer: 0 = not at all, 1 = as far as the other input's. Where both
-        inputs give the same number (`note` says so), the change itself."""
+        """(places, columns): how far each patch moves the target: 0 = not at all, 1 = to the other input's value. Where both
+        inputs have the same value (see `note`), the change itself."""
         change = self.values - self.without
         return change if self.note else change / (self.other - self.without)
 
@@ -63,19 +63,21 @@ class Sweep(LookResult):
 
 
 @contextmanager
-def patched(network: nn.Module, donor: dict[str, Tensor], positions: Sequence[int] | None = None) -> Iterator[None]:
-    """Within the block each named tap carries the donor's activations, at some positions of its time axis or at all."""
+def patch_activations(
+    network: nn.Module, donor: dict[str, Tensor], positions: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Replace the activations at each named tap by the donor's within the block, at some positions or at all."""
 
     def put(name: str) -> Change:
         def change(x: Tensor) -> Tensor:
             new = donor[name]
             if new.shape[1:] != x.shape[1:]:
-                raise QkvError("patching needs two inputs of as many tokens: make them equally long")
+                raise QkvError("patching needs two inputs with the same number of tokens")
             if positions is None:
                 return new.expand_as(x)
-            places = torch.zeros(x.size(-2), dtype=torch.bool, device=x.device)
-            places[list(positions)] = True
-            return torch.where(places[:, None], new, x)  # (..., T, C or D)
+            here = torch.zeros(x.size(-2), dtype=torch.bool, device=x.device)
+            here[list(positions)] = True
+            return torch.where(here[:, None], new, x)  # (..., T, C or D)
 
         return change
 
@@ -85,7 +87,7 @@ def patched(network: nn.Module, donor: dict[str, Tensor], positions: Sequence[in
 
 @torch.no_grad()
 def activations(network: Any, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
-    """What flows through these taps in a run."""
+    """Return the activations at these taps in one run."""
     with record(network, names) as kept:
         network(batch)
     return kept
@@ -94,13 +96,12 @@ def activations(network: Any, batch: Batch, names: Sequence[str]) -> dict[str, T
 # --- sweeps
 
 PARTS = ("stream", "attention", "cross", "feedforward", "heads")
-"""What can be patched: the stream after each block, what each sublayer adds to it, the mixed values of each head
-(of self-attention and of cross-attention)."""
+"""What can be patched: the residual stream after each block, the output of each sublayer, the mixed values of each head."""
 
 
-def places(network: nn.Module, what: str, source: bool) -> list[tuple[str, str]]:
-    """(label, tap) of each place of that kind in the stack that writes, or with `source` in the one that reads."""
-    stack = halves(network, source)[1]
+def patch_sites(network: nn.Module, what: str, source: bool) -> list[tuple[str, str]]:
+    """Return (label, tap) of each place of that kind in the decoder (or only stack), or with `source` in the encoder."""
+    stack = side_modules(network, source)[1]
     if what == "stream":
         return [(point.label, point.name) for point in points(network, source, blocks=True)]
     if what == "heads":
@@ -112,37 +113,36 @@ def places(network: nn.Module, what: str, source: bool) -> list[tuple[str, str]]
 
 
 @torch.no_grad()
-def sweep(network: Any, batch: Batch, other: Batch, ask: Question, what: str = "stream", source: bool = False,
+def sweep(network: Any, batch: Batch, other: Batch, target: Target, what: str = "stream", source: bool = False,
           columns: list[str] | None = None) -> Sweep:  # fmt: skip
-    """Patch `batch` with what the network thinks of `other`, at one place and position (what = "heads": head, at all
-    positions) at a time."""
+    """Patch `batch` with activations of `other`, one place and position (what = "heads": one head, all positions) at a time."""
     if what not in PARTS:
-        raise QkvError(f"what is patched is one of {', '.join(PARTS)}, given {what!r}")
-    one_input(batch)
-    one_input(other)
-    found = places(network, what, source)
+        raise QkvError(f"cannot patch {what!r}: choose one of {', '.join(PARTS)}")
+    check_single_input(batch)
+    check_single_input(other)
+    found = patch_sites(network, what, source)
     if not found:
         raise QkvError(f"this model has no {what} to patch" + (" on its source side" if source else ""))
     donor = activations(network, other, [name for _, name in found])
     before = activations(network, batch, [name for _, name in found])
     if any(before[name].shape != donor[name].shape for name in donor):
-        raise QkvError("patching needs two inputs of as many tokens: make them equally long")
-    values = torch.stack([one_at_a_time(network, batch, ask, name, donor[name]) for _, name in found])
+        raise QkvError("patching needs two inputs with the same number of tokens")
+    values = torch.stack([patch_each(network, batch, target, name, donor[name]) for _, name in found])
     labels = [str(i) for i in range(values.size(1))] if columns is None or what == "heads" else columns
-    own, others = (float(ask(network(one))[0]) for one in (batch, other))
-    return Sweep(what, [label for label, _ in found], labels, own, others, values, same(own, others))
+    own, others = (float(target(network(one))[0]) for one in (batch, other))
+    return Sweep(what, [label for label, _ in found], labels, own, others, values, equal_note(own, others))
 
 
-def same(own: float, other: float) -> str:
-    """What to say of two inputs with the same number, as far as float32 can tell; "" where they differ."""
+def equal_note(own: float, other: float) -> str:
+    """Return a note where two values are equal to the precision of float32; "" where they differ."""
     if abs(other - own) > 1e-6 * max(1.0, abs(own), abs(other)):
         return ""
     return f"both inputs give {own:.4g}: there is no difference to carry over, so the values are changes"
 
 
-def one_at_a_time(network: Any, batch: Batch, ask: Question, name: str, new: Tensor) -> Tensor:
-    """(n,): the number asked for after each patch of one position of `new` (1, n, C), or head (1, n, T, D), alone; many
-    are rows of one batch."""
+def patch_each(network: Any, batch: Batch, target: Target, name: str, new: Tensor) -> Tensor:
+    """Return the target after patching each position of `new` (1, n, C), or each head (1, n, T, D), alone: (n,). The patched
+    runs are rows of one batch."""
     found, size = [], new.size(1)
     for some in torch.arange(size, device=new.device).split(MOST_ROWS):
 
@@ -151,5 +151,5 @@ def one_at_a_time(network: Any, batch: Batch, ask: Question, name: str, new: Ten
             return torch.where(mine.view(len(some), size, *[1] * (x.dim() - 2)), new, x)
 
         with edit(network, {name: change}):
-            found.append(ask(network(repeated(batch, len(some)))))
+            found.append(target(network(repeat(batch, len(some)))))
     return torch.cat(found).float().cpu()

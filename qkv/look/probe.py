@@ -1,7 +1,7 @@
-"""Probes: what can be read off the vectors of words in context (claim C19: apple the fruit, Apple the company).
+"""Probes: what a linear classifier reads from the vectors of words in context (claim C19: apple the fruit, Apple the company).
 
-A linear map, fitted by ridge regression in closed form, asks whether senses lie apart: what such a weak reader finds was put
-there by the network. Its accuracy is that on examples it has not seen, each left out in turn.
+A linear map, fitted by ridge regression in closed form, tests whether labels are linearly separable. Its accuracy is that of
+leave-one-out cross-validation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qkv.look.result import LookResult
 
 @dataclass(frozen=True)
 class Probe(LookResult):
-    """How well a linear map tells the labels apart."""
+    """How well a linear map separates the labels."""
 
     EXPLANATION: ClassVar[str] = (
         "Accuracy of a linear classifier that predicts the labels from the vectors, compared with chance."
@@ -29,11 +29,11 @@ class Probe(LookResult):
 
     labels: list[str]
     accuracy: float
-    """On examples that were left out of the fit, each in turn."""
+    """Leave-one-out accuracy."""
     chance: float
-    """What always naming the commonest label would reach."""
+    """The accuracy of always predicting the most frequent label."""
     answers: list[str]
-    """For each example, by the map that has not seen it."""
+    """The prediction for each example, by the map fitted without it."""
 
     def picture(self) -> Picture:
         title = f"linear probe: {', '.join(self.labels)}"
@@ -42,7 +42,7 @@ class Probe(LookResult):
 
 @dataclass(frozen=True)
 class Contexts(LookResult):
-    """One word in several texts: how alike its vectors are."""
+    """One word in several texts: the similarity of its vectors."""
 
     EXPLANATION: ClassVar[str] = (
         "Cosine similarity of one word's vectors in different texts: the lower it is, the more the model separates the meanings. "
@@ -52,9 +52,9 @@ class Contexts(LookResult):
     word: str
     texts: list[str]
     cosines: Tensor
-    """(texts, texts): between its vectors in context."""
+    """(texts, texts): cosines of its vectors in context."""
     static: Tensor
-    """(texts,): of each with the vector of the word itself, before any context and without its place."""
+    """(texts,): cosines with the word's static vector, without context and position."""
 
     def picture(self) -> Picture:
         numbers = torch.cat([self.cosines, self.static[:, None]], 1)  # (texts, texts + 1)
@@ -66,7 +66,7 @@ class Contexts(LookResult):
 
 
 def probe(vectors: Tensor, labels: Sequence[str], strength: float = 1.0) -> Probe:
-    """Ridge regression from vectors (N, C) to one column per label; `strength` is the penalty on the weights, in units of
+    """Fit a ridge regression from vectors (N, C) to one column per label; `strength` is the penalty on the weights, relative to
     the vectors' mean square.
 
     With all examples, scores = K (K + s)^-1 Y for K = X X^T; with one left out, they are
@@ -74,7 +74,7 @@ def probe(vectors: Tensor, labels: Sequence[str], strength: float = 1.0) -> Prob
     """
     names = sorted(set(labels))
     if len(names) < 2 or len(vectors) != len(labels) or min(labels.count(name) for name in names) < 2:
-        raise QkvError("a probe needs two labels or more, at least two examples of each, and a vector for each example")
+        raise QkvError("a probe needs at least two labels, two examples of each, and one vector for each example")
     x = vectors.double()
     y = torch.tensor([[float(label == name) for name in names] for label in labels], dtype=torch.double)  # (N, labels)
     x = torch.cat([x / x.square().mean().sqrt(), torch.ones(len(x), 1, dtype=torch.double)], 1)  # a bias beside them
@@ -86,7 +86,7 @@ def probe(vectors: Tensor, labels: Sequence[str], strength: float = 1.0) -> Prob
 
 
 def contexts(word: str, texts: Sequence[str], vectors: Tensor, static: Tensor) -> Contexts:
-    """vectors (N, C): of the word in each text; static (C,) or (N, C): of the word alone."""
+    """Compare the vectors (N, C) of a word in each text, and its static vector (C,) or (N, C)."""
     table = cosines(torch.cat([vectors, static.expand_as(vectors)]))  # (2N, 2N)
     n = len(vectors)
     return Contexts(word, list(texts), table[:n, :n], table[:n, n:].diagonal())

@@ -1,7 +1,7 @@
-"""The report of `qkv look`: one HTML file that needs nothing else, with a heading, a sentence and a picture for each result.
+"""The report of `qkv look`: one self-contained HTML file with a heading, an explanation and a picture for each result.
 
 The pictures are tables that a short script (report.js) draws from the numbers; report.css has a light and a dark scheme. `png` takes
-a photograph of the page.
+a screenshot of the page with a headless browser.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from qkv.look.result import LookResult
 
 HERE = Path(__file__).parent
 DIGITS = 4
-"""Of a number in the file."""
+"""Significant digits of a number in the file."""
 SECONDS = 120
-"""A browser that has taken no picture by then takes none."""
+"""Timeout of the browser."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "msedge")
 WIDEST, TALLEST = 12_000, 16_000
-"""Pixels of a photograph: browsers take none that is much larger."""
+"""Maximum pixels of a screenshot: browsers fail on much larger ones."""
 
 HEADINGS = {
     "answers": "Predictions", "lens": "Logit lens", "effect": "Head ablation", "patch": "Activation patching", "heads": "Head statistics",
@@ -42,7 +42,7 @@ HEADINGS = {
 
 
 def page(texts: Sequence[str], results: Mapping[str, LookResult]) -> str:
-    """One HTML file: the texts that were read as its heading, and a section for each result."""
+    """Return one HTML file: the input texts as its heading, and a section for each result."""
     title = texts[0] if len(texts[0]) <= 80 else texts[0][:79] + "…"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
     files = {"style": HERE / "report.css", "script": HERE / "report.js"}
@@ -53,9 +53,9 @@ def page(texts: Sequence[str], results: Mapping[str, LookResult]) -> str:
 
 
 def section(name: str, result: LookResult) -> str:
-    """A heading, what to see, what must be known, and the picture's numbers."""
+    """Return a heading, the explanation, a warning where there is one, and the numbers of the picture."""
     if isinstance(result, Answers) and result.measure == "score":
-        name = "score"  # a regression gives no answers
+        name = "score"  # a regression
     note = getattr(result, "note", "")
     warning = f"<p class=note>{escape(note)}</p>" if note else ""
     numbers = json.dumps(data(result), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
@@ -66,20 +66,20 @@ def section(name: str, result: LookResult) -> str:
 
 
 def data(result: LookResult) -> dict[str, Any]:
-    """What report.js draws."""
+    """Return the data that report.js draws."""
     picture = result.picture()
     if isinstance(picture, BarChart):
-        return {"title": picture.title, "names": list(picture.names), "values": rounded(picture.values)}
+        return {"title": picture.title, "names": list(picture.names), "values": round_values(picture.values)}
     words = None if picture.words is None else [list(row) for row in picture.words]
     return {
-        "title": picture.title, "panels": {name: rounded(values) for name, values in picture.panels.items()},
+        "title": picture.title, "panels": {name: round_values(values) for name, values in picture.panels.items()},
         "rows": list(picture.rows), "columns": list(picture.columns),
         "words": words, "across": picture.x_title, "down": picture.y_title,
     }  # fmt: skip
 
 
-def rounded(values: Tensor) -> Any:
-    """Nested lists of short numbers; what is not finite is null."""
+def round_values(values: Tensor) -> Any:
+    """Return nested lists of rounded numbers; values that are not finite become None."""
 
     def short(value: Any) -> Any:
         if isinstance(value, list):
@@ -89,26 +89,28 @@ def rounded(values: Tensor) -> Any:
     return short(values.tolist())
 
 
-# --- a photograph
+# --- screenshot
 
 
 def png(html: str, path: Path) -> None:
-    """A photograph of a page by a browser without a window, as large as the page."""
+    """Save a screenshot of a page, as large as the page, with a headless browser."""
     browser = next((found for name in BROWSERS if (found := shutil.which(name))), None)
     if browser is None:
-        raise QkvError("a PNG needs a browser (chromium or chrome), and none was found: install one, or take the HTML")
+        raise QkvError(
+            "--png needs a browser, and neither chromium nor chrome is installed: install one, or use the HTML report"
+        )
     with tempfile.TemporaryDirectory() as folder:
         source, shot = Path(folder) / "page.html", Path(folder) / "page.png"
         source.write_text(html, encoding="utf-8")
-        size = size_of(browse(browser, "--dump-dom", "--window-size=1000,1000", source.as_uri()))
-        browse(browser, f"--screenshot={shot}", f"--window-size={size[0]},{size[1]}", source.as_uri())
+        size = page_size(run_browser(browser, "--dump-dom", "--window-size=1000,1000", source.as_uri()))
+        run_browser(browser, f"--screenshot={shot}", f"--window-size={size[0]},{size[1]}", source.as_uri())
         if not shot.is_file():
-            raise QkvError(f"{Path(browser).name} took no picture of the page: open the HTML instead")
+            raise QkvError(f"{Path(browser).name} saved no screenshot: open the HTML report instead")
         shutil.copyfile(shot, path)
 
 
-def browse(browser: str, *arguments: str) -> str:
-    """What the browser prints; "" where it takes too long."""
+def run_browser(browser: str, *arguments: str) -> str:
+    """Return what the browser prints; "" where it takes too long."""
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars",
                "--virtual-time-budget=8000", *arguments]  # fmt: skip
     try:
@@ -119,8 +121,8 @@ def browse(browser: str, *arguments: str) -> str:
         return ""
 
 
-def size_of(dom: str) -> tuple[int, int]:
-    """Width and height of the page, which report.js writes into its root element."""
+def page_size(dom: str) -> tuple[int, int]:
+    """Return width and height of the page, which report.js writes into its root element."""
     found = re.search(r'data-size="(\d+) (\d+)"', dom)
     width, height = (int(one) for one in found.groups()) if found else (1000, 1000)
     return min(width, WIDEST), min(height, TALLEST)

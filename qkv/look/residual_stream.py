@@ -1,4 +1,4 @@
-"""The residual stream: the vectors (B, T, C) that every sublayer reads from and adds to, at each of its points."""
+"""The residual stream: the vectors (B, T, C) that every sublayer reads and adds to, at each of its points."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from qkv.parts.tap import record
 
 @dataclass(frozen=True)
 class Point:
-    """A place in the stream."""
+    """A point of the residual stream."""
 
     label: str
     """ "embedding", "0 attention", "0 feedforward" ..."""
     name: str
-    """The module that gives it."""
+    """The module whose output it is."""
     layer: int
     """-1 for the embedding."""
 
 
 @dataclass(frozen=True)
 class ResidualStream(LookResult):
-    """The vectors of the stream in two numbers each: how long they are, and how far each sublayer turns them."""
+    """The length of each vector of the stream, and its cosine with the vector before."""
 
     EXPLANATION: ClassVar[str] = (
         "The residual stream of each token by layer: its norm, and its cosine similarity with the previous point (near 1 = hardly changed)."
@@ -44,30 +44,30 @@ class ResidualStream(LookResult):
     norms: Tensor
     """(points, tokens)."""
     turned: Tensor
-    """(points, tokens): the cosine with the vector at the point before; 1 = not turned at all."""
+    """(points, tokens): the cosine with the vector at the point before; 1 = same direction."""
 
     def picture(self) -> Picture:
         panels = {"norm": self.norms, "cosine similarity with the previous point": self.turned}
         return Heatmap("residual stream", panels, self.points, self.tokens)
 
 
-def halves(network: Any, source: bool = False) -> tuple[str, str]:
-    """The names of embedding and stack: of what is written, or with `source` of what an encoder-decoder reads."""
+def side_modules(network: Any, source: bool = False) -> tuple[str, str]:
+    """Return the names of embedding and stack: the decoder's (or the only ones), or with `source` the encoder's."""
     if not hasattr(network, "encoder"):
         return "embed", "stack"
     return ("source", "encoder") if source else ("target", "decoder")
 
 
 def points(network: nn.Module, source: bool = False, blocks: bool = False) -> list[Point]:
-    """Where the stream can be read and patched: the embedding, and after every sublayer (or with `blocks` every block)."""
-    embed, stack = halves(network, source)
+    """Return the points of the stream: the embedding, and after every sublayer (or with `blocks` every block)."""
+    embed, stack = side_modules(network, source)
     found = [Point("embedding", embed, -1)]
     for name, _ in network.named_modules(remove_duplicate=False):
         parts = name.split(".")
         if parts[0] == stack and parts[-1] == "tap_stream":
             label = " ".join([parts[2], *parts[3:-1]])  # stack.blocks.0.attention.tap_stream
             found.append(Point(label, name, int(parts[2])))
-    if len(found) == 1:  # recurrent: no stream, but what the stack gives
+    if len(found) == 1:  # recurrent: no stream, only the output of the stack
         found.append(Point("recurrent", stack, 0))
     last = {point.layer: point for point in found}
     return (
@@ -76,25 +76,25 @@ def points(network: nn.Module, source: bool = False, blocks: bool = False) -> li
 
 
 def stream(network: Any, batch: Batch, where: Sequence[Point]) -> list[Tensor]:
-    """(B, T, C) at each of these points, from one run."""
+    """Return the vectors (B, T, C) at each of these points, from one run."""
     with torch.no_grad(), record(network, [point.name for point in where]) as kept:
         network(batch)
     return [kept[point.name] for point in where]
 
 
 def residual(network: Any, batch: Batch, tokens: list[str], source: bool = False) -> ResidualStream:
-    """Of the first input of a batch; with `source` on the side that an encoder-decoder reads."""
+    """Return lengths and cosines for the first input of a batch; with `source` in the encoder of an encoder-decoder."""
     where = points(network, source)
     found = torch.stack([x[0].float() for x in stream(network, batch, where)]).cpu()  # (points, T, C)
     turned = F.cosine_similarity(found, torch.cat([found[:1], found[:-1]]), -1)
     return ResidualStream([point.label for point in where], list(tokens), found.norm(dim=-1), turned)
 
 
-def layers(network: Any, batch: Batch, source_only: bool = False) -> list[Tensor]:
-    """n + 1 tensors (B, T, C): the embeddings, what each block gives, the last one after the final norm. Of an
+def layer_outputs(network: Any, batch: Batch, source_only: bool = False) -> list[Tensor]:
+    """Return n + 1 tensors (B, T, C): the embeddings and the output of each block, the last one after the final norm. Of an
     encoder-decoder the decoder's, or with `source_only` the encoder's."""
     names = [point.name for point in points(network, source_only, blocks=True)]
-    stack = halves(network, source_only)[1]
+    stack = side_modules(network, source_only)[1]
     with record(network, list(dict.fromkeys([*names, stack]))) as kept:
         network.encode(batch) if source_only else network(batch)
     return [*(kept[name] for name in names[:-1]), kept[stack]]
@@ -102,11 +102,11 @@ def layers(network: Any, batch: Batch, source_only: bool = False) -> list[Tensor
 
 @torch.no_grad()
 def hidden_states(network: Any, batch: Batch) -> dict[str, Tensor]:
-    """What each layer of a recurrent decoder remembers after each token: "hidden" and, in an LSTM, "cell": (L, B, T, C)."""
-    if not isinstance(network.get_submodule(halves(network)[1]), RecurrentStack):
-        raise QkvError("hidden states go from token to token in recurrent models; others have a residual stream")
-    if halves(network)[0] == "embed" and not hasattr(network, "start") or batch.inputs is None:
-        raise QkvError("a recurrent encoder reads a text as a whole, either way: it has no states to step through")
+    """Return the states of each layer of a recurrent decoder after each token: "hidden" and, in an LSTM, "cell": (L, B, T, C)."""
+    if not isinstance(network.get_submodule(side_modules(network)[1]), RecurrentStack):
+        raise QkvError("only recurrent models have hidden states: use the residual stream of this one")
+    if side_modules(network)[0] == "embed" and not hasattr(network, "start") or batch.inputs is None:
+        raise QkvError("a bidirectional recurrent encoder has no states after each token")
     state: State = network.start(batch)
     steps = []
     for t in range(batch.inputs.size(1)):

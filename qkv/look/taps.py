@@ -1,4 +1,4 @@
-"""The taps of a network: every named point where what flows can be read and changed, with its shape.
+"""The taps of a network: every named point where activations can be read and edited, with its shape.
 
 `python -m qkv.look.taps > docs/taps.md` writes the table of the documentation.
 """
@@ -17,25 +17,25 @@ from qkv.models.build import build
 from qkv.parts.tap import Tap, record
 
 MEANING = {
-    "tap_query": "queries, positions already in them (rotary)",
-    "tap_key": "keys, positions already in them; in cross-attention those of the source",
+    "tap_query": "queries, after rotation (rotary positions)",
+    "tap_key": "keys, after rotation; in cross-attention those of the source",
     "tap_value": "values",
-    "tap_weights": "attention weights, rows sum to 1; formed only while somebody reads or edits them",
+    "tap_weights": "attention weights, rows sum to 1; computed only while the tap is read or edited",
     "tap_step": "attention weights of one step of a recurrent decoder, once for each step",
-    "tap_mixed": "the average of the values that each head gives: cut a head here",
-    "tap_inner": "inside the feed-forward layer, after the activation",
-    "tap_out": "what this sublayer adds to the residual stream: cut a layer here",
+    "tap_mixed": "the weighted average of the values of each head: ablate a head here",
+    "tap_inner": "hidden layer of the feed-forward network, after the activation",
+    "tap_out": "what this sublayer adds to the residual stream: ablate a layer here",
     "tap_stream": "the residual stream after this sublayer",
 }
-"""What flows through the tap of that name."""
+"""What the tap of that name holds."""
 
 SIZES = {"d_model": 24, "n_heads": 6, "n_kv_heads": 3, "d_ff": 40, "vocab_size": 50, "n_layers": 2}
 LETTERS = {2: "B", 5: "S", 7: "T", 24: "C", 6: "H", 3: "H_kv", 4: "D", 40: "F", 1: "1"}
-"""Sizes that are all different, so that a shape can be told in letters."""
+"""Sizes are all different, so that each can be replaced by its letter."""
 EXAMPLES: dict[str, dict[str, Any]] = {
     "A decoder (GPT, LLaMA); an encoder (BERT, ViT) has the same": {"family": "decoder"},
     "An encoder-decoder (T5, BART, the 2017 Transformer)": {"family": "encoder-decoder"},
-    "Sublayers side by side (PaLM)": {"family": "decoder", "norm_order": "parallel"},
+    "Parallel sublayers (PaLM)": {"family": "decoder", "norm_order": "parallel"},
     "A recurrent encoder-decoder with attention (RNNsearch)": {
         "family": "encoder-decoder",
         "recurrent": "gru",
@@ -46,7 +46,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 
 def taps(network: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
-    """Every tap of a network and the shape of what flows through it, in the order of the module tree."""
+    """Return every tap of a network with the shape of its tensor, in the order of the module tree."""
     names = [name for name, module in network.named_modules(remove_duplicate=False) if isinstance(module, Tap)]
     with torch.no_grad(), record(network, names) as kept:
         network(batch)
@@ -54,7 +54,7 @@ def taps(network: nn.Module, batch: Batch) -> dict[str, tuple[int, ...]]:
 
 
 def table() -> str:
-    """The page of the documentation."""
+    """Return docs/taps.md."""
     parts = [HEADING]
     for title, fields in EXAMPLES.items():
         c = ModelConfig(**{**SIZES, **({"n_kv_heads": None, "n_heads": 1} if "recurrent" in fields else {}), **fields})
@@ -69,9 +69,9 @@ def table() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-HEADING = """# Taps: where to look, and where to cut
+HEADING = """# Taps: where activations can be read and edited
 
-Every network has named points where what flows can be read and changed. Idle they do nothing. `*` is the number of a layer; B inputs,
+Every network has named identity modules at which activations can be recorded and edited. `*` is the number of a layer; B inputs,
 T tokens (of the target, where there is one), S source tokens, C = d_model, H heads of width D, H_kv heads of keys and values, F = d_ff.
 
 ```python
@@ -86,9 +86,9 @@ with edit(model.network, {"stack.blocks.0.feedforward.tap_out": torch.zeros_like
     logits = model.network(batch).logits  # without the first feed-forward layer
 ```
 
-Any other module can be named too: `embed`, `stack.blocks.0`, `stack`. A layer that serves several times (ALBERT) has a name for
-each of them. `qkv.look.taps.taps(network, batch)` lists the taps of your own network. Ready-made: qkv/look/ (attention maps, lens,
-ablation, patching, attribution), all of it on these points. This page is written by `python -m qkv.look.taps`."""
+Any other module can be named too: `embed`, `stack.blocks.0`, `stack`. A layer that is used several times (ALBERT) has a name for
+each use. `qkv.look.taps.taps(network, batch)` lists the taps of your own network. qkv/look/ (attention maps, lens, ablation,
+patching, attribution) is built on these taps. This page is generated by `python -m qkv.look.taps`."""
 
 if __name__ == "__main__":
     print(table(), end="")

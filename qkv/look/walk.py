@@ -1,4 +1,4 @@
-"""Walk: one head, step by step, with the numbers of one input: x -> q, k, v -> (rotation) -> scores -> mask -> softmax -> output."""
+"""Walk: one attention head step by step on one input: x -> q, k, v -> (rotation) -> scores -> mask -> softmax -> output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.attention import Site, chosen, whole_numbers
+from qkv.look.attention import Site, select_sites, to_index
 from qkv.look.pictures import Heatmap, Picture
 from qkv.look.result import LookResult
 from qkv.parts.positions import Turned
@@ -35,61 +35,61 @@ class Walk(LookResult):
     layer: int
     head: int
     x: Tensor
-    """(T, C): what the queries are made of: what enters the layer, behind the norm before it; the states of a recurrent decoder."""
+    """(T, C): the input of the queries: that of the layer after its pre-norm; the states of a recurrent decoder."""
     memory: Tensor
-    """(S, C): what keys and values are made of: x itself, in cross-attention the source."""
+    """(S, C): the input of keys and values: x itself, in cross-attention the encoder's output."""
     query: Tensor
     """(T, D): x W_Q (+ b_Q), before any rotation."""
     key: Tensor
     """(S, D): memory W_K (+ b_K), before any rotation."""
     value: Tensor
-    """(S, D): memory W_V (+ b_V); the memory itself in a recurrent decoder."""
+    """(S, D): memory W_V (+ b_V); in a recurrent decoder the memory itself."""
     scores: Tensor
-    """(T, S), with what positions add to them, before the mask."""
+    """(T, S): including the position bias, before the mask."""
     allowed: Tensor
-    """(T, S): which key each query may attend to."""
+    """(T, S): which keys each query may attend to."""
     weights: Tensor
-    """(T, S): softmax over the allowed ones; rows sum to 1."""
+    """(T, S): softmax over the allowed keys; rows sum to 1."""
     mixed: Tensor
-    """(T, D): the values, averaged by the weights, with what positions add to them."""
+    """(T, D): the weighted average of the values, including the value bias."""
     output: Tensor
-    """(T, C): what this head adds to the residual stream; all heads together, and the bias, are what the layer adds. Of a
-    recurrent decoder, the vector that each of its steps gives."""
+    """(T, C): what this head adds to the residual stream; the layer adds the sum over its heads, and the bias. In a recurrent
+    decoder the output of each step."""
     residual: Tensor | None = None
-    """(T, C): the residual stream that the layer reads, and adds to; None in a recurrent decoder, which has none."""
+    """(T, C): the residual stream before the layer; None in a recurrent decoder, which has none."""
     biased: bool = False
-    """Whether queries, keys and values have a learned vector b added to them."""
+    """Whether queries, keys and values have a learned bias."""
     into: str = "stream"
-    """Where the mixed values go: to the residual "stream"; in a recurrent decoder into its "cell", beside the token (Bahdanau), or
-    into its "output", beside the new state (Luong)."""
+    """Where the mixed values go: to the residual "stream"; in a recurrent decoder to its "cell", with the token (Bahdanau), or to
+    its "output", with the new state (Luong)."""
     shared: list[int] = field(default_factory=list)
-    """The heads that have the same keys and values, this one among them (grouped-query attention); else this one alone."""
+    """The heads with the same keys and values, including this one (grouped-query attention)."""
     angles: Tensor | None = None
-    """(T, D/2): by how much rotary positions turn each pair of numbers, in radians; None = positions are not rotary."""
+    """(T, D/2): the rotation of each pair of components, in radians; None where positions are not rotary."""
     pairs: str = ""
-    """Which numbers are turned together: "interleaved" (2i, 2i + 1) or "halves" (i, i + D/2)."""
+    """Which components are rotated together: "interleaved" (2i, 2i + 1) or "halves" (i, i + D/2)."""
     rotated_query: Tensor | None = None
-    """(T, D): the queries that are compared, where positions are rotary."""
+    """(T, D): the queries after rotation, where positions are rotary."""
     rotated_key: Tensor | None = None
     """(S, D)."""
     score: str = "dot"
-    """How a query and a key are compared: dot (q . k * scale), bilinear, low-rank (both q W k) or additive (w . tanh(q + k))."""
+    """Score function: dot (q . k * scale), bilinear, low-rank (both q W k) or additive (w . tanh(q + k))."""
     scale: float = 1.0
     """1 / sqrt(D) in the 2017 Transformer, 1 in T5."""
     score_weight: Tensor | None = None
-    """W (D, D) or w (D,) of a score that has one."""
+    """W (D, D) or w (D,) of a score function that has one."""
     bias: Tensor | None = None
-    """(T, S): what positions add to the scores, which have it already (T5, ALiBi, Shaw); None = nothing."""
+    """(T, S): the position bias, already in the scores (T5, ALiBi, Shaw); None = no bias."""
     value_bias: Tensor | None = None
-    """(T, D): what positions add to the average of the values, which has it already (Shaw); None = nothing."""
+    """(T, D): the value bias, already in `mixed` (Shaw); None = no bias."""
     rows: list[str] = field(default_factory=list)
     """The names of the queries."""
     columns: list[str] = field(default_factory=list)
     """The names of the keys."""
     after: list[str] = field(default_factory=list)
-    """Of the queries of a decoder that reads a source: the token that was read last."""
+    """For queries of a decoder with a source: the token that was read last."""
     predicting: list[str] = field(default_factory=list)
-    """The token that is predicted from there."""
+    """The token that is predicted next."""
 
     def picture(self) -> Picture:
         parts = {
@@ -109,13 +109,15 @@ class Walk(LookResult):
 
 @torch.no_grad()
 def walk(network: Any, batch: Batch, layer: int = -1, head: int = 0, kind: str | None = None) -> Walk:
-    """Of the first row of the batch."""
-    (site,) = chosen(network, layer, kind, weighs=True)
+    """Return the steps of one head for the first row of the batch."""
+    (site,) = select_sites(network, layer, kind, weighs=True)
     if not site.walks:
-        raise QkvError("only a head with softmax can be walked through: this layer weighs its tokens in another way")
-    number = int(whole_numbers([head], site.heads, "head"))
+        raise QkvError(
+            "the steps of a head are those of softmax attention: this layer computes its weights in another way"
+        )
+    number = int(to_index([head], site.heads, "head"))
     recurrent = isinstance(network.get_submodule(site.name), StepAttention)
-    found = of_steps(network, batch, site) if recurrent else of_head(network, batch, site, number)
+    found = trace_steps(network, batch, site) if recurrent else trace_head(network, batch, site, number)
     parts: dict[str, Any] = {name: part.cpu() if isinstance(part, Tensor) else part for name, part in found.items()}
     return Walk(site.kind, site.layer, number, **parts)
 
@@ -123,11 +125,11 @@ def walk(network: Any, batch: Batch, layer: int = -1, head: int = 0, kind: str |
 # --- a head of a Transformer
 
 
-def of_head(network: Any, batch: Batch, site: Site, head: int) -> dict[str, Any]:
-    """The parts of a Walk; the network's own tensors where it forms them."""
-    kept = passed(network, batch, site)
+def trace_head(network: Any, batch: Batch, site: Site, head: int) -> dict[str, Any]:
+    """Return the fields of a Walk; the network's own tensors where it forms them."""
+    kept = record_pass(network, batch, site)
     attention = network.get_submodule(site.name)
-    query, key, value, mask, place = kept["given"]  # (B, H, T, D), (B, H_kv, S, D) twice, as they are compared
+    query, key, value, mask, place = kept["given"]  # (B, H, T, D), (B, H_kv, S, D) twice, after any rotation
     each = query.size(1) // key.size(1)  # heads of one group
     group = head // each
     scores = attention.mixer.score(query, repeat_heads(key, query.size(1)))  # (B, H, T, S)
@@ -150,13 +152,13 @@ def of_head(network: Any, batch: Batch, site: Site, head: int) -> dict[str, Any]
     if isinstance(place, Turned):
         found |= {"angles": place.angles[0, 0], "pairs": "interleaved" if place.interleaved else "halves",
                   "rotated_query": query[0, head], "rotated_key": key[0, group]}  # fmt: skip
-    return found | compared(attention.mixer.score, head)
+    return found | describe_score(attention.mixer.score, head)
 
 
-def passed(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
-    """What comes by in one pass: the stream before the norm, x, memory, W_Q x, W_K memory, what is mixed and what comes of it."""
+def record_pass(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
+    """Record one forward pass: the stream before the norm, x, memory, W_Q x, W_K memory, inputs and output of the mixer."""
     kept: dict[str, Any] = {}
-    # a block of sublayers in a row has a norm for each of them, one with sublayers side by side a norm for both
+    # sequential sublayers have a norm each, parallel ones share one
     residual, _, last = site.name.rpartition(".")
     norm = f"{residual}.before" if last == "layer" else f"{residual}.norm"
     hooks: dict[str, Callable[[Any, Any], Any]] = {
@@ -174,8 +176,8 @@ def passed(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
 # --- the attention of a recurrent decoder
 
 
-def of_steps(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
-    """The same where a decoder attends step by step: one head, whose queries are its states and whose values are the memory."""
+def trace_steps(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
+    """Return the fields of a Walk for a recurrent decoder: one head, whose queries are the states and whose values are the memory."""
     steps: list[tuple[Tensor, ...]] = []
     queries: list[Tensor] = []
     last: list[Tensor] = []
@@ -197,14 +199,14 @@ def of_steps(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
         "weights": torch.cat(weights, 2)[0, 0], "mixed": torch.stack(contexts, 1)[0], "output": last[0][0],
         "into": "cell" if network.get_submodule(stack).feed is None else "output", "shared": [0],
     }  # fmt: skip
-    return found | compared(attention.score, 0)
+    return found | describe_score(attention.score, 0)
 
 
-# --- how they are compared
+# --- the score function
 
 
-def compared(score: Any, head: int) -> dict[str, Any]:
-    """The score's name, and its numbers for one head."""
+def describe_score(score: Any, head: int) -> dict[str, Any]:
+    """Return the name of a score function, and its parameters for one head."""
     weight = None
     if isinstance(score, LowRankBilinear):
         weight = score.left[head] @ score.right[head]  # (D, r) @ (r, D)

@@ -18,7 +18,7 @@ from qkv.config import ModelConfig
 from qkv.convert.files import write_array, write_tensors, write_text
 from qkv.engine.ragged import joined, possible
 from qkv.errors import FileError, QkvError
-from qkv.look.residual_stream import halves, layers
+from qkv.look.residual_stream import layer_outputs, side_modules
 from qkv.models.inputs import batch_of, bounded
 from qkv.text.tokenizer import Tokenizer, in_words
 
@@ -55,7 +55,7 @@ class Embedder:
     def __init__(
         self, c: ModelConfig, network: Any, tokenizer: Tokenizer | None, layer: int = -1, batch_size: int = 32
     ):
-        stack = network.get_submodule(halves(network, source=True)[1])
+        stack = network.get_submodule(side_modules(network, source=True)[1])
         n = len(getattr(stack, "blocks", (None,)))
         if not -n - 1 <= layer <= n:
             raise QkvError(
@@ -97,10 +97,10 @@ class Embedder:
             given = rows[some] if isinstance(rows, Tensor) else [rows[i] for i in some]
             batch = batch_of(self.config, given, encoding=both).to(device)
             if possible(self.network, batch):  # then no padding is read
-                flat = layers(self.network, joined(batch))[self.layer][0].float()  # (N, C)
+                flat = layer_outputs(self.network, joined(batch))[self.layer][0].float()  # (N, C)
                 yield from zip(some, flat.split([len(rows[i]) for i in some]), strict=True)
                 continue
-            vectors = layers(self.network, batch, source_only=both)[self.layer]  # (B, T, C)
+            vectors = layer_outputs(self.network, batch, source_only=both)[self.layer]  # (B, T, C)
             for number, row in zip(some, vectors.float(), strict=True):
                 yield (
                     number,

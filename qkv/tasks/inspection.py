@@ -20,11 +20,11 @@ from qkv.errors import QkvError
 from qkv.generate.logits_processor import LogitsProcessor
 from qkv.generate.search import greedy
 from qkv.generate.translate import TranslationParams, Translator, suppressed_tokens
-from qkv.look.alignment_error import AlignmentErrors, errors, sentence
+from qkv.look.alignment_error import AlignmentErrors, align_pair, alignment_errors
 from qkv.look.embedding_space import Neighbours, nearest, static_vectors, word_vectors
 from qkv.look.look import Look
 from qkv.look.probe import Contexts, contexts
-from qkv.look.residual_stream import layers
+from qkv.look.residual_stream import layer_outputs
 from qkv.models.inputs import batch_of, bounded
 from qkv.tasks import answering, classification
 from qkv.tasks.fill import Filler
@@ -270,7 +270,7 @@ class Looker:
         for ids, own in self.found(word, texts):
             batch: Batch = batch_of(self.config, [ids], encoding=both).to(self.device)
             with torch.no_grad():
-                every = layers(self.network, batch, both)
+                every = layer_outputs(self.network, batch, both)
             if not -len(every) <= layer < len(every):
                 raise QkvError(f"there is no layer {layer}: they go from 0, the embeddings, to {len(every) - 1}")
             found.append(every[layer][0, own].float().mean(0).cpu())
@@ -305,5 +305,5 @@ class Looker:
         c, source = self.config, self.words()
         if c.family != "encoder-decoder" or c.first_id is None or not c.eos_ids:
             raise QkvError("aligning words needs an encoder-decoder that says which tokens open and end a text")
-        made = (sentence(pair, source, self.target or source, c.first_id, c.eos_ids[0]) for pair in pairs)
-        return errors(self.network, made)
+        made = (align_pair(pair, source, self.target or source, c.first_id, c.eos_ids[0]) for pair in pairs)
+        return alignment_errors(self.network, made)

@@ -1,23 +1,22 @@
-"""What came out of a run of word2vec, as numbers (results.json) and in words (README.md)."""
+"""results.json and the model card (README.md) of a run of word2vec."""
 
 from __future__ import annotations
 
 import os
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import qkv
 from qkv.text.wording import spoken
 from qkv.train.card import LICENCE, origin
 from qkv.train.report import digits
 from qkv.vectors import kernel
-from qkv.vectors.evaluate import questions, scored
-
-if TYPE_CHECKING:
-    from qkv.vectors.run import VectorsRun
+from qkv.vectors.evaluate import evaluation_files, score_vectors
+from qkv.vectors.state import VectorsRun
 
 
 def results(r: VectorsRun) -> dict[str, Any]:
+    """Return the contents of results.json."""
     c, p, m = r.recipe.vectors, r.progress, r.model
     words = int(r.vocabulary.counts.sum())
     return {
@@ -32,12 +31,12 @@ def results(r: VectorsRun) -> dict[str, Any]:
         "model": {"parameters": m.input.size + m.output.size, "words": len(r.vocabulary.words), "width": c.width},
         "losses": [total / count for total, count in p.losses],
         "loss": p.loss,
-        "test": scored(r.vectors, *questions(c)),
+        "test": score_vectors(r.vectors, *evaluation_files(c)),
     }  # fmt: skip
 
 
 def card(r: VectorsRun, name: str) -> str:
-    """README.md, with the facts that Hugging Face's hub reads between the lines of dashes."""
+    """Return README.md, with the metadata of the Hugging Face hub as front matter."""
     c, found = r.recipe.vectors, r.results
     t, m, test = found["training"], found["model"], found["test"]
     rows = (
@@ -45,24 +44,24 @@ def card(r: VectorsRun, name: str) -> str:
         if test
         else []
     )
-    table = ["| file | score, per cent | one-hot vectors | asked |", "|---|---:|---:|---|", *rows, ""] if rows else []
+    table = ["| file | score, per cent | one-hot vectors | items |", "|---|---:|---:|---|", *rows, ""] if rows else []
     how = {"negative": f"{c.negative} negative samples by count^{c.power:g}", "hierarchical": "hierarchical softmax",
            "softmax": "full softmax"}[c.loss]  # fmt: skip
     return "\n".join([
         f'---\nlicense: "{LICENCE.partition(":")[0]}"\nlibrary_name: "qkv"\ntags: ["word2vec", "word-vectors"]\n---',
         f"# {name}: word vectors\n",
-        f"{m['words']:,} words with {m['width']} numbers each, learned with qkv {t['qkv']} (word2vec, {c.model}).\n",
+        f"{m['words']:,} word vectors of width {m['width']}, trained with qkv {t['qkv']} (word2vec, {c.model}).\n",
         "## Scores\n", *table,
-        f"Loss in the last pass: {found['loss']:.4f} per prediction.\n",
+        f"Training loss in the last epoch: {found['loss']:.4f} per prediction.\n",
         "## Use\n",
         "```bash\nqkv nearest FOLDER WORD        # FOLDER: where this file is\nqkv analogy FOLDER A B C       # A is to B as C is to ?\n"
         "qkv export FOLDER vectors.txt --to word2vec-text\n```\n",
         "## Data\n",
         *(f"- {origin(corpus)}" for corpus in r.recipe.data.train),
-        f"- {found['data']['words']:,} words, without those that occur less than {c.min_count} times\n",
+        f"- {found['data']['words']:,} words, without those that occur fewer than {c.min_count} times\n",
         "## Training\n",
-        f"- {c.model}, {how}, window up to {c.window}, subsampling from a share of {c.sample:g} on",
-        f"- {t['epochs']} passes, learning rate {c.learning_rate:g} to {c.last_rate:g}, seed {t['seed']}, workers: {t['workers']}; "
+        f"- {c.model}, {how}, window up to {c.window}, subsampling threshold {c.sample:g}",
+        f"- {t['epochs']} epochs, learning rate {c.learning_rate:g} to {c.last_rate:g}, seed {t['seed']}, workers: {t['workers']}; "
         f"{spoken(60 * t['minutes'])}, {t['words_per_second']:,} words/s\n",
-        f"## Licence\n\n{LICENCE}. Write here what those who made the data allow.\n",
+        f"## Licence\n\n{LICENCE}. State the licence of the training data here.\n",
     ])  # fmt: skip

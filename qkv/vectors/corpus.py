@@ -1,5 +1,5 @@
-"""Text as numbers. The text is read twice, to count its words and to write it down as one row of ids on the disk; passes then
-read the row. At no time is more than a document of it in memory."""
+"""The training text as ids. It is read twice, to count its words and to write its ids to one file; training then reads that file.
+Never more than one document is in memory."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from qkv.errors import FileError, QkvError
 from qkv.vectors.vocabulary import Vocabulary
 
 END = -1
-"""Behind each sentence in a row of ids."""
+"""Follows each sentence in the ids."""
 LONGEST = 10_000
-"""Words of a sentence; a longer one is cut."""
+"""Maximum words of a sentence; longer ones are split."""
 BUFFER = 1_000_000
 SPLIT = {"letters": re.compile(r"\w+(?:['’]\w+)*"), "spaces": re.compile(r"\S+")}
 
 
 def sources(data: TextConfig) -> list[Source]:
-    """The corpora of a recipe: files, tables, data sets and the embedded texts, as for language models."""
+    """Return the corpora of a recipe: files, tables, data sets and the embedded texts, as for language models."""
     read = DataConfig(train=data.train, valid=data.train[0], root=data.root)
     return [corpus(one, read, "train", "vectors") for one in data.train]
 
 
 def sentences(texts: Iterable[Source], data: TextConfig) -> Iterator[list[str]]:
-    """The words of each line of each document."""
+    """Yield the words of each line of each document."""
     split = SPLIT[data.words].findall
     for source in texts:
         for _, record in source.read():
@@ -46,8 +46,8 @@ def sentences(texts: Iterable[Source], data: TextConfig) -> Iterator[list[str]]:
 
 
 def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: Vocabulary) -> None:
-    """The row of ids of all sentences, int32, each with END behind it. Words that the vocabulary lacks are left out, and so are
-    sentences of one word; the file gets its name when it is whole."""
+    """Write the ids of all sentences, int32, each followed by END. Unknown words and sentences of one word are left out; the file
+    is renamed when it is complete."""
     index, row, some = vocabulary.index, array("i"), False
     beside = path.with_name(f".{path.name}.partial")
     with open(beside, "wb") as file:
@@ -62,40 +62,38 @@ def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: Vocabulary) ->
                 row = array("i")
         row.tofile(file)
     if not some:
-        raise QkvError(
-            "no sentence (a line) has two words of the vocabulary: give longer lines, or a lower vectors.min_count"
-        )
+        raise QkvError("no line has two words of the vocabulary: give longer lines, or lower vectors.min_count")
     to_disk(beside)
     os.replace(beside, path)
 
 
 def open_ids(path: Path) -> np.ndarray:
-    """The row, read from the disk where it is looked at."""
+    """Map the ids into memory."""
     try:
         return np.memmap(path, dtype=np.int32, mode="r")
     except ValueError:  # no bytes, or no whole number of ids
-        raise damaged(path) from None
+        raise damage_error(path) from None
 
 
-def damaged(path: Path) -> FileError:
+def damage_error(path: Path) -> FileError:
     return FileError(
-        f"{path} is damaged, or of another text: remove it, and it is made again from the text that the run began with"
+        f"{path} is damaged or belongs to another text: remove it, and the next run recreates it from the training text"
     )
 
 
-def sound(ids: np.ndarray, words: int) -> bool:
-    """Whether these are whole sentences of a vocabulary of so many words: the kernel believes every number."""
+def is_valid(ids: np.ndarray, words: int) -> bool:
+    """Return whether these are complete sentences with ids below `words`: the kernel does not check them."""
     return len(ids) > 0 and bool(ids[-1] == END and ids.min() >= END and ids.max() < words)
 
 
-def part(row: np.ndarray, start: int, count: int) -> np.ndarray:
-    """About `count` ids from `start` on, up to the end of a sentence."""
+def next_part(row: np.ndarray, start: int, count: int) -> np.ndarray:
+    """Return about `count` ids from `start`, up to the end of a sentence."""
     ends = row[start + count - 1 : start + count + LONGEST]
     more = int(np.argmax(ends == END)) if len(ends) else 0
     return row[start : start + count + more]
 
 
-def bounds(row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First and last + 1 of each sentence in a row of ids, int64."""
+def sentence_bounds(row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the start and end of each sentence in ids, int64."""
     ends = np.flatnonzero(row == END).astype(np.int64)
     return np.concatenate([[0], ends[:-1] + 1]).astype(np.int64), ends

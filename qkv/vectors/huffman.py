@@ -1,9 +1,9 @@
-"""The Huffman tree of hierarchical softmax: a word is a leaf, and its probability a product along the way from the root.
+"""The Huffman tree of hierarchical softmax: a word is a leaf, its probability a product along the path from the root.
 
-    P(w | x) = prod over inner nodes n on the way to w:  sigma(u_n . x) where it goes left, sigma(-u_n . x) where right
+    P(w | x) = prod over inner nodes n on the path to w:  sigma(u_n . x) where it goes left, sigma(-u_n . x) where right
 
-V words have V - 1 inner nodes, each with a vector. A frequent word has a short way, so that a word of the text takes about
-log2 V products in place of V (Morin and Bengio 2005; Mikolov et al. 2013).
+V words have V - 1 inner nodes, each with a vector. Frequent words have short paths: a word of the text takes about
+log2 V products instead of V (Morin and Bengio 2005; Mikolov et al. 2013).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Tree(NamedTuple):
-    """The ways to all words, one behind the other: that to word w is from starts[w] to starts[w + 1]."""
+    """The paths to all words, concatenated: word w has starts[w] to starts[w + 1]."""
 
     starts: np.ndarray
     """(V + 1,) int64."""
@@ -24,14 +24,14 @@ class Tree(NamedTuple):
     labels: np.ndarray
     """float32: 1 = left, 0 = right."""
 
-    def way(self, word: int) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes and labels from the root to a word."""
+    def path(self, word: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return nodes and labels from the root to a word."""
         part = slice(self.starts[word], self.starts[word + 1])
         return self.nodes[part], self.labels[part]
 
 
 def huffman(counts: np.ndarray) -> Tree:
-    """Join the two rarest again and again (Huffman 1952); of equals those that were made first."""
+    """Build the tree by merging the two rarest nodes repeatedly (Huffman 1952); ties are broken by age."""
     size = len(counts)
     heap = [(int(count), leaf) for leaf, count in enumerate(counts)]
     heapq.heapify(heap)
@@ -40,13 +40,13 @@ def huffman(counts: np.ndarray) -> Tree:
         rarest, next_one = heapq.heappop(heap), heapq.heappop(heap)
         heapq.heappush(heap, (rarest[0] + next_one[0], size + len(children)))
         children.append((next_one[1], rarest[1]))
-    ways: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())] * (2 * size - 1)
+    paths: list[tuple[tuple[int, ...], tuple[float, ...]]] = [((), ())] * (2 * size - 1)
     for inner in range(size - 2, -1, -1):  # the root was made last
-        nodes, labels = ways[size + inner]
+        nodes, labels = paths[size + inner]
         for child, label in zip(children[inner], (1.0, 0.0), strict=True):
-            ways[child] = (*nodes, inner), (*labels, label)
-        ways[size + inner] = ((), ())  # no longer needed
-    lengths = [len(nodes) for nodes, _ in ways[:size]]
-    flat = [np.array([x for way in ways[:size] for x in way[part]], dtype=kind)
+            paths[child] = (*nodes, inner), (*labels, label)
+        paths[size + inner] = ((), ())  # no longer needed
+    lengths = [len(nodes) for nodes, _ in paths[:size]]
+    flat = [np.array([x for path in paths[:size] for x in path[part]], dtype=kind)
             for part, kind in ((0, np.int32), (1, np.float32))]  # fmt: skip
     return Tree(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), flat[0], flat[1])

@@ -1,4 +1,4 @@
-"""word2vec.cpp compiled on first use, and called; without a compiler reference.py does the same, slowly."""
+"""word2vec.cpp, compiled at first use; without a compiler reference.py computes the same, slowly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from qkv.engine import native
 from qkv.engine.native import POINTER, WHOLE
 from qkv.vectors import reference
-from qkv.vectors.corpus import bounds
+from qkv.vectors.corpus import sentence_bounds
 from qkv.vectors.model import Word2Vec
 
 HERE = Path(__file__).parent
@@ -20,7 +20,7 @@ SOURCES = [HERE / "word2vec.cpp", Path(native.__file__).with_name("vectors.h")]
 
 
 class Work(ctypes.Structure):
-    """As in word2vec.cpp. It holds addresses, so whoever makes one keeps the arrays."""
+    """The arguments of word2vec.cpp. They hold addresses: the caller keeps the arrays alive."""
 
     _fields_ = [("ids", POINTER), ("firsts", POINTER), ("ends", POINTER), ("sentences", WHOLE), ("place", WHOLE),
                 ("input", POINTER), ("output", POINTER), ("rows", WHOLE), ("width", WHOLE), ("stride", WHOLE),
@@ -32,28 +32,27 @@ class Work(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled function; None where it cannot be had."""
+    """Return the compiled library; None without a compiler."""
     found = native.opened(SOURCES)
     if found is not None:
         found.word2vec.argtypes, found.word2vec.restype = [POINTER], None
     return found
 
 
-def workers(asked: int) -> int:
-    """How many threads learn: as asked, or one per core that this process may use; without a compiler one."""
+def workers(requested: int) -> int:
+    """Return the number of threads: as requested, 0 = one per available core; 1 without a compiler."""
     if library() is None:
         return 1
-    return asked or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    return requested or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
 def learn(m: Word2Vec, ids: np.ndarray, epoch: int, place: int) -> tuple[float, int]:
-    """As reference.learn, on all workers. With several, who reads a vector while another writes it may see half of the
-    change: that is rare, and SGD forgives it."""
+    """Train like reference.learn, on all threads. They update shared vectors without locks (Hogwild: Recht et al. 2011)."""
     found = library()
     if found is None:
         return reference.learn(m, ids, epoch, place)
     c, ids = m.config, np.ascontiguousarray(ids)
-    firsts, ends = bounds(ids)
+    firsts, ends = sentence_bounds(ids)
     rate, slope = m.rate(epoch, place), (c.last_rate - c.learning_rate) / (c.epochs * m.length)
     coins, others = m.noise or (None, None)
     starts, nodes, labels = m.tree or (None, None, None)

@@ -1,4 +1,4 @@
-"""Word2Vec: two vectors per word, and all that decides how they are learned. What one step is, says reference.py."""
+"""Word2Vec: the parameters of a model, two vectors per word, and its sampling tables. reference.py has the training step."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import torch
 
 from qkv.config.vectors import VectorsConfig
 from qkv.vectors.huffman import Tree, huffman
-from qkv.vectors.random import WORD, Alias, stirred
+from qkv.vectors.random import WORD, AliasTable, splitmix64_int
 from qkv.vectors.vocabulary import Vocabulary
 
 LINE = 16
-"""Numbers of a cache line: each vector begins with one, so that none is in two more than it needs."""
+"""Float32 numbers of a cache line: each vector is aligned to one."""
 
 
 @dataclass
 class Word2Vec:
-    """`input[w]` is word w's vector where it predicts (the lecture's v), `output[w]` where it is predicted (u). In hierarchical
-    softmax the output vectors belong to the inner nodes of the tree."""
+    """`input[w]` is the vector of w as context (the lecture's v), `output[w]` as predicted word (u). In hierarchical softmax the
+    output vectors belong to the inner nodes of the tree."""
 
     config: VectorsConfig
     input: np.ndarray
-    """(V, C) float32, rows LINE-aligned; this is the word vector that is kept."""
+    """(V, C) float32, rows aligned to LINE; these are the final word vectors."""
     output: np.ndarray
     """(V, C), or (V - 1, C) in a tree."""
     keep: np.ndarray
-    """(V,) uint32: chance to survive subsampling."""
-    noise: Alias | None
-    """What negative samples are drawn from, for loss = "negative"."""
+    """(V,) uint32: probability of being kept in subsampling."""
+    noise: AliasTable | None
+    """The distribution of negative samples, for loss = "negative"."""
     tree: Tree | None
-    """The ways to the words, for loss = "hierarchical"."""
+    """The paths to the words, for loss = "hierarchical"."""
     length: int
-    """Ids of the whole text, ENDs counted."""
+    """Number of ids of the whole text, including END."""
 
     @classmethod
-    def begin(cls, c: VectorsConfig, vocabulary: Vocabulary, length: int) -> Word2Vec:
-        """Input vectors evenly from -1/2C to 1/2C, output vectors 0, as word2vec.c begins."""
+    def create(cls, c: VectorsConfig, vocabulary: Vocabulary, length: int) -> Word2Vec:
+        """Initialise as word2vec.c does: input vectors uniform in [-1/2C, 1/2C), output vectors 0."""
         size = len(vocabulary.words)
         tree = huffman(vocabulary.counts) if c.loss == "hierarchical" else None
         noise = vocabulary.noise(c.power) if c.loss == "negative" else None
@@ -48,21 +48,21 @@ class Word2Vec:
 
     @property
     def stride(self) -> int:
-        """Numbers from one vector to the next; those behind a vector's end are 0 and stay 0."""
+        """Numbers from one vector to the next; the padding is and stays 0."""
         return self.input.strides[0] // self.input.itemsize
 
     def seed(self, epoch: int) -> int:
-        """What the draws of a pass begin with."""
-        return stirred(stirred(self.config.seed) + epoch) % WORD
+        """Return the seed of an epoch."""
+        return splitmix64_int(splitmix64_int(self.config.seed) + epoch) % WORD
 
     def rate(self, epoch: int, place: int) -> float:
-        """Learning rate of the sentence that begins at `place`: down a straight line over all passes."""
+        """Return the learning rate of the sentence at `place`: linear decay over all epochs."""
         c = self.config
         done = (epoch * self.length + place) / (c.epochs * self.length)
         return c.learning_rate + (c.last_rate - c.learning_rate) * done
 
 
 def rows(count: int, width: int) -> np.ndarray:
-    """(count, width) zeros, each row in cache lines of its own."""
+    """Return zeros (count, width), each row aligned to a cache line."""
     padded = (width + LINE - 1) // LINE * LINE
-    return torch.zeros(count, padded).numpy()[:, :width]  # torch's memory begins with a cache line
+    return torch.zeros(count, padded).numpy()[:, :width]  # torch aligns its memory to cache lines

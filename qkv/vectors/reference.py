@@ -1,34 +1,33 @@
-"""word2vec to read beside its equations, in numpy; and what learns where there is no compiler. word2vec.cpp does the same.
+"""The reference implementation of word2vec in numpy, used where there is no compiler. word2vec.cpp computes the same.
 
-The lecture maximises, over all places t of the text and all places t + j in a window around it, log P(w_{t+j} | w_t). Every
-pair of neighbours is in that sum both ways round, so it may be ordered by the word that is predicted: here w_t is predicted
-by each of its neighbours (skip-gram), or by their mean (CBOW), as in word2vec.c. With x the vector that predicts:
+The lecture maximises log P(w_{t+j} | w_t) over all positions t and all t + j in a window around t. Every pair of neighbours is
+in that sum in both directions, so it can be ordered by the predicted word: here w_t is predicted from each of its neighbours
+(skip-gram), or from their mean (CBOW), as in word2vec.c. With x the vector of the context:
 
     softmax        P(w | x) = exp(u_w . x) / sum_v exp(u_v . x)
     negative       log sigma(u_w . x) + sum_k log sigma(-u_k . x),   k drawn by count^0.75
-    hierarchical   sum_n log sigma(+-u_n . x),                       n the nodes on the way to w
+    hierarchical   sum_n log sigma(+-u_n . x),                       n the nodes on the path to w
 
-The last two are both some rows u with a label each, 1 or 0: `logistic`. These rows are the same for all neighbours of a
-place, so that they are read and changed once per place and not once per neighbour (the batches of Ji et al. 2016): each
-pair has its negative samples, and neighbours of one place share them.
+The last two are logistic regressions on some rows u with labels 1 or 0: `logistic`. All neighbours of a position share these
+rows, so that they are read and updated once per position and not once per neighbour (the batches of Ji et al. 2016).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from qkv.vectors.corpus import bounds
+from qkv.vectors.corpus import sentence_bounds
 from qkv.vectors.model import Word2Vec
-from qkv.vectors.random import Draws, below, high
+from qkv.vectors.random import RandomStream, high_bits, to_range
 
 Vector = np.ndarray
 """(C,)."""
 
 
 def logistic(x: Vector, u: np.ndarray, labels: Vector) -> tuple[float, Vector, np.ndarray]:
-    """- sum_k log sigma(+-u_k . x), + where the label is 1; and its gradients by x (C,) and by u (K, C).
+    """Return -sum_k log sigma(+-u_k . x), + where the label is 1, and its gradients by x (C,) and by u (K, C).
 
-    d/ds of -log sigma(s) is sigma(s) - 1, of -log sigma(-s) it is sigma(s): in one, sigma(s) - label.
+    d/ds of -log sigma(s) is sigma(s) - 1, of -log sigma(-s) it is sigma(s): together sigma(s) - label.
     """
     s = u @ x  # (K,)
     loss = np.logaddexp(0, np.where(labels == 1, -s, s)).sum()
@@ -37,7 +36,7 @@ def logistic(x: Vector, u: np.ndarray, labels: Vector) -> tuple[float, Vector, n
 
 
 def softmax(x: Vector, u: np.ndarray, word: int) -> tuple[float, Vector, np.ndarray]:
-    """-log P(word | x), and its gradients by x (C,) and by u (V, C): d/ds_v is P(v | x) - [v = word]."""
+    """Return -log P(word | x) and its gradients by x (C,) and by u (V, C): d/ds_v is P(v | x) - [v = word]."""
     s = u @ x  # (V,)
     p = np.exp(s - s.max())
     loss = np.log(p.sum()) + s.max() - s[word]
@@ -47,43 +46,41 @@ def softmax(x: Vector, u: np.ndarray, word: int) -> tuple[float, Vector, np.ndar
 
 
 def learn(m: Word2Vec, ids: np.ndarray, epoch: int, place: int) -> tuple[float, int]:
-    """Go over the sentences of `ids`, which begin at `place` of the text: the sum of the losses, each before its step, and over
-    how many predictions it is."""
+    """Train on the sentences of `ids`, which start at position `place` of the text; return the sum of the losses, each before its
+    update, and the number of predictions."""
     total, count = 0.0, 0
-    for first, end in zip(*bounds(ids), strict=True):
-        draws = Draws(m.seed(epoch), place + int(first))
+    for first, end in zip(*sentence_bounds(ids), strict=True):
+        draws = RandomStream(m.seed(epoch), place + int(first))
         rate = np.float32(m.rate(epoch, place + int(first)))
         words = ids[first:end]
-        words = words[high(draws.take(len(words))) <= m.keep[words]]  # subsampling
+        words = words[high_bits(draws.take(len(words))) <= m.keep[words]]  # subsampling
         if len(words) < 2:
             continue
-        spans = 1 + below(draws.take(len(words)), m.config.window)
+        spans = 1 + to_range(draws.take(len(words)), m.config.window)
         for t, (word, span) in enumerate(zip(words, spans, strict=True)):
             rows, labels = targets(m, int(word), draws)
             around = np.concatenate([words[max(t - span, 0) : t], words[t + 1 : t + 1 + span]])
-            groups = (
-                around[:, None] if m.config.model == "skip-gram" else around[None]
-            )  # of words that predict together
+            groups = around[:, None] if m.config.model == "skip-gram" else around[None]  # of words with one prediction
             total += predict(m, groups, int(word), rows, labels, rate)
             count += len(groups)
     return total, count
 
 
-def targets(m: Word2Vec, word: int, draws: Draws) -> tuple[np.ndarray, Vector]:
-    """The output rows that decide whether a word is predicted, and their labels; of softmax none, since all do."""
+def targets(m: Word2Vec, word: int, draws: RandomStream) -> tuple[np.ndarray, Vector]:
+    """Return the output rows and labels of the logistic regressions for a word; empty for softmax, which uses all rows."""
     if m.tree is not None:
-        return m.tree.way(word)
+        return m.tree.path(word)
     if m.noise is None:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
     drawn = m.noise.draw(draws.take(m.config.negative))
-    rows = np.concatenate([[word], drawn[drawn != word]])  # the right word is not wrong at the same time
+    rows = np.concatenate([[word], drawn[drawn != word]])  # a positive is not a negative too
     return rows, (np.arange(len(rows)) == 0).astype(np.float32)
 
 
 def predict(m: Word2Vec, groups: np.ndarray, word: int, rows: np.ndarray, labels: Vector, rate: np.float32) -> float:
-    """One place: each group of neighbours (G, n) predicts the word, and all learn from it; the loss.
+    """Update the vectors for one position, whose word is predicted from each group of neighbours (G, n); return the loss.
 
-    Input vectors change at once, the rows when all groups are done (of softmax, at once too).
+    Input vectors are updated after each group, output rows after all groups (softmax: after each).
     """
     u, change, total = m.output[rows], np.zeros((len(rows), m.config.width), dtype=np.float32), 0.0
     for group in groups:
@@ -94,7 +91,7 @@ def predict(m: Word2Vec, groups: np.ndarray, word: int, rows: np.ndarray, labels
         else:
             loss, dx, du = logistic(x, u, labels)
             change += du
-        np.subtract.at(m.input, group, rate / np.float32(len(group)) * dx)  # x is a mean: each has its share
+        np.subtract.at(m.input, group, rate / np.float32(len(group)) * dx)  # x is a mean
         total += loss
-    np.subtract.at(m.output, rows, rate * change)  # a row may be there twice
+    np.subtract.at(m.output, rows, rate * change)  # a row may occur twice
     return total

@@ -1,5 +1,4 @@
-"""Vectors: words as points. Which are near each other, and what relates two of them; beside them the one-hot vectors, in which
-no word is nearer to another than any third."""
+"""Vectors: word vectors with nearest neighbours, similarity and analogies; OneHot, the baseline without any similarity."""
 
 from __future__ import annotations
 
@@ -13,40 +12,41 @@ import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
+from qkv.vectors import store
 
-LOOKED_THROUGH = 50_000
-"""Of so many words, the most frequent ones, spellings are compared with a word that is not there."""
-TOGETHER = 256
-"""Questions that are answered in one product."""
+SUGGESTED = 50_000
+"""The most frequent words, among which an unknown word's likely spellings are searched."""
+BATCH = 256
+"""Analogies that are answered in one matrix product."""
 
 
-class Near(NamedTuple):
-    """A word, and the cosine of its vector with what was asked for."""
+class Neighbour(NamedTuple):
+    """A word and its cosine similarity."""
 
     word: str
     similarity: float
 
 
-class NotOfVectors(QkvError, AttributeError):
-    """Word vectors are asked for what only a network can do."""
+class NotANetwork(QkvError, AttributeError):
+    """Raised when word vectors are used like a network."""
 
 
 class Space(Protocol):
-    """What can be judged: words that may be compared."""
+    """The interface of evaluation: words that can be compared."""
 
     def find(self, word: str) -> int | None: ...
 
     def similarities(self, pairs: Tensor) -> Tensor:
-        """(N, 2) words -> (N,)."""
+        """Return the similarity of each pair of words: (N, 2) -> (N,)."""
         ...
 
     def answers(self, questions: Tensor) -> Tensor:
-        """(N, 3) words a, b, c -> (N,) the word that is to c as b is to a."""
+        """Return for words a, b, c (N, 3) the word that is to c as b is to a: (N,)."""
         ...
 
 
-class Words:
-    """Words by their number, the most frequent first."""
+class WordIndex:
+    """Words and their ids, most frequent first."""
 
     def __init__(self, words: Sequence[str]):
         self.words = list(words)
@@ -59,27 +59,26 @@ class Words:
         return self.find(word) is not None
 
     def find(self, word: str) -> int | None:
-        """Its number; where it is not there, that of the word in small letters."""
+        """Return the id of a word, or of its lowercase form; None where neither is known."""
         found = self.index.get(word)
         return self.index.get(word.lower()) if found is None else found
 
     def number(self, word: str) -> int:
-        """Its number, or an error with words that are spelled like it."""
+        """Return the id of a word, or raise an error that suggests similar spellings."""
         found = self.find(word)
         if found is None:
             raise QkvError(self.absent(word))
         return found
 
     def absent(self, word: str) -> str:
-        """That a word is not there, and which are spelled like it."""
-        near = get_close_matches(word.lower(), self.words[:LOOKED_THROUGH], n=3)
-        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "none is spelled like it"
-        return f"{word!r} is not among the {len(self):,} words: {hint}"
+        """Return the message for an unknown word, with similar spellings."""
+        near = get_close_matches(word.lower(), self.words[:SUGGESTED], n=3)
+        hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "no word has a similar spelling"
+        return f"{word!r} is not in the vocabulary of {len(self):,} words: {hint}"
 
 
-class Vectors(Words):
-    """Word i has the vector `vectors[i]`, (V, C). What training knows beside it is kept where it is known: how often a word
-    occurs, and the output vectors."""
+class Vectors(WordIndex):
+    """Word vectors: word i has `vectors[i]`, (V, C). Counts and output vectors are known after training with qkv."""
 
     def __init__(
         self, words: Sequence[str], vectors: Tensor, counts: Sequence[int] | None = None, output: Tensor | None = None
@@ -87,54 +86,53 @@ class Vectors(Words):
         super().__init__(words)
         if len(self.index) != len(vectors):
             raise QkvError(
-                f"{len(self.index):,} different words and {len(vectors):,} vectors: there must be one for each"
+                f"{len(self.index):,} distinct words for {len(vectors):,} vectors: give one word for each vector"
             )
         self.vectors, self.counts, self.output = vectors, counts, output
 
     def __getattr__(self, name: str) -> object:
-        raise NotOfVectors(
-            f"these are word vectors: they have nearest, analogy, similarity, vector, save and export, but not {name!r}"
-        )
+        raise NotANetwork(f"word vectors have no {name!r}: use nearest, analogy, similarity, vector, save or export")
 
     @cached_property
     def directions(self) -> Tensor:
-        """(V, C), all of length 1: their products are cosines."""
+        """The vectors normalised to length 1, (V, C): their products are cosines."""
         return self.vectors / self.vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
 
-    # --- one word or a few
+    # --- single words
 
     def vector(self, word: str) -> Tensor:
-        """(C,)."""
+        """Return the vector of a word, (C,)."""
         return self.vectors[self.number(word)]
 
     def similarity(self, a: str, b: str) -> float:
-        """The cosine of their vectors, -1 to 1."""
+        """Return the cosine similarity of two words, -1 to 1."""
         return float(self.similarities(torch.tensor([[self.number(a), self.number(b)]])))
 
-    def nearest(self, word: str, n: int = 10) -> list[Near]:
-        """The words whose vectors point most in its direction, without itself."""
+    def nearest(self, word: str, n: int = 10) -> list[Neighbour]:
+        """Return the n nearest words by cosine similarity, without the word itself."""
         number = self.number(word)
-        return self.around(self.directions[number], [number], n)
+        return self.nearest_to(self.directions[number], [number], n)
 
-    def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[Near]:
-        """a is to b as c is to ...: the words nearest to b - a + c, without these three (3CosAdd: Mikolov et al. 2013)."""
+    def analogy(self, a: str, b: str, c: str, n: int = 10) -> list[Neighbour]:
+        """Return the words nearest to b - a + c (a is to b as c is to ...), without these three (3CosAdd: Mikolov et al. 2013)."""
         numbers = [self.number(word) for word in (a, b, c)]
-        return self.around(self.meant(torch.tensor([numbers]))[0], numbers, n)
+        return self.nearest_to(self.offsets(torch.tensor([numbers]))[0], numbers, n)
 
-    def meant(self, questions: Tensor) -> Tensor:
-        """(N, 3) -> (N, C): b - a + c."""
+    def offsets(self, questions: Tensor) -> Tensor:
+        """Return b - a + c for words (N, 3): (N, C)."""
         a, b, c = self.directions[questions].unbind(1)
         return b - a + c
 
-    def around(self, direction: Tensor, without: Sequence[int], n: int) -> list[Near]:
+    def nearest_to(self, direction: Tensor, without: Sequence[int], n: int) -> list[Neighbour]:
+        """Return the n words nearest to a direction (C,), except some."""
         if n < 1:
-            raise QkvError(f"at least one word is asked for, given n = {n}")
+            raise QkvError(f"n must be at least 1, given {n}")
         scores = self.directions @ (direction / direction.norm().clamp(min=1e-12))  # (V,)
         scores[list(without)] = -torch.inf
         best = scores.topk(min(n, len(self) - len(set(without))))
-        return [Near(self.words[i], s) for i, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+        return [Neighbour(self.words[i], s) for i, s in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
 
-    # --- many
+    # --- batches
 
     def similarities(self, pairs: Tensor) -> Tensor:
         a, b = self.directions[pairs].unbind(1)
@@ -142,34 +140,35 @@ class Vectors(Words):
 
     def answers(self, questions: Tensor) -> Tensor:
         found = []
-        for some in questions.split(TOGETHER):
-            scores = self.meant(some) @ self.directions.T  # (N, V)
+        for some in questions.split(BATCH):
+            scores = self.offsets(some) @ self.directions.T  # (N, V)
             found.append(scores.scatter(1, some, -torch.inf).argmax(1))
         return torch.cat(found) if found else questions.new_zeros(0)
 
-    # --- keeping
+    # --- files
 
     def save(self, path: str | Path) -> None:
         """Write our folder: vectors.safetensors and vocabulary.json."""
-        from qkv.vectors.store import save
-
-        save(Path(path), self)
+        store.save(Path(path), self)
 
     def export(self, path: str | Path, to: str = "word2vec-text") -> float:
-        """Write a file of word2vec, "word2vec-text" or "word2vec-binary", or our folder ("qkv"), read it back and compare; the
-        largest difference found."""
-        from qkv.vectors.store import export
-
-        return export(Path(path), to, self)
+        """Write a word2vec file ("word2vec-text" or "word2vec-binary") or our folder ("qkv"), read it back, and return the largest
+        difference."""
+        return store.export(Path(path), to, self)
 
 
-class OneHot(Words):
-    """The baseline: word i is 1 at place i and 0 elsewhere. Two different words have the product 0, whatever they mean."""
+class OneHot(WordIndex):
+    """The baseline: vector i is 1 at component i and 0 elsewhere, so that two different words have similarity 0."""
 
     def similarities(self, pairs: Tensor) -> Tensor:
         a, b = pairs.unbind(1)
         return (a == b).float()
 
     def answers(self, questions: Tensor) -> Tensor:
-        """b - a + c has a product above 0 with b and c alone, and 0 with all other words: there is no nearest one (-1)."""
+        """Return -1: b - a + c has product 0 with all words except b and c, so there is no nearest one."""
         return questions.new_full((len(questions),), -1)
+
+
+def open_vectors(path: str | Path) -> Vectors:
+    """Open word vectors: the folder of a run, our folder, or a word2vec file."""
+    return Vectors(*store.read(Path(path)))

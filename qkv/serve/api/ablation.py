@@ -10,9 +10,9 @@ import torch
 from qkv.api import Model
 from qkv.generate.search import greedy
 from qkv.generate.translate import TranslationParams
-from qkv.look.attention import whole_numbers
+from qkv.look.attention import to_index
 from qkv.look.look import Look
-from qkv.look.target import Question
+from qkv.look.target import Target
 from qkv.models.output import Output
 from qkv.serve.scheduling.served_model import Served
 from qkv.tasks.inspection import LONGEST_SUMMARY
@@ -24,13 +24,13 @@ def writes(model: Model) -> bool:
     return c.family != "encoder" and c.head == "vocabulary" and model.tokenizer is not None
 
 
-def measured(one: Look, position: int | None) -> Question:
+def measured(one: Look, position: int | None) -> Target:
     """The token that stands behind `position`, where the model writes and there is one; else the model's own answer."""
     ids = one.batch.inputs
     if position is None or one.config.family == "encoder" or one.config.head != "vocabulary" or ids is None:
-        return one.question(position)
-    (place,) = whole_numbers([position], ids.size(1), "token").tolist()
-    return one.question(place, answer=int(ids[0, place + 1]) if place + 1 < ids.size(1) else None)
+        return one.target(position)
+    (place,) = to_index([position], ids.size(1), "token").tolist()
+    return one.target(place, answer=int(ids[0, place + 1]) if place + 1 < ids.size(1) else None)
 
 
 @torch.no_grad()

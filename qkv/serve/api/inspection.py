@@ -13,7 +13,7 @@ import torch
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
-from qkv.look.attention import sites, whole_numbers
+from qkv.look.attention import sites, to_index
 from qkv.look.look import Look
 from qkv.look.result import plain
 from qkv.serve.api.ablation import expected, measured, written
@@ -284,7 +284,7 @@ def changes(routes: APIRouter, service: Service) -> None:
         def work(one: Look) -> Any:
             positions = asked.positions
             if positions is not None:  # each once
-                positions = list(dict.fromkeys(whole_numbers(positions, len(one.tokens), "token").tolist()))
+                positions = list(dict.fromkeys(to_index(positions, len(one.tokens), "token").tolist()))
             if asked.method == "integrated" and len(positions or ()) > INTEGRALS:
                 raise Refusal(400, f"{len(positions or ())} answers by integrated gradients, but this server explains at most "
                               f"{INTEGRALS} at once: ask for some of them, or take another method")  # fmt: skip
