@@ -1,5 +1,5 @@
-"""Take the screenshots of docs/page.md: `python benchmarks/screenshots.py runs/demo runs/shapes`, of the demo's translator and of a
-captioning model (without one, its screenshot is left as it is)."""
+"""Take the screenshots of docs/page.md: `python benchmarks/screenshots.py --run runs/demo --captions runs/shapes`, of the example model,
+the training curves of a run and a captioning model; without --run or --captions, that screenshot is left as it is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image
 
+from qkv.pretrained import EXAMPLE, HERE
 from qkv.serve.api.run_log import Watch
 from qkv.serve.http.sockets import bound
 from qkv.serve.scheduling.registry import Service
@@ -117,19 +118,20 @@ class Camera:
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("demo", type=Path)
-    asked.add_argument("shapes", type=Path, nargs="?")
-    asked.add_argument("--only", nargs="*", help="names of screenshots")
-    given = asked.parse_args()
-    models = [opened(given.demo, "demo"), *([opened(given.shapes, "shapes")] if given.shapes else [])]
-    server, socket = server_of(Service(models, watch=Watch(given.demo))), bound("127.0.0.1", 0)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, help="run for the training curves")
+    parser.add_argument("--captions", type=Path, help="captioning model for attention on an image")
+    parser.add_argument("--only", nargs="*", help="names of screenshots")
+    given = parser.parse_args()
+    models = [opened(HERE / EXAMPLE, EXAMPLE), *([opened(given.captions, "shapes")] if given.captions else [])]
+    server, socket = server_of(Service(models, watch=given.run and Watch(given.run))), bound("127.0.0.1", 0)
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     while not server.started:
         time.sleep(0.05)
-    wanted = lambda name: not given.only or name in given.only  # noqa: E731
+    missing = {name for name, path in {"training": given.run, "image": given.captions}.items() if path is None}
+    wanted = lambda name: name not in missing and (not given.only or name in given.only)  # noqa: E731
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         camera = Camera(browser, f"http://127.0.0.1:{socket.getsockname()[1]}")
@@ -138,7 +140,7 @@ def main() -> None:
                 camera.keep(name, camera.open(state, dark))
         for name in filter(wanted, ("generate", "ablation", "phone")):
             getattr(camera, name)()
-        if given.shapes and wanted("image"):
+        if wanted("image"):
             camera.image("shapes")
         browser.close()
     server.should_exit = True

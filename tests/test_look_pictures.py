@@ -86,6 +86,17 @@ def test_the_report_is_drawn_by_its_script(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
+def test_pictures_name_attention_and_sublayers_as_the_page_does() -> None:
+    look = make("transformer-base").look("a man rides", "a dog")
+    assert look.attention(1, 0, "encoder").picture().title == "encoder self-attention, layer 1"
+    assert look.walk(1, 0, "cross").picture().title.startswith("cross-attention, layer 1, head 0")
+    assert make("gpt2").look("a dog").attention(0).picture().title == "self-attention, layer 0"
+    for result in (look.lens(), look.residual()):
+        shown = [row.partition(" ")[2] for row in result.picture().rows if row[0].isdigit()]
+        assert set(shown) == {"attention", "cross-attention", "feed-forward"}
+        assert "1 cross" in result.points  # the JSON keeps the short names
+
+
 def test_titles_and_words_have_room_and_nothing_lies_over_them() -> None:
     """A letter is 7 pixels wide or more: so is its share of a cell, and a title ends before its picture does."""
     pytest.importorskip("plotly")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.pictures import Heatmap, Picture
+from qkv.look.pictures import ATTENTION_TYPES, Heatmap, Picture
 from qkv.look.result import LookResult
 from qkv.parts.attention import Attention
 from qkv.parts.linear_attention import Linear, wide
@@ -77,8 +77,7 @@ class AttentionMap(LookResult):
         panels = {f"head {head}": weights for head, weights in zip(self.heads, self.weights, strict=True)}
         if len(panels) > 1:
             panels = {"mean of heads": self.weights.mean(0), **panels}
-        name = "attention" if self.kind == "self" else f"attention ({self.kind})"
-        return Heatmap(f"{name}, layer {self.layer}", panels, self.rows, self.columns)
+        return Heatmap(f"{ATTENTION_TYPES[self.kind]}, layer {self.layer}", panels, self.rows, self.columns)
 
 
 # --- attention layers

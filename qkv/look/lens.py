@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.look.attention import to_index
-from qkv.look.pictures import Heatmap, Picture
+from qkv.look.pictures import Heatmap, Picture, point_names
 from qkv.look.residual_stream import hidden_states, points, side_modules, stream
 from qkv.look.result import LookResult
 from qkv.look.target import answers_whole_input, measure, probabilities
@@ -61,10 +61,10 @@ class Lens(LookResult):
     def picture(self) -> Picture:
         if self.measure == "score":
             words = [[f"{value:.2f}" for value in row] for row in self.final.tolist()]
-            return Heatmap("score at each layer", {"": self.final}, self.points, self.tokens, words=words)
+            return Heatmap("score at each layer", {"": self.final}, point_names(self.points), self.tokens, words=words)
         words = [[tops[0] for tops in row] for row in self.words]
         title = "logit lens: prediction at each layer"
-        return Heatmap(title, {"": self.probabilities[..., 0]}, self.points, self.tokens, words=words)
+        return Heatmap(title, {"": self.probabilities[..., 0]}, point_names(self.points), self.tokens, words=words)
 
     def since(self, first: int) -> Lens:
         """Return the columns from token `first` on; a single column is returned unchanged."""

@@ -34,11 +34,24 @@ class BarChart:
 
 
 Picture = Heatmap | BarChart
+ATTENTION_TYPES = {
+    "self": "self-attention",
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+SUBLAYERS = {"cross": "cross-attention", "feedforward": "feed-forward", "hidden": "state"}
+"""Names in titles and rows, by the short names of the API."""
 
 
 def quote(token: str) -> str:
     """Quote a token in a title, without the mark of the space before it unless there is nothing else."""
     return f"'{token.strip('␣') or token}'"
+
+
+def point_names(points: Sequence[str]) -> list[str]:
+    """Return points of the residual stream as they are shown: "1 cross" becomes "1 cross-attention"."""
+    return [" ".join(SUBLAYERS.get(word, word) for word in point.split(" ")) for point in points]
 
 
 def head_heatmap(title: str, panels: Mapping[str, Tensor], layers: Sequence[int], diverging: bool = False) -> Heatmap:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
-from qkv.look.pictures import Heatmap, Picture
+from qkv.look.pictures import Heatmap, Picture, point_names
 from qkv.look.result import LookResult
 from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.state import State
@@ -48,7 +48,7 @@ class ResidualStream(LookResult):
 
     def picture(self) -> Picture:
         panels = {"norm": self.norms, "cosine similarity with the previous point": self.turned}
-        return Heatmap("residual stream", panels, self.points, self.tokens)
+        return Heatmap("residual stream", panels, point_names(self.points), self.tokens)
 
 
 def side_modules(network: Any, source: bool = False) -> tuple[str, str]:

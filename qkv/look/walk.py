@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.errors import QkvError
 from qkv.look.attention import Site, select_sites, to_index
-from qkv.look.pictures import Heatmap, Picture
+from qkv.look.pictures import ATTENTION_TYPES, Heatmap, Picture
 from qkv.look.result import LookResult
 from qkv.parts.positions import Turned
 from qkv.parts.recurrent import StepAttention
@@ -103,7 +103,7 @@ class Walk(LookResult):
             names or [str(i) for i in range(size)]
             for names, size in zip((self.rows, self.columns), self.scores.shape, strict=True)
         )
-        title = f"head {self.head} of layer {self.layer} ({self.kind}), step by step"
+        title = f"{ATTENTION_TYPES[self.kind]}, layer {self.layer}, head {self.head}: step by step"
         return Heatmap(title, panels, rows, columns, True)
 
 
