@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -56,6 +57,15 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(**{f.name: v if (v := getattr(self, f.name)) is None else v.to(device) for f in fields(self)})
+
+
+def pad(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor | None]:
+    """Make a table (B, T) of ragged rows, with `filler` at their ends, and a mask (B, T) of what is real; None = all."""
+    width = max(map(len, rows))
+    lengths = torch.tensor([len(row) for row in rows])
+    table = torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
+    mask = torch.arange(width)[None] < lengths[:, None]
+    return table, None if mask.all() else mask
 
 
 @dataclass(frozen=True)

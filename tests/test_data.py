@@ -235,7 +235,7 @@ def test_a_large_corpus_is_opened_once_per_epoch_and_never_held(monkeypatch: pyt
 def test_a_corpus_of_which_nothing_is_usable_ends() -> None:
     """Also where it would go on for ever."""
     endless = Mixture([Memory([("a",)]), Memory([("b",)])], [1, 2])
-    nothing = Batches(endless, lambda rows: [None for _ in rows], len, 40, pool=10)
+    nothing = Batches(endless, lambda rows: [], len, 40, pool=10)
     with pytest.raises(QkvError, match="no example is left"):
         next(iter(nothing))
     with pytest.raises(QkvError, match="no record that can be read"):
@@ -243,7 +243,7 @@ def test_a_corpus_of_which_nothing_is_usable_ends() -> None:
 
 
 def test_no_example_left_is_said() -> None:
-    nothing = Batches(Memory([("a",)]), lambda rows: [None for _ in rows], len, 40)
+    nothing = Batches(Memory([("a",)]), lambda rows: [], len, 40)
     with pytest.raises(QkvError, match="no example is left"):
         next(iter(nothing))
 

@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig, load_recipe
-from qkv.data.translation import collate, sources
 from qkv.errors import QkvError
 from qkv.generate.alignment import attention
 from qkv.generate.search import greedy
@@ -21,6 +20,7 @@ from qkv.models.build import build, skeleton
 from qkv.models.flops import forward_flops, training_flops
 from qkv.objectives import translation
 from qkv.recipes import find
+from qkv.tasks.translation import collate_pairs
 from qkv.train.optimizer import optimizer
 from qkv.train.step import LossModule, step
 
@@ -61,7 +61,7 @@ def copier(values: dict[str, Any], updates: int) -> tuple[nn.Module, ModelConfig
     network = build(config).train()
     optimiser = optimizer(network, TrainConfig(learning_rate=1e-2))
     for update in range(updates):
-        batch = collate([(text, text) for text in texts(32, 1, 3, update)], config)
+        batch = collate_pairs([(text, text) for text in texts(32, 1, 3, update)], config)
         step(LossModule(network, lambda output, batch: translation(output, batch, 0.0)), optimiser, [batch], 1.0)
         for group in optimiser.param_groups:
             group["lr"] = 1e-2 * (1 - update / updates)
@@ -72,13 +72,13 @@ def copier(values: dict[str, Any], updates: int) -> tuple[nn.Module, ModelConfig
 def test_a_small_one_learns_to_copy(name: str, updates: int) -> None:
     network, config = copier(SYSTEMS[name] | {"n_layers": 1}, updates)
     unseen = texts(100, 1, 3, seed=10_000)
-    written = greedy(network, sources(unseen, config), 8, config.eos_ids)  # type: ignore[arg-type]
+    written = greedy(network, collate_pairs([(text, []) for text in unseen], config), 8, config.eos_ids)  # type: ignore[arg-type]
     right = [
         [token for token in ids if token != config.eos_id] == text for ids, text in zip(written, unseen, strict=True)
     ]
     assert sum(right) >= 85
     if name in ("rnnsearch", "luong"):  # and it looks at the word that it copies
-        looks = attention(network, collate([(text, text) for text in unseen if len(text) == 3], config))
+        looks = attention(network, collate_pairs([(text, text) for text in unseen if len(text) == 3], config))
         assert (looks[:, :3].argmax(-1) == torch.arange(3)).float().mean() > 0.4  # by chance 1 in 4
 
 
@@ -88,7 +88,7 @@ def test_half_precision_is_nearly_single_precision(name: str) -> None:
     both = CELLS | {"recurrent": "lstm" if "lstm" in name else "gru", "bidirectional": True}
     torch.manual_seed(0)
     config = ModelConfig(**SYSTEMS.get(name, both))
-    network, batch = build(config), collate([(text, text) for text in texts(4, 2, 6, 0)], config)
+    network, batch = build(config), collate_pairs([(text, text) for text in texts(4, 2, 6, 0)], config)
     exact = network(batch).logits
     with torch.autocast("cpu", torch.bfloat16):
         half = network(batch).logits.float()

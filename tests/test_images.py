@@ -591,5 +591,5 @@ def test_a_caption_that_is_too_long_or_empty_is_dropped() -> None:
     words = CaptionsTask.prepare(recipe, lambda _: None)
     task = CaptionsTask(recipe, CaptionsTask.fitted(recipe, words), words)
     kept = task.encode([(noise(3, 32, 32), text) for text in ("a small red circle at the top", "", "a " * 12)])
-    assert [one is None for one in kept] == [False, True, True]
+    assert len(kept) == 1
     assert task.dropped == {"an empty caption": 1, "a caption of more than 9 tokens": 1}

@@ -554,7 +554,8 @@ def test_documents_of_one_sentence_have_no_next() -> None:
     r = recipe("masked", **NEXT)
     task = begun(r)
     assert isinstance(task, MaskedTask)
-    assert task.encode([("One sentence alone.",), ("Two of them.\nHere.",)])[0] is None
+    (group,) = task.encode([("One sentence alone.",), ("Two of them.\nHere.",)])
+    assert len(group.sentences) == 2
     assert list(task.dropped) == ["a document of one sentence: there is no next one"]
 
 

@@ -11,11 +11,11 @@ from qkv.api import Model
 from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
 from qkv.data import lines as line_module
 from qkv.data import sources as source_module
-from qkv.data.translation import collate, sources
 from qkv.errors import ConfigError, QkvError
 from qkv.generate.translate import TranslationParams, Translator
 from qkv.tasks import translation as task
 from qkv.tasks import vocabulary
+from qkv.tasks.translation import collate_pairs
 from qkv.text.train import KINDS
 from qkv.train import run as training
 from qkv.train.report import Report
@@ -61,9 +61,9 @@ def test_a_text_is_read_as_in_training(kind: str, tmp_path: Path) -> None:
     assert r.words.source.decode([end]) == "" and r.words.source.backend.id_to_token(end) in ("</s>", "[SEP]")
     for text in TEXTS[:3]:
         own = r.words.source.plain([text])[0]
-        assert translator.read(text)[0] == [*own, end] == sources([own], r.config).source[0].tolist()
+        assert translator.read(text)[0] == [*own, end] == collate_pairs([(own, [])], r.config).source[0].tolist()
         assert end not in own and r.config.bos_id not in own  # names of special tokens in a text are text
-    batch = collate([([7], [8, 9])], r.config)
+    batch = collate_pairs([([7], [8, 9])], r.config)
     assert batch.inputs.tolist() == [[r.config.bos_id, 8, 9]] and batch.targets.tolist() == [[8, 9, end]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +51,7 @@ def inspect_command(
     from qkv.config import CorpusConfig, DataConfig, load_recipe
     from qkv.data.inspect import inspect, inspect_recipe, words
     from qkv.data.sources import Parallel, Source
-    from qkv.data.translation import Encoder
+    from qkv.tasks.translation import drop_reason
 
     count: Any = words if tokenizer is None else opened(tokenizer).plain
     unit = "words" if tokenizer is None else "tokens"
@@ -60,7 +61,8 @@ def inspect_command(
         data = recipe.data
         if data is None or len(what) > 1:
             raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
-        reports, leaks = inspect_recipe(data, recipe.task, [count], unit, limit)
+        problem = partial(drop_reason, data=data) if recipe.task == "translation" else None
+        reports, leaks = inspect_recipe(data, recipe.task, [count], unit, limit, problem)
     else:
         source: Source = Parallel(what)
         how: dict[str, Any] = {}
@@ -69,20 +71,14 @@ def inspect_command(
         anything = CorpusConfig(grammar=1)
         data = DataConfig(train=(anything,), valid=anything, max_length=max_length, max_ratio=max_ratio)
         name = " + ".join(map(str, what))
-        problem = None if how.get("labelled") else Encoder(count, count, data).problem
+        problem = None if how.get("labelled") else partial(drop_reason, data=data)
         reports = [inspect(source, name, [count], unit, problem, limit, **how)]
     if as_json:
         print(json.dumps({"corpora": [r.to_json() for r in reports], "leaks": leaks}, indent=2, ensure_ascii=False))
         return
-    from qkv.text.wording import plural
-
     for report in reports:
         print_report(report)
-    for name, number in leaks.items():
-        are = "is" if number == 1 else "are"
-        print(
-            f"{name}: {plural(number, 'texts')} {are} also trained on" + (": the score will flatter" if number else "")
-        )
+    print_leaks(leaks)
 
 
 @app.command()
@@ -164,6 +160,15 @@ def print_report(report: Report) -> None:
         for number, record in report.shown[reason]:
             print(f"    {number:>8,}  {'  |  '.join(shortened(text) for text in record)}")
     print()
+
+
+def print_leaks(leaks: dict[str, int]) -> None:
+    """A line for each held-out set: how many of its texts are in the training set."""
+    from qkv.text.wording import plural
+
+    for name, number in leaks.items():
+        are, flatters = "is" if number == 1 else "are", ": the score will flatter" if number else ""
+        print(f"{name}: {plural(number, 'texts')} {are} also trained on{flatters}")
 
 
 def print_bars(rows: list[tuple[str, int]], width: int) -> None:

@@ -18,6 +18,15 @@ from qkv.data.sources import Record, Source
 from qkv.errors import QkvError
 
 Example = TypeVar("Example")
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """In the place of an example: the record cannot be learned from."""
+
+    reason: str
+
+
 CHUNK = 4096
 """Records that are encoded together, at the most."""
 
@@ -47,11 +56,11 @@ class Position:
 class Batches(Generic[Example]):
     """An endless stream of lists of examples; `position` after each is what a checkpoint stores.
 
-    `encode` makes an example from a record, or None for one that cleaning drops; `length` is what the batch is padded
-    to. Several workers read the same stream, and each computes its own rows of a batch.
+    `encode` makes examples from records, and counts those that it leaves out; `length` is what the batch is padded to. Several
+    workers read the same stream, and each computes its own rows of a batch.
     """
 
-    def __init__(self, source: Source, encode: Callable[[Sequence[Record]], Sequence[Example | None]],
+    def __init__(self, source: Source, encode: Callable[[Sequence[Record]], Sequence[Example]],
                  length: Callable[[Example], int], tokens: int, pool: int = 100_000, seed: int = 0):  # fmt: skip
         self.source, self.encode, self.length = source, encode, length
         self.tokens, self.pool, self.seed = tokens, pool, seed
@@ -94,7 +103,7 @@ class Batches(Generic[Example]):
         reader = reader if at == following else self.source.read(following)
         while chunk := list(islice(reader, min(CHUNK, self.pool))):
             following = chunk[-1][0]
-            examples += [e for e in self.encode([record for _, record in chunk]) if e is not None]
+            examples += self.encode([record for _, record in chunk])
             if len(examples) >= self.pool:
                 self.reader = following, reader
                 return examples, following, False

@@ -14,7 +14,6 @@ from typing import Any
 from qkv.config import DataConfig
 from qkv.data.corpora import PAIRS, corpus
 from qkv.data.sources import Record, Source
-from qkv.data.translation import Encoder
 
 Tokenize = Callable[[Sequence[str]], list[Any]]
 """Texts -> the units of each: ids of a tokenizer, or words."""
@@ -213,10 +212,9 @@ def script_of(letter: str) -> str:
             "MASCULINE": "LATIN", "MICRO": "GREEK"}.get(first, first)  # fmt: skip
 
 
-def inspect_recipe(data: DataConfig, task: str, tokenize: Sequence[Tokenize], unit: str, limit: int = 0
-                   ) -> tuple[list[Report], dict[str, int]]:  # fmt: skip
+def inspect_recipe(data: DataConfig, task: str, tokenize: Sequence[Tokenize], unit: str, limit: int = 0,
+                   problem: Callable[[Any, Any], str] | None = None) -> tuple[list[Report], dict[str, int]]:  # fmt: skip
     """A report on each corpus of a recipe, and how many held-out sentences are also trained on."""
-    problem = Encoder(tokenize[0], tokenize[-1], data).problem if task == "translation" else None
     train = {f"train {i}" if len(data.train) > 1 else "train": c for i, c in enumerate(data.train, 1)}
     sources = {name: corpus(c, data, "train", task) for name, c in train.items()}
     held = {name: corpus(c, data, name, task) for name, c in (("valid", data.valid), ("test", data.test)) if c}

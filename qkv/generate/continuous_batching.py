@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.batch import Batch
-from qkv.data.translation import padded
+from qkv.batch import Batch, pad
 from qkv.generate.sequence import Generation, NextTokens, Sampler
 from qkv.models.decoder import Decoder
 from qkv.models.encoder_decoder import EncoderDecoder
@@ -189,9 +188,9 @@ def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[
 def make_batch(prompts: Sequence[list[int]], sources: Sequence[list[int]] = (), pad_id: int = 0) -> Batch:
     """Make a batch of prompts, padded on the left, where padding can be trimmed once the longer ones have left, and of
     sources, padded on the right."""
-    ids, mask = (table.flip(1) for table in padded([row[::-1] for row in prompts], pad_id))  # (B, T) each
-    own = None if mask.all() else mask
+    ids, mask = pad([row[::-1] for row in prompts], pad_id)  # (B, T) each
+    ids, mask = ids.flip(1), None if mask is None else mask.flip(1)
     if not sources:
-        return Batch(ids, own)
-    source, real = padded(sources, pad_id)  # (B, S) each
-    return Batch(ids, own, source=source, source_mask=None if real.all() else real)
+        return Batch(ids, mask)
+    source, source_mask = pad(sources, pad_id)  # (B, S) each
+    return Batch(ids, mask, source=source, source_mask=source_mask)

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from qkv.batch import Batch
+from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
-from qkv.data.translation import padded
 from qkv.errors import QkvError
 from qkv.generate.alignment import Link, attention, links, taps, token_spans, words_at
 from qkv.generate.beam import BeamParams
@@ -218,9 +217,9 @@ class Translator:
     def make_batch(self, texts: Sequence[EncodedText]) -> Batch:
         """Return the prompts of several texts as a batch."""
         c = self.config
-        source, mask = padded([one.source for one in texts], c.pad_id if c.pad_id < c.vocab_size else 0)
+        source, mask = pad([one.source for one in texts], c.pad_id if c.pad_id < c.vocab_size else 0)
         inputs = source.new_full((len(texts), 1), c.first_id or 0)
-        return Batch(inputs, source=source, source_mask=None if mask.all() else mask)
+        return Batch(inputs, source=source, source_mask=mask)
 
     def decode(self, h: Hypothesis, alignment: Alignment = None) -> Translation:
         """Turn a hypothesis into text."""
@@ -234,9 +233,9 @@ class Translator:
         assert batch.source is not None
         pairs = [(row, h) for row, own in enumerate(found) for h in own]
         rows = batch.source.new_tensor([row for row, _ in pairs])
-        inputs, mask = padded([[self.config.first_id or 0, *h.ids[:-1]] for _, h in pairs], 0)
-        forced = Batch(inputs.to(rows.device), mask.to(rows.device), None, batch.source[rows],
-                       None if batch.source_mask is None else batch.source_mask[rows])  # fmt: skip
+        inputs, mask = pad([[self.config.first_id or 0, *h.ids[:-1]] for _, h in pairs], 0)
+        source_mask = None if batch.source_mask is None else batch.source_mask[rows]
+        forced = replace(Batch(inputs, mask).to(rows.device), source=batch.source[rows], source_mask=source_mask)
         weights = attention(self.network, forced, params.alignment_layer)  # (hypotheses, T, S)
         result: list[list[Alignment]] = [[] for _ in found]
         for (row, h), own in zip(pairs, weights, strict=True):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.batch import Batch
+from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
 from qkv.config.rules import CARRIED
 from qkv.errors import QkvError
@@ -120,11 +120,7 @@ def padded(ids: Any, pad_id: int) -> tuple[Tensor, Tensor | None]:
     rows: Any = [ids] if is_row(ids) else ids
     if not isinstance(rows, Sequence) or not all(map(is_row, rows)):
         raise QkvError("ids are whole numbers, in a list, a list of lists or a tensor")
-    longest = max(map(len, rows), default=0)
-    table = torch.tensor([[*row, *[pad_id] * (longest - len(row))] for row in rows], dtype=torch.long)
-    if all(len(row) == longest for row in rows):
-        return table, None
-    return table, torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in rows])
+    return pad(rows, pad_id) if any(map(len, rows)) else (torch.zeros(len(rows), 0, dtype=torch.long), None)
 
 
 def is_row(ids: Any) -> bool:

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.batch import Batch, Loss
+from qkv.batch import Batch, Loss, pad
 from qkv.config import ModelConfig, Recipe
 from qkv.convert.files import write_text
+from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
-from qkv.data.translation import padded
 from qkv.errors import QkvError
 from qkv.evaluate.metrics import answer_f1, exact_match
 from qkv.evaluate.scores import Score
@@ -172,14 +172,14 @@ def spans(logits: Tensor, rows: Sequence[Window], longest: int) -> list[tuple[fl
 
 def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:
     """Windows side by side; segment 0 is the question with all before it, segment 1 the context (where there are two)."""
-    inputs, mask = padded([list(row.ids) for row in rows], c.pad_id)
+    inputs, mask = pad([list(row.ids) for row in rows], c.pad_id)
     segments = None
     if c.n_segments:
         second = min(1, c.n_segments - 1)
         numbers = [[0] * row.first + [second] * (len(row.ids) - row.first) for row in rows]
-        segments, _ = padded(numbers, 0)
+        segments, _ = pad(numbers, 0)
     targets = torch.tensor([row.target for row in rows])  # (B, 2)
-    return Batch(inputs, None if mask.all() else mask, targets, segments=segments)
+    return Batch(inputs, mask, targets, segments=segments)
 
 
 # --- how one is trained
@@ -218,13 +218,13 @@ class AnsweringTask(Task):
 
     # --- learning
 
-    def examples(self, records: Sequence[Record]) -> list[Window | str]:
+    def examples(self, records: Sequence[Record]) -> list[Window | Unusable]:
         """All windows of each record, or why it has none."""
         places = [placed(*record[1:4]) for record in records]
         cuts = self.cut([(question, context) for question, context, *_ in records])
-        found: list[Window | str] = []
+        found: list[Window | Unusable] = []
         for cut, place in zip(cuts, places, strict=True):
-            found += [place] if isinstance(place, str) else [self.example(window, place) for window in cut]
+            found += [place] if isinstance(place, Unusable) else [self.example(window, place) for window in cut]
         return found
 
     @staticmethod
@@ -275,7 +275,7 @@ class AnsweringTask(Task):
         return (f'qkv answer {folder} "Who?" --context FILE{maybe[0]}', f'model.answer("Who?", "A text."{maybe[1]})')
 
 
-def placed(context: str, answer: str, start: str) -> tuple[int, int] | str | None:
+def placed(context: str, answer: str, start: str) -> tuple[int, int] | Unusable | None:
     """The characters of an answer, None where there is none, or what is wrong. Data sets have offsets that miss the answer;
     where it occurs exactly once there is no doubt which place is meant."""
     told = int(start) if start.isdecimal() else 0
@@ -284,7 +284,7 @@ def placed(context: str, answer: str, start: str) -> tuple[int, int] | str | Non
         return None
     if not context.startswith(answer, told):
         if context.count(answer) != 1:
-            return "with an answer that is not where it should be in the context"
+            return Unusable("with an answer that is not where it should be in the context")
         told = context.index(answer)
     return told, told + len(answer)
 

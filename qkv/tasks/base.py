@@ -20,7 +20,7 @@ from torch import nn
 from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.config.rules import outside
-from qkv.data.batching import Batches
+from qkv.data.batching import Batches, Unusable
 from qkv.data.corpora import corpus
 from qkv.data.sources import Record, Source
 from qkv.errors import ConfigError, QkvError
@@ -125,14 +125,14 @@ class Task:
         return Batches(source, self.encode, length, data.batch_tokens, data.pool, seed)
 
     def encode(self, records: Sequence[Record]) -> list[Any]:
-        """An example of each record, or None for one that is dropped, which is counted."""
+        """Make the examples of some records; what is unusable is left out and counted."""
         self.read += len(records)
-        found = self.examples(records)
-        self.dropped.update(one for one in found if isinstance(one, str))
-        return [None if isinstance(one, str) else one for one in found]
+        examples, dropped = usable(self.examples(records))
+        self.dropped += dropped
+        return examples
 
     def examples(self, records: Sequence[Record]) -> Sequence[Any]:
-        """An example of each record, or in words why there is none."""
+        """Make one or several examples of each record, or Unusable(reason)."""
         raise NotImplementedError
 
     def collate(self, examples: list[Any]) -> Batch:
@@ -215,6 +215,12 @@ class Task:
     def use(self, folder: str) -> tuple[str, str]:
         """A command line and a line of Python that use the model."""
         return f"qkv params {folder}", 'qkv.load("FOLDER")'
+
+
+def usable(examples: Sequence[Any]) -> tuple[list[Any], Counter[str]]:
+    """Separate examples from unusable ones, which are counted by reason."""
+    dropped = Counter(one.reason for one in examples if isinstance(one, Unusable))
+    return [one for one in examples if not isinstance(one, Unusable)], dropped
 
 
 def held_out(source: Source, name: str) -> list[Record]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.batch import IGNORED, Batch, Loss
+from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import ModelConfig, Recipe
 from qkv.convert.files import write_text
+from qkv.data.batching import Unusable
 from qkv.data.sources import Record
-from qkv.data.translation import padded
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import Score, bleu, score
@@ -117,12 +117,14 @@ class CaptionsTask(PictureTask):
 
     def examples(self, records: Sequence[Record]) -> list[Any]:
         rows = self.tokenizer.plain([caption for _, caption in records])
-        return [self.problem(row) or (table, array("i", row)) for (table, _), row in zip(records, rows, strict=True)]
+        return [self.example(table, row) for (table, _), row in zip(records, rows, strict=True)]
 
-    def problem(self, row: list[int]) -> str:
+    def example(self, table: Any, row: list[int]) -> Any:
         if not row:
-            return "an empty caption"
-        return f"a caption of more than {self.most} tokens" if len(row) > self.most else ""
+            return Unusable("an empty caption")
+        return (
+            Unusable(f"a caption of more than {self.most} tokens") if len(row) > self.most else (table, array("i", row))
+        )
 
     def length(self, example: Any) -> int:
         return max(super().length(example), len(example[1]) + 1)
@@ -134,9 +136,9 @@ class CaptionsTask(PictureTask):
         """Captions shifted right behind the start token, as in translation."""
         c = self.config
         assert c.first_id is not None
-        inputs, mask = padded([[c.first_id, *row] for row in rows], c.pad_id)
-        targets, _ = padded([[*row, c.eos_ids[0]] for row in rows], IGNORED)
-        return Batch(inputs, None if mask.all() else mask, targets, images=images)
+        inputs, mask = pad([[c.first_id, *row] for row in rows], c.pad_id)
+        targets, _ = pad([[*row, c.eos_ids[0]] for row in rows], IGNORED)
+        return Batch(inputs, mask, targets, images=images)
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         return translation(output, batch, self.recipe.train.label_smoothing)

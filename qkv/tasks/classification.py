@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.batch import Batch, Loss
+from qkv.batch import Batch, Loss, pad
 from qkv.config import CorpusConfig, ModelConfig, Recipe
 from qkv.convert.files import write_text
+from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
-from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.baseline import baseline
 from qkv.evaluate.class_report import class_report
@@ -110,11 +110,11 @@ def shares(lengths: Sequence[int], room: int) -> list[int]:
 
 def collate(rows: Sequence[Row], c: ModelConfig) -> Batch:
     """Rows side by side, padded at the end. Targets are whole numbers where there are classes."""
-    inputs, mask = padded([list(row.ids) for row in rows], c.pad_id)  # (B, T) each
-    segments = padded([list(row.segments) for row in rows], 0)[0] if c.n_segments else None
+    inputs, mask = pad([list(row.ids) for row in rows], c.pad_id)  # (B, T) each
+    segments = pad([list(row.segments) for row in rows], 0)[0] if c.n_segments else None
     targets = torch.tensor([row.target for row in rows])  # (B,)
     targets = targets if c.n_classes == 1 else targets.long()
-    return Batch(inputs, None if mask.all() else mask, targets, segments=segments)
+    return Batch(inputs, mask, targets, segments=segments)
 
 
 # --- what a trained model does
@@ -275,15 +275,16 @@ class ClassificationTask(Task):
 
     # --- learning
 
-    def examples(self, records: Sequence[Record]) -> list[Row | str]:
+    def examples(self, records: Sequence[Record]) -> list[Row | Unusable]:
         rows = self.reader([text_of(record) for record in records])
         return [self.example(record, row) for record, row in zip(records, rows, strict=True)]
 
-    def example(self, record: Record, row: Row) -> Row | str:
+    def example(self, record: Record, row: Row) -> Row | Unusable:
         target = self.target(record[-1])
         if not all(part.strip() for part in record[:-1]):
-            return "an empty text"
-        return f"the label {record[-1]!r}, which is none" if target is None else row._replace(target=target)
+            return Unusable("an empty text")
+        reason = f"the label {record[-1]!r}, which is none"
+        return Unusable(reason) if target is None else row._replace(target=target)
 
     def target(self, label: str) -> float | None:
         """The number of a class; None for one that the training set does not have."""

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from qkv.batch import Batch
+from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
-from qkv.data.translation import padded
 from qkv.errors import QkvError
 from qkv.tasks.pretraining import MASKS, mask_token
 from qkv.tasks.windows import by_length
@@ -93,10 +92,11 @@ class Filler:
 
     @torch.no_grad()
     def guess(self, rows: list[list[int]], top_k: int) -> list[Filled]:
-        inputs, mask = padded(rows, self.config.pad_id)  # (B, T) each
-        batch = Batch(inputs, None if mask.all() else mask).to(next(self.network.parameters()).device)
+        inputs, mask = pad(rows, self.config.pad_id)  # (B, T) each
+        batch = Batch(inputs, mask).to(next(self.network.parameters()).device)
         output = self.network(batch)
-        hidden = (inputs == self.mask) & mask  # (B, T)
+        assert self.mask is not None
+        hidden = inputs.eq(self.mask) if mask is None else inputs.eq(self.mask) & mask  # (B, T)
         scores = output.head(output.hidden[hidden.to(output.hidden.device)]).float().cpu()  # (N, V)
         best = scores.softmax(-1).topk(min(top_k, scores.size(-1)))
         gaps = [

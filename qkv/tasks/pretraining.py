@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import random
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,19 +20,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from qkv.batch import IGNORED, Batch, Loss
+from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import CorpusConfig, ModelConfig, Recipe
 from qkv.data import corrupt
+from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
 from qkv.data.corrupt import Marks
 from qkv.data.sources import Record
-from qkv.data.translation import collate as collate_pairs
-from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy, masked_next, wanted
-from qkv.tasks.base import Say, Task, Words, held_out
+from qkv.tasks.base import Say, Task, Words, held_out, usable
 from qkv.tasks.losses import window_losses
+from qkv.tasks.translation import collate_pairs
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import by_length, framed
 from qkv.text.kinds import around, put_around
@@ -149,7 +148,7 @@ class Pretraining(Task):
             count = math.ceil(len(ids) / self.room)
             cuts = [len(ids) * i // max(count, 1) for i in range(count + 1)]
             windows = [array("i", ids[a:b]) for a, b in pairwise(cuts) if b - a >= self.least]
-            found += windows or ["too short a text"]
+            found += windows or [Unusable("too short a text")]
         return found
 
     def length(self, example: Any) -> int:
@@ -169,12 +168,11 @@ class Pretraining(Task):
 
     def held_out(self, c: CorpusConfig, name: str) -> list[Any]:
         source = corpus(c, self.data, name, self.records(self.recipe))
-        found = self.examples(held_out(source, name))
+        windows, dropped = usable(self.examples(held_out(source, name)))
         if name == "valid":
-            self.left_out += source.skipped + Counter(one for one in found if isinstance(one, str))
-        windows = [one for one in found if not isinstance(one, str)]
+            self.left_out += source.skipped + dropped
         if not windows:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in Counter(map(str, found)).items())
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
             raise QkvError(f"nothing can be asked about the {name} set ({reasons}): give data.{name} longer texts")
         return windows
 
@@ -277,7 +275,7 @@ class MaskedTask(Pretraining):
         for number, lines in enumerate(documents):
             some = corrupt.groups([array("i", next(ids)) for _ in lines], self.room)
             groups = [Group(first + number, list(one)) for one in some if len(one) > 1]  # type: ignore[arg-type]
-            found += groups or ["a document of one sentence: there is no next one"]
+            found += groups or [Unusable("a document of one sentence: there is no next one")]
         return found
 
     def length(self, example: Any) -> int:
@@ -302,10 +300,10 @@ class MaskedTask(Pretraining):
             asked.append([*gaps[0], *targets[:cut], *gaps[1], *targets[cut:], *gaps[2]])
             lengths = len(begin) + cut + len(between), len(second) + len(end)
             segments.append([0] * lengths[0] + [min(1, max(self.config.n_segments - 1, 0))] * lengths[1])
-        inputs, mask = padded(rows, self.config.pad_id)  # (B, T) each
+        inputs, mask = pad(rows, self.config.pad_id)  # (B, T) each
         return Batch(
-            inputs, None if mask.all() else mask, padded(asked, IGNORED)[0],
-            segments=padded(segments, 0)[0] if self.config.n_segments else None,
+            inputs, mask, pad(asked, IGNORED)[0],
+            segments=pad(segments, 0)[0] if self.config.n_segments else None,
             answers=torch.tensor([int(not pair.follows) for pair in pairs]),
         )  # fmt: skip
 

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.batch import IGNORED, Batch
+from qkv.batch import IGNORED, Batch, pad
 from qkv.config import ModelConfig, Recipe
-from qkv.data import translation as pairs
+from qkv.data.batching import Unusable
 from qkv.data.sources import Record
-from qkv.data.translation import padded
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.rouge import rouge
 from qkv.generate.continuous_batching import GenerativeNetwork
 from qkv.generate.translate import EncodedText, TranslationParams, Translator
-from qkv.tasks.translation import TranslationTask, beam_of, two_sides
+from qkv.tasks.base import usable
+from qkv.tasks.translation import Ids, TranslationTask, beam_of, length, two_sides
 from qkv.text.tokenizer import Tokenizer
 
 ASKED = 500
@@ -79,8 +79,8 @@ class Summarizer(Translator):
     def make_batch(self, texts: Sequence[EncodedText]) -> Batch:
         if self.config.family != "decoder":
             return super().make_batch(texts)
-        inputs, mask = padded([self.prompt(one)[0] for one in texts], self.config.pad_id)
-        return Batch(inputs, None if mask.all() else mask)
+        inputs, mask = pad([self.prompt(one)[0] for one in texts], self.config.pad_id)
+        return Batch(inputs, mask)
 
 
 class SummaryTask(TranslationTask):
@@ -117,7 +117,9 @@ class SummaryTask(TranslationTask):
         """Long texts are cut, for a summary of the beginning is better than none; a pair with an empty side is dropped."""
         rows = zip(*self.ids(records), strict=True)
         most, target = self.data.max_length, self.data.target_length
-        return [(array("i", s[:most]), array("i", t[:target])) if s and t else "an empty side" for s, t in rows]
+        return [
+            (array("i", s[:most]), array("i", t[:target])) if s and t else Unusable("an empty side") for s, t in rows
+        ]
 
     def readable(self, records: list[Record]) -> tuple[list[Record], Any]:
         return records, self.left_out
@@ -144,8 +146,8 @@ class SummaryTask(TranslationTask):
         return {**{name: one.value for name, one in zip(names, found, strict=False)}, "loss": self.loss(network)}
 
     def loss(self, network: nn.Module) -> float:
-        rows = sorted((row for row in self.examples(list(self.valid)) if not isinstance(row, str)), key=pairs.length)
-        return self.mean_loss(network, rows)
+        rows, _ = usable(self.examples(list(self.valid)))
+        return self.mean_loss(network, sorted(rows, key=length))
 
     def translator(self, network: Any) -> Translator:
         return Summarizer(self.config, network, self.source, self.target, self.data.max_length + 1)
@@ -169,16 +171,16 @@ class SummaryTask(TranslationTask):
         return f"qkv summarize {folder} FILE", 'model.summarize(["A long text."])'
 
 
-def one_row(examples: Sequence[pairs.Pair], c: ModelConfig, source_weight: float) -> Batch:
+def one_row(examples: Sequence[Ids], c: ModelConfig, source_weight: float) -> Batch:
     """text </s> <s> summary </s> as a decoder reads it, each token but the first predicted from those before it; what belongs
     to the text, <s> included, counts with `source_weight`, and is left out where that is 0."""
     end, first = c.eos_ids[0], c.first_id or 0
     rows = [[*s, end, first, *t, end] for s, t in examples]
-    inputs, mask = padded([row[:-1] for row in rows], c.pad_id)  # (B, T)
-    targets, _ = padded([row[1:] for row in rows], IGNORED)  # (B, T)
+    inputs, mask = pad([row[:-1] for row in rows], c.pad_id)  # (B, T)
+    targets, _ = pad([row[1:] for row in rows], IGNORED)  # (B, T)
     lengths = torch.tensor([len(s) + 1 for s, _ in examples])  # targets of the text
     text = torch.arange(targets.size(1))[None] < lengths[:, None]  # (B, T)
     if source_weight == 0:
         targets = targets.masked_fill(text, IGNORED)
     weights = None if source_weight in (0, 1) else torch.where(text, source_weight, 1.0)
-    return Batch(inputs, None if mask.all() else mask, targets, weights=weights)
+    return Batch(inputs, mask, targets, weights=weights)

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qkv.batch import IGNORED, Batch, Loss
+from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import ModelConfig, Recipe
 from qkv.convert.files import write_text
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
-from qkv.data.translation import padded
 from qkv.errors import QkvError
 from qkv.evaluate.class_report import class_report, entity_report
 from qkv.evaluate.metrics import entity_f1, tag_accuracy
@@ -132,8 +131,8 @@ class Tagger:
 
 def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:
     """Windows side by side, without targets."""
-    inputs, mask = padded([list(row.ids) for row in rows], c.pad_id)
-    return Batch(inputs, None if mask.all() else mask)
+    inputs, mask = pad([list(row.ids) for row in rows], c.pad_id)
+    return Batch(inputs, mask)
 
 
 # --- how one is trained
@@ -202,9 +201,9 @@ class TaggingTask(Task):
         return array("i", window.ids), targets
 
     def collate(self, examples: list[Any]) -> Batch:
-        inputs, mask = padded([list(ids) for ids, _ in examples], self.config.pad_id)
-        targets, _ = padded([list(tags) for _, tags in examples], IGNORED)
-        return Batch(inputs, None if mask.all() else mask, targets)
+        inputs, mask = pad([list(ids) for ids, _ in examples], self.config.pad_id)
+        targets, _ = pad([list(tags) for _, tags in examples], IGNORED)
+        return Batch(inputs, mask, targets)
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         return tagging(output, batch)

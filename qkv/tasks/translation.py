@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from qkv.batch import Batch, Loss
+from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import DataConfig, DecodeConfig, ModelConfig, Recipe
 from qkv.convert.files import write_text
-from qkv.data import translation as pairs
+from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
 from qkv.data.sources import Record
 from qkv.engine.pack import pack
@@ -45,6 +45,42 @@ def learn_tokenizers(
     nouns = "sentences" if task == "translation" else "texts"
     learned = [end_only(learn_tokenizer(corpora, itemgetter(side), data, say, nouns=nouns)) for side in sides]
     return learned[0], learned[-1]
+
+
+# --- from pairs of sentences to batches
+
+Ids = tuple[Sequence[int], Sequence[int]]
+"""Source and target ids; neither has special tokens yet."""
+
+
+def drop_reason(source: Sequence[Any], target: Sequence[Any], data: DataConfig) -> str:
+    """Why training leaves out a pair of so many tokens; "" where it does not."""
+    short, long = sorted((len(source), len(target)))
+    if short == 0:
+        return "an empty side"
+    if long > data.max_length:
+        return f"more than {data.max_length} tokens"
+    if long > data.max_ratio * short + 5:  # a few words may well become many
+        return f"one side {data.max_ratio:g} times as long as the other"
+    return ""
+
+
+def length(pair: Ids) -> int:
+    """The longer side, with its end token."""
+    return max(len(pair[0]), len(pair[1])) + 1
+
+
+def collate_pairs(pairs: Sequence[Ids], c: ModelConfig) -> Batch:
+    """source </s>; the target shifted right behind the start token; padding at the end."""
+    end = c.eos_ids[0]
+    assert c.first_id is not None
+    source, source_mask = pad([[*s, end] for s, _ in pairs], c.pad_id)  # (B, S)
+    inputs, mask = pad([[c.first_id, *t] for _, t in pairs], c.pad_id)  # (B, T)
+    targets, _ = pad([[*t, end] for _, t in pairs], IGNORED)  # (B, T)
+    return Batch(inputs, mask, targets, source, source_mask)
+
+
+# --- how a translator is trained
 
 
 class TranslationTask(Task):
@@ -87,8 +123,7 @@ class TranslationTask(Task):
         super().__init__(recipe, config, words)
         assert words.source is not None and words.target is not None
         self.source, self.target = words.source, words.target
-        self.cleaning = pairs.Encoder(self.source.plain, self.target.plain, self.data)
-        self.batches = self.batched(training(self.data, self.name), pairs.length)
+        self.batches = self.batched(training(self.data, self.name), length)
         valid = corpus(self.data.valid, self.data, "valid", self.name)
         self.valid, self.left_out = self.readable(held_out(valid, "valid"))
         self.left_out += valid.skipped
@@ -96,9 +131,13 @@ class TranslationTask(Task):
     # --- learning
 
     def examples(self, records: Sequence[Record]) -> list[Any]:
-        rows = zip(*self.ids(records), strict=True)
-        # arrays have a tenth of the memory of lists
-        return [self.cleaning.problem(s, t) or (array("i", s), array("i", t)) for s, t in rows]
+        return [self.example(source, target) for source, target in zip(*self.ids(records), strict=True)]
+
+    def example(self, source: list[int], target: list[int]) -> Ids | Unusable:
+        reason = drop_reason(source, target, self.data)
+        return (
+            Unusable(reason) if reason else (array("i", source), array("i", target))
+        )  # a tenth of the memory of lists
 
     def ids(self, records: Sequence[Record]) -> tuple[list[list[int]], list[list[int]]]:
         return self.source.plain([r[0] for r in records]), self.target.plain([r[1] for r in records])
@@ -113,7 +152,7 @@ class TranslationTask(Task):
         return [record for record, fit in zip(records, fits, strict=True) if fit], left_out
 
     def collate(self, examples: list[Any]) -> Batch:
-        return pairs.collate(examples, self.config)
+        return collate_pairs(examples, self.config)
 
     def objective(self, output: Output, batch: Batch) -> Loss:
         return translation(output, batch, self.recipe.train.label_smoothing)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import tokenizers
 
-from qkv.batch import IGNORED, Batch
-from qkv.data.translation import padded
+from qkv.batch import IGNORED, Batch, pad
 from qkv.text.tokenizer import Tokenizer, in_words
 
 
@@ -43,10 +42,10 @@ def unknown_id(tokenizer: Tokenizer) -> int:
 def framed(rows: Sequence[tuple[Sequence[int], Sequence[int]]], gaps: Sequence[Sequence[int]], pad_id: int) -> Batch:
     """(ids, targets) side by side, each with the special tokens `gaps` before and behind it, of which nothing is asked."""
     begin, end = gaps
-    inputs, mask = padded([[*begin, *ids, *end] for ids, _ in rows], pad_id)  # (B, T) each
+    inputs, mask = pad([[*begin, *ids, *end] for ids, _ in rows], pad_id)  # (B, T) each
     before, behind = ([IGNORED] * len(gap) for gap in gaps)
-    targets, _ = padded([[*before, *asked, *behind] for _, asked in rows], IGNORED)
-    return Batch(inputs, None if mask.all() else mask, targets)
+    targets, _ = pad([[*before, *asked, *behind] for _, asked in rows], IGNORED)
+    return Batch(inputs, mask, targets)
 
 
 def windows(length: int, room: int, step: int) -> list[range]:
