@@ -1,4 +1,4 @@
-"""The `qkv` command: one verb per file of commands/. Torch is imported by the verbs that need it, when they run."""
+"""The `qkv` command: one subcommand per file of commands/. Torch is imported only by the subcommands that need it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: no advice from its C++ to our users
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: hide warnings of its C++ code
 
 from qkv.commands import (  # noqa: E402
     analogy,
@@ -45,7 +45,7 @@ from qkv.errors import QkvError  # noqa: E402
 
 app = typer.Typer(
     name="qkv",
-    help="The whole Transformer in one package: train, build, open, check, convert and run its families.",
+    help="The whole Transformer in one package: train, use, inspect, serve, convert and check models of every family.",
     epilog="Start with: qkv serve · qkv demo · qkv lectures · qkv params gpt2",
     no_args_is_help=True,
     add_completion=False,
@@ -104,7 +104,7 @@ def options(
 
 
 def main() -> None:
-    """Run; what the user can mend is one line on stderr and exit code 2."""
+    """Run the command; errors that the user can correct are one line on stderr and exit code 2."""
     try:
         app()
     except QkvError as error:
@@ -112,9 +112,8 @@ def main() -> None:
     except OSError as error:  # a full disk, no permission, a name that no file can have
         fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
     except UnicodeError as error:
-        fail(
-            f"the input is not UTF-8 text ({error.reason if isinstance(error, UnicodeDecodeError) else error}): convert it first"
-        )
+        reason = error.reason if isinstance(error, UnicodeDecodeError) else error
+        fail(f"the input is not UTF-8 text ({reason}): convert it to UTF-8")
     except MemoryError:
         fail("not enough memory: use a smaller model, or smaller batches")
     except KeyboardInterrupt:
@@ -122,7 +121,7 @@ def main() -> None:
 
 
 def fail(problem: str) -> None:
-    """One line, exit code 2."""
+    """Print one line to stderr and exit with code 2."""
     print(f"error: {problem}", file=sys.stderr)
     sys.exit(2)
 

@@ -1,17 +1,17 @@
-"""The errors a user can cause and mend. The command line prints their one line and exits with code 2."""
+"""Errors that a user can cause and correct. The command line prints their message in one line and exits with code 2."""
 
 
 class QkvError(Exception):
-    """Something the user gave is wrong; the message says what, and what to do."""
+    """Invalid input: the message says what is wrong, what is allowed and what to do."""
 
     def __str__(self) -> str:
-        """One line, whatever names a damaged file brought into it: line ends and other control characters are escaped."""
+        """Return one line: control characters, such as line ends in the names of a damaged file, are escaped."""
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
 
 
 class ConfigError(QkvError):
-    """A configuration that cannot be: unknown key, wrong type, impossible combination."""
+    """Invalid configuration: unknown key, wrong type, impossible combination."""
 
 
 class FileError(QkvError):
-    """A file that is missing, broken, unsafe or of another kind than expected."""
+    """Missing, damaged, unsafe or unexpected file."""

@@ -16,7 +16,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from qkv.data.images import digits
 from qkv.errors import QkvError
 from qkv.evaluate import baseline as module
-from qkv.evaluate.baseline import TOKEN, baseline, verdict
+from qkv.evaluate.baseline import TOKEN, baseline, describe_baseline
 
 RECIPE = """
 task = "classification"
@@ -116,7 +116,7 @@ def test_the_verdict_names_the_better_one() -> None:
         found = {"name": "B", "details": "d", "valid": {"accuracy": 70.0}, "test": {"accuracy": 80.0}}
         results = {"valid": {"metric": "accuracy", "value": ours}, "baseline": found,
                    "test": {"scores": [{"name": "accuracy", "value": ours}]}}  # fmt: skip
-        return verdict(results | more)
+        return describe_baseline(results | more)
 
     assert lines(80.0) == ["baseline, B (d): validation accuracy 70.00, test accuracy 80.00"]
     assert "the baseline is better on this data, 80.00 against 79.00" in lines(79.0)[1]
@@ -130,7 +130,7 @@ def test_without_scikit_learn_a_line_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
     rows = separable(60, 6)
     found = of(rows, rows)
-    (line,) = verdict({"valid": {"metric": "accuracy", "value": 1.0}, "baseline": found, "test": None})
+    (line,) = describe_baseline({"valid": {"metric": "accuracy", "value": 1.0}, "baseline": found, "test": None})
     assert "pip install 'qkv[sklearn]'" in line
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(QkvError, match=r"pip install 'qkv\[sklearn\]'"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import classification_report, confusion_matrix
 
 from qkv.errors import QkvError
-from qkv.evaluate.class_report import MOST_ROWS, MOST_STORED, ClassReport, class_report, compact, entity_report
+from qkv.evaluate.class_report import MOST_ROWS, MOST_STORED, ClassReport, class_report, compact_report, entity_report
 from qkv.evaluate.metrics import entity_f1, macro_f1
 from qkv.look.figures import matrix
 
@@ -84,12 +84,12 @@ def test_many_classes_are_told_in_short() -> None:
     assert len(report.rows) == 100 > MOST_STORED and report.confusion == ()
     text = str(report)
     assert f"{100 - MOST_ROWS} classes with less support" in text and "0 -> 1  1" in text and "50 -> 51" not in text
-    short = compact(report.to_json())
+    short = compact_report(report.to_json())
     assert (
         len(short["classes"]) == MOST_ROWS and len(short["confused"]) == 20 and len(report.to_json()["classes"]) == 100
     )
     middle = class_report(said[:40], right[:40]).to_json()
-    assert "confusion" in middle and "confusion" not in compact(middle)
+    assert "confusion" in middle and "confusion" not in compact_report(middle)
     assert str(ClassReport.from_json(short)).count("\n") < 80
 
 
@@ -99,7 +99,7 @@ def test_no_confusions_is_said() -> None:
 
 
 def test_a_damaged_report_is_an_error() -> None:
-    with pytest.raises(QkvError, match="not a report of classes"):
+    with pytest.raises(QkvError, match="not a class report"):
         ClassReport.from_json({"classes": {"a": {}}})
 
 
@@ -111,7 +111,7 @@ def test_the_picture_has_every_count() -> None:
     assert (
         words.count("<a>") == 2
         and "a rather long name that…" in words
-        and "rows: correct, columns: predicted; 4,582 in all" in words
+        and "rows: correct, columns: predicted; 4,582 examples" in words
     )
     fills = [element.get("fill") for element in root.iter("{http://www.w3.org/2000/svg}rect")][1:]
     assert fills[0] == "rgba(11,107,203,1.000)" and fills[1] == "rgba(11,107,203,0.000)"  # a share of its row

@@ -227,10 +227,10 @@ def test_bad_input_is_one_line(tmp_path: Path, run: Run) -> None:
     cases = [
         (("evaluate", good, "-r", short), "150 hypotheses but the reference has 149"),
         (("evaluate", tmp_path / "latin", "-r", good), "latin, line 2: not UTF-8"),
-        (("evaluate", tmp_path / "empty", "-r", good), "no lines at all"),
+        (("evaluate", tmp_path / "empty", "-r", good), "is empty"),
         (("evaluate", tmp_path / "absent", "-r", good), "cannot read"),
-        (("evaluate", good, "-r", good, "--metrics", "blue"), "no metric 'blue': one of bleu, chrf, ter"),
-        (("evaluate", good, "-r", good, "--tokenize", "14a"), "no BLEU tokenizer '14a'"),
+        (("evaluate", good, "-r", good, "--metrics", "blue"), "unknown metric 'blue': choose one of bleu, chrf, ter"),
+        (("evaluate", good, "-r", good, "--tokenize", "14a"), "unknown BLEU tokenizer '14a'"),
         (("evaluate", good, "-r", good, "--source", good), "is not a folder"),
         (("compare", good, "-r", good), "at least two files"),
         (("compare", good, good, "-r", good), "each given once"),

@@ -90,7 +90,7 @@ def test_a_clear_difference_is_significant_by_any_metric() -> None:
 
 
 def test_randomisation_needs_the_same_examples() -> None:
-    with pytest.raises(QkvError, match="one for each example"):
+    with pytest.raises(QkvError, match="for each example"):
         randomisation(np.zeros(3), np.zeros(4), mean)
 
 

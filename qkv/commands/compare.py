@@ -13,7 +13,7 @@ from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, ch
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qkv.evaluate.significance import Compared, Group
+    from qkv.evaluate.significance import Comparison, RunScores
 
 SYSTEMS = typer.Argument(
     metavar="A B ...",
@@ -97,7 +97,7 @@ def members(system: str) -> list[Path]:
 
 
 def translations(paths: list[Path], references: list[Path] | None, metrics: list[str], samples: int, how: dict[str, Any]
-                 ) -> list[Compared]:  # fmt: skip
+                 ) -> list[Comparison]:  # fmt: skip
     """Files of translations, and runs among them, against the same references."""
     from qkv.evaluate.scores import read_sentences
     from qkv.evaluate.significance import compare
@@ -111,7 +111,7 @@ def translations(paths: list[Path], references: list[Path] | None, metrics: list
     return compare(texts, [read_sentences(path) for path in references], metrics or ("bleu", "chrf"), samples, **how)
 
 
-def show(rows: list[Compared], as_json: bool) -> None:
+def show(rows: list[Comparison], as_json: bool) -> None:
     """One line per system and metric."""
     from qkv.train.report import digits
 
@@ -130,7 +130,7 @@ def show(rows: list[Compared], as_json: bool) -> None:
         print(f"  {name}|{signature}")
 
 
-def show_groups(rows: list[Group], as_json: bool) -> None:
+def show_groups(rows: list[RunScores], as_json: bool) -> None:
     """One line per system and metric, over its runs."""
     if as_json:
         print(json.dumps([row.to_json() for row in rows], indent=2, ensure_ascii=False))
@@ -146,7 +146,7 @@ def show_groups(rows: list[Group], as_json: bool) -> None:
     print(f"  {rows[0].test}; sd = standard deviation over runs")
 
 
-def verdict(row: Compared | Group, score: float) -> list[str]:
+def verdict(row: Comparison | RunScores, score: float) -> list[str]:
     """The difference from the baseline, with as many digits as the score has, its p, and what that means."""
     if row.p is None:
         return ["", "", "baseline"]

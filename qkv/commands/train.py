@@ -57,7 +57,7 @@ def run(
     [dim]tensorboard --logdir runs           # watch it[/]
     """
     from qkv.config.vectors import learns_vectors
-    from qkv.evaluate.baseline import verdict
+    from qkv.evaluate.baseline import describe_baseline
     from qkv.recipes import find
     from qkv.train.report import digits, in_words
 
@@ -70,7 +70,7 @@ def run(
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
     for name, one in finished.results["extra_valid"].items():
         print(f"{name} {in_words(one['metric'])} {digits(one['scores'][one['metric']])}, of the same weights")
-    for line in (*score_lines(finished.results), *verdict(finished.results)):
+    for line in (*score_lines(finished.results), *describe_baseline(finished.results)):
         print(line)
     print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")
     print(f"use it: {finished.task.use(shlex.quote(str(folder)))[0]}")

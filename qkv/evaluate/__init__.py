@@ -1,5 +1,4 @@
-"""How good is it: scores of what a model writes, by the same scorer in validation and in the final test. `qkv.evaluate(...)` is a
-function too."""
+"""Evaluation metrics, the same in validation and in the final test. `qkv.evaluate(...)` is a function too."""
 
 import qkv
 

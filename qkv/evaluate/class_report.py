@@ -2,9 +2,10 @@
 
     precision = hits / predicted     recall = hits / support     F1 = 2 hits / (predicted + support)
 
-`support` is how often a class is correct. The macro average is the plain mean over classes, the weighted average weighs
-each class by its support. Entities (spans of B-I-O tags) count as in conlleval and seqeval: a hit needs the right first
-word, last word and kind; instead of the accuracy there is a micro average over all spans.
+`support` is the number of examples of a class. The macro average is the unweighted mean over classes, the weighted average uses
+the supports as weights. Entities (spans of B-I-O tags) count as in conlleval and seqeval: a hit needs the correct first word,
+last word and type; instead of the accuracy there is a micro average over all spans. The code is our own so that evaluation does
+not need scikit-learn; tests/test_class_report.py compares both.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.errors import QkvError
-from qkv.evaluate.metrics import f1_of, paired, spans
+from qkv.evaluate.metrics import check_pairs, entity_spans, f1_from_counts
 
 MOST_SHOWN = 12
-"""Classes of a confusion matrix that is printed; of more, the most frequent confusions are listed."""
+"""Maximum classes of a printed confusion matrix; for more, the most frequent confusions are listed."""
 MOST_STORED = 50
-"""Classes of a confusion matrix that is kept whole, and drawn."""
+"""Maximum classes of a confusion matrix that is stored and drawn."""
 MOST_ROWS = 40
-"""Classes that are printed; of more, those with the largest support."""
+"""Maximum printed classes; of more, those with the largest support."""
 MOST_PAIRS = 20
-"""Confusions that are listed."""
+"""Maximum listed confusions."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One class, or an average."""
+class ClassScores:
+    """The scores of one class, or an average."""
 
     name: str
     precision: float
@@ -40,26 +41,26 @@ class Row:
 
 @dataclass(frozen=True)
 class ClassReport:
-    """What was measured of every class of a test set."""
+    """The scores of every class of a test set."""
 
-    rows: tuple[Row, ...]
-    """The classes that are correct or predicted at least once."""
-    averages: tuple[Row, ...]
-    """macro avg and weighted avg; of entities micro avg before them."""
+    rows: tuple[ClassScores, ...]
+    """The classes that occur in the answers or the predictions."""
+    averages: tuple[ClassScores, ...]
+    """macro avg and weighted avg; for entities preceded by micro avg."""
     accuracy: float | None
-    """None of entities."""
+    """None for entities."""
     labels: tuple[str, ...] = ()
-    """Classes of the confusion matrix; of entities the kinds of words, O among them."""
+    """Classes of the confusion matrix; for entities the types of words, including O."""
     confusion: tuple[tuple[int, ...], ...] = ()
-    """[correct][predicted] -> how often; empty where there are more than MOST_STORED labels."""
+    """Counts [correct][predicted]; empty for more than MOST_STORED labels."""
     confused: tuple[tuple[str, str, int], ...] = field(default=())
-    """(correct, predicted, how often) of the most frequent confusions."""
+    """(correct, predicted, count) of the most frequent confusions."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, fractions with six digits."""
+        """Return plain data, fractions with six digits."""
         found: dict[str, Any] = {
-            "classes": {row.name: numbers(row) for row in self.rows},
-            "averages": {row.name: numbers(row) for row in self.averages},
+            "classes": {row.name: row_to_json(row) for row in self.rows},
+            "averages": {row.name: row_to_json(row) for row in self.averages},
             "confused": [list(pair) for pair in self.confused],
         }
         if self.accuracy is not None:
@@ -70,36 +71,34 @@ class ClassReport:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> ClassReport:
-        """The report that `to_json` described."""
+        """Restore a report from `to_json`."""
         try:
-            rows, averages = (tuple(Row(name, *(one[key] for key in KEYS)) for name, one in found[which].items())
+            rows, averages = (tuple(ClassScores(name, *(one[key] for key in KEYS)) for name, one in found[which].items())
                               for which in ("classes", "averages"))  # fmt: skip
             matrix = found.get("confusion", {"labels": [], "counts": []})
             counts = tuple(tuple(map(int, row)) for row in matrix["counts"])
             pairs = tuple((right, said, int(count)) for right, said, count in found["confused"])
             return cls(rows, averages, found.get("accuracy"), tuple(matrix["labels"]), counts, pairs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise QkvError(
-                f"not a report of classes ({type(error).__name__}: {error}): evaluate the run again"
-            ) from None
+            raise QkvError(f"not a class report ({type(error).__name__}: {error}): evaluate the run again") from None
 
-    # --- for people
+    # --- as text
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), "", *self.confusion_lines()])
 
     def lines(self, digits: int = 2) -> list[str]:
-        """The table that sklearn.metrics.classification_report prints."""
-        shown = self.rows if len(self.rows) <= MOST_ROWS else sorted(self.rows, key=lambda r: -r.support)[:MOST_ROWS]
-        width = max(*(len(row.name) for row in (*shown, *self.averages)), digits)
+        """Return the table of sklearn.metrics.classification_report."""
+        rows = self.rows if len(self.rows) <= MOST_ROWS else sorted(self.rows, key=lambda r: -r.support)[:MOST_ROWS]
+        width = max(*(len(row.name) for row in (*rows, *self.averages)), digits)
         line = f"{{:>{width}s}} " + f" {{:>9.{digits}f}}" * 3 + " {:>9}"
         found = [
             f"{'':>{width}s} " + "".join(f" {title:>9s}" for title in ("precision", "recall", "f1-score", "support")),
             "",
         ]
-        found += [line.format(row.name, row.precision, row.recall, row.f1, row.support) for row in shown]
-        if len(shown) < len(self.rows):
-            found.append(f"{'...':>{width}s}  {len(self.rows) - len(shown):,} classes with less support")
+        found += [line.format(row.name, row.precision, row.recall, row.f1, row.support) for row in rows]
+        if len(rows) < len(self.rows):
+            found.append(f"{'...':>{width}s}  {len(self.rows) - len(rows):,} classes with less support")
         found.append("")
         if self.accuracy is not None:
             total = sum(row.support for row in self.rows)
@@ -107,20 +106,20 @@ class ClassReport:
         return found + [line.format(row.name, row.precision, row.recall, row.f1, row.support) for row in self.averages]
 
     def confusion_lines(self) -> list[str]:
-        """The matrix of a few classes, or the most frequent confusions of many."""
+        """Return the matrix of few classes, or the most frequent confusions of many."""
         if self.confusion and len(self.labels) <= MOST_SHOWN:
             return matrix_lines(self.labels, self.confusion)
         if not self.confused:
-            return ["no confusions: every answer is correct"]
-        lines = ["most frequent confusions (correct -> predicted, how often):"]
+            return ["no confusions: all predictions are correct"]
+        lines = ["most frequent confusions (correct -> predicted, count):"]
         return lines + [f"  {right} -> {said}  {count:,}" for right, said, count in self.confused]
 
 
 KEYS = ("precision", "recall", "f1", "support")
 
 
-def compact(found: dict[str, Any]) -> dict[str, Any]:
-    """What results.json keeps of a report's plain data: at most MOST_ROWS classes, and a matrix that can be printed."""
+def compact_report(found: dict[str, Any]) -> dict[str, Any]:
+    """Reduce plain data for results.json: at most MOST_ROWS classes, and a matrix only where it can be printed."""
     kept = dict(found)
     largest = sorted(found["classes"], key=lambda name: -found["classes"][name]["support"])[:MOST_ROWS]
     kept["classes"] = {name: row for name, row in found["classes"].items() if name in largest}
@@ -129,12 +128,12 @@ def compact(found: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def numbers(row: Row) -> dict[str, float]:
+def row_to_json(row: ClassScores) -> dict[str, float]:
     return {key: round(getattr(row, key), 6) for key in KEYS}
 
 
 def matrix_lines(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:
-    """A confusion matrix as text: rows are the correct classes, columns the predicted ones."""
+    """Return a confusion matrix as text: rows are the correct classes, columns the predicted ones."""
     cells = [[str(count) for count in row] for row in counts]
     widths = [max(len(label), *(len(row[i]) for row in cells)) for i, label in enumerate(labels)]
     left = max(len(label) for label in labels)
@@ -144,71 +143,75 @@ def matrix_lines(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list
     return ["confusion matrix (rows: correct, columns: predicted):", head, *rows]
 
 
-# --- measured
+# --- computation
 
 
 def class_report(predicted: Sequence[str], right: Sequence[str], order: Sequence[str] = ()) -> ClassReport:
-    """The report of one label per example. `order` are labels in the order in which classes are listed; further ones follow."""
-    total = paired(predicted, right)
+    """Return the report of one label per example. Classes are listed in the order of `order`, then the others."""
+    total = check_pairs(predicted, right)
     cells = Counter(zip(right, predicted, strict=True))
     hits = Counter({label: cells[label, label] for label in {*right} if cells[label, label]})
-    labels = in_order({*right, *predicted}, order)
-    rows = rows_of(labels, hits, Counter(predicted), Counter(right))
+    labels = order_labels({*right, *predicted}, order)
+    rows = all_class_scores(labels, hits, Counter(predicted), Counter(right))
     return ClassReport(rows, averages(rows), hits.total() / total, *confusions(cells, labels))
 
 
 def entity_report(predicted: Iterable[Sequence[str]], right: Iterable[Sequence[str]]) -> ClassReport:
-    """The report of spans in B-I-O (or B-I-O-E-S) tags of whole sentences. The confusion matrix is of single words, by the
-    kind that their tag names."""
+    """Return the report of entities in B-I-O (or B-I-O-E-S) tags of sentences. The confusion matrix counts single words by the
+    type in their tag."""
     hits, found, wanted, cells = Counter[str](), Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     for said, correct in zip(predicted, right, strict=True):
-        ours, theirs = spans(said), spans(correct)
+        ours, theirs = entity_spans(said), entity_spans(correct)
         for counter, some in ((hits, ours & theirs), (found, ours), (wanted, theirs)):
             counter.update(name for _, _, name in some)
-        cells.update((kind(r), kind(p)) for r, p in zip(correct, said, strict=True))
-    rows = rows_of(sorted({*found, *wanted}), hits, found, wanted)
-    micro = row_of("micro avg", hits.total(), found.total(), wanted.total())
-    words = in_order({label for cell in cells for label in cell}, ["O"])
+        cells.update((entity_type(r), entity_type(p)) for r, p in zip(correct, said, strict=True))
+    rows = all_class_scores(sorted({*found, *wanted}), hits, found, wanted)
+    micro = class_scores("micro avg", hits.total(), found.total(), wanted.total())
+    words = order_labels({label for cell in cells for label in cell}, ["O"])
     return ClassReport(rows, (micro, *averages(rows)), None, *confusions(cells, words))
 
 
-def kind(tag: str) -> str:
-    """B-PER and I-PER -> PER; O -> O."""
+def entity_type(tag: str) -> str:
+    """Return the type of a tag: B-PER and I-PER -> PER; O -> O."""
     return tag.partition("-")[2] or tag
 
 
-def in_order(labels: set[str], order: Sequence[str]) -> list[str]:
-    """Those of `order` first, the others by their letters."""
+def order_labels(labels: set[str], order: Sequence[str]) -> list[str]:
+    """Sort labels: those of `order` first, then alphabetically."""
     place = {label: number for number, label in enumerate(order)}
     return sorted(labels, key=lambda label: (place.get(label, len(place)), label))
 
 
-def row_of(name: str, hits: int, predicted: int, support: int) -> Row:
-    """Where a formula divides by nothing the result is 0, as in scikit-learn."""
+def class_scores(name: str, hits: int, predicted: int, support: int) -> ClassScores:
+    """Return the scores from counts; a division by zero gives 0, as in scikit-learn."""
     precision, recall = (hits / count if count else 0.0 for count in (predicted, support))
-    return Row(name, precision, recall, f1_of(hits, predicted, support), support)
+    return ClassScores(name, precision, recall, f1_from_counts(hits, predicted, support), support)
 
 
-def rows_of(labels: Sequence[str], hits: Counter[str], found: Counter[str], wanted: Counter[str]) -> tuple[Row, ...]:
-    return tuple(row_of(label, hits[label], found[label], wanted[label]) for label in labels)
+def all_class_scores(
+    labels: Sequence[str], hits: Counter[str], found: Counter[str], wanted: Counter[str]
+) -> tuple[ClassScores, ...]:
+    return tuple(class_scores(label, hits[label], found[label], wanted[label]) for label in labels)
 
 
-def averages(rows: Sequence[Row]) -> tuple[Row, Row]:
-    """The plain mean over classes, and the mean weighted by support."""
+def averages(rows: Sequence[ClassScores]) -> tuple[ClassScores, ClassScores]:
+    """Return the unweighted mean over classes, and the mean weighted by support."""
     supports = [row.support for row in rows]
     return mean_row("macro avg", rows, [1] * len(rows)), mean_row("weighted avg", rows, supports)
 
 
-def mean_row(name: str, rows: Sequence[Row], weights: Sequence[int]) -> Row:
+def mean_row(name: str, rows: Sequence[ClassScores], weights: Sequence[int]) -> ClassScores:
     def mean(values: Iterable[float]) -> float:
         return sum(w * value for w, value in zip(weights, values, strict=True)) / max(sum(weights), 1)
 
     support = sum(row.support for row in rows)
-    return Row(name, mean(r.precision for r in rows), mean(r.recall for r in rows), mean(r.f1 for r in rows), support)
+    return ClassScores(
+        name, mean(r.precision for r in rows), mean(r.recall for r in rows), mean(r.f1 for r in rows), support
+    )
 
 
 def confusions(cells: Counter[tuple[str, str]], labels: Sequence[str]) -> tuple[Any, Any, Any]:
-    """Labels and matrix, where there are not too many of them, and the most frequent confusions."""
+    """Return labels and matrix (empty for more than MOST_STORED labels) and the most frequent confusions."""
     wrong = [(right, said, count) for (right, said), count in cells.items() if right != said]
     pairs = tuple(sorted(wrong, key=lambda one: (-one[2], one[0], one[1]))[:MOST_PAIRS])
     if len(labels) > MOST_STORED:

@@ -1,13 +1,13 @@
-"""Is one system better than another, or was it luck? p is the chance of a difference at least as large as the one found if
-both were equally good. The first system is the baseline.
+"""Significance tests: p is the probability of a difference at least as large as the observed one if both systems were equally good.
+The first system is the baseline.
 
-Paired bootstrap (Koehn 2004), as sacreBLEU does it: test sets of the same size are drawn from the sentences, with
-replacement, and all systems are scored on each.
-McNemar (1947), for answers that are right or wrong: only the examples on which the systems disagree count. Of n = b + c of
-them each is b or c with probability 1/2: an exact binomial test, and for many (|b - c| - 1)² / (b + c) as chi² (Edwards).
-Approximate randomisation (Noreen 1989; Yeh 2000), for any score of a whole test set: the answers of the two systems are
-exchanged at random, example by example, and the difference of their scores is taken anew.
-Welch's t-test, for the scores of several runs of each system; a paired t-test where runs belong together.
+Paired bootstrap (Koehn 2004), as in sacreBLEU: test sets of the same size are drawn from the sentences with replacement, and all
+systems are scored on each.
+McNemar (1947), for answers that are right or wrong: only the n = b + c examples count on which the systems disagree, each b or c
+with probability 1/2: an exact binomial test, for many examples (|b - c| - 1)² / (b + c) as chi² (Edwards).
+Approximate randomisation (Noreen 1989; Yeh 2000), for any score of a test set: the answers of the two systems are exchanged at
+random, example by example, and the difference of the scores is computed again.
+Welch's t-test, for the scores of several runs of each system; a paired t-test where runs are paired.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from numpy.typing import NDArray
 from sacrebleu.significance import PairedTest
 
 from qkv.errors import QkvError
-from qkv.evaluate.scores import References, checked, metric
+from qkv.evaluate.scores import References, check_references, make_metric
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One system by one metric, beside the baseline."""
+class Comparison:
+    """One system by one metric, compared with the baseline."""
 
     system: str
     metric: str
     value: float
     mean: float | None
-    """Mean over the resampled test sets; None where none are drawn."""
+    """Mean over the resampled test sets; None for tests without resampling."""
     interval: float | None
     """95 % of them lie within mean ± interval."""
     p: float | None
@@ -43,7 +43,7 @@ class Compared:
     """value - the baseline's value."""
     signature: str
     test: str = "paired bootstrap"
-    """What p comes from."""
+    """The significance test of p."""
 
     @property
     def significant(self) -> bool:
@@ -57,15 +57,15 @@ class Compared:
 
 
 def compare(systems: Mapping[str, Sequence[str]], references: References, metrics: Sequence[str] = ("bleu",),
-            samples: int = 1000, tokenize: str = "13a", lowercase: bool = False) -> list[Compared]:  # fmt: skip
-    """All systems against the first of them. The random numbers are those of the `sacrebleu` command (SACREBLEU_SEED)."""
+            samples: int = 1000, tokenize: str = "13a", lowercase: bool = False) -> list[Comparison]:  # fmt: skip
+    """Compare all systems with the first. The random numbers are those of the `sacrebleu` command (SACREBLEU_SEED)."""
     if len(systems) < 2:
         raise QkvError("compare needs at least two systems")
     seed = os.environ.get("SACREBLEU_SEED", "12345")
-    if not seed.isdecimal() or int(seed) == 0:  # the library would draw another number each time
-        raise QkvError(f"SACREBLEU_SEED must be a whole number from 1 on, given {seed!r}")
-    every = [checked(hypotheses, references) for hypotheses in systems.values()]
-    chosen = {name.upper(): metric(name, tokenize, lowercase) for name in metrics}
+    if not seed.isdecimal() or int(seed) == 0:  # sacreBLEU would use a random seed
+        raise QkvError(f"SACREBLEU_SEED must be a positive integer, given {seed!r}")
+    every = [check_references(hypotheses, references) for hypotheses in systems.values()]
+    chosen = {name.upper(): make_metric(name, tokenize, lowercase) for name in metrics}
     named: list[tuple[str, Sequence[str]]] = [(name, list(hypotheses)) for name, hypotheses in systems.items()]
     signatures, results = PairedTest(named, chosen, every[0], test_type="bs", n_samples=samples)()
     rows = []
@@ -73,9 +73,9 @@ def compare(systems: Mapping[str, Sequence[str]], references: References, metric
         first: Any = results[name][0]
         for system, r in zip(systems, results[name], strict=True):
             assert not isinstance(r, str)
-            p = 1.0 if r.p_value is not None and r.score == first.score else r.p_value  # the library says 0 there
+            p = 1.0 if r.p_value is not None and r.score == first.score else r.p_value  # sacreBLEU gives 0
             rows.append(
-                Compared(
+                Comparison(
                     system, name, float(r.score), float(r.mean or 0), float(r.ci or 0), p,
                     float(r.score - first.score), str(signature),
                 )
@@ -88,23 +88,23 @@ def compare(systems: Mapping[str, Sequence[str]], references: References, metric
 
 @dataclass(frozen=True, eq=False)
 class Measure:
-    """One metric of one system as a function of what it did with each example of a test set."""
+    """One metric of one system as a function of its result on each example of a test set."""
 
     units: NDArray[Any]
-    """(N, ...) what the metric is made of: an answer, a loss, or some counts of each example."""
+    """(N, ...) the result of each example: an answer, a loss, or counts."""
     score: Callable[[NDArray[Any]], float]
-    """The metric of any such table, as it is reported."""
+    """Compute the metric from such an array."""
     binary: bool = False
     """Whether units are 1 (right) and 0 (wrong): McNemar's test."""
 
 
 EXACT = 1000
-"""Disagreements up to which McNemar's test is exact."""
+"""Maximum number of disagreements for the exact test."""
 
 
 def mcnemar(first: Sequence[float] | NDArray[Any], second: Sequence[float] | NDArray[Any]) -> float:
-    """p of two systems that were right (1) or wrong (0) on the same examples."""
-    from scipy.stats import binomtest, chi2  # takes a while to import
+    """Return p for two systems that were right (1) or wrong (0) on the same examples."""
+    from scipy.stats import binomtest, chi2  # slow to import
 
     one, other = np.asarray(first, bool), np.asarray(second, bool)
     b, c = int((one & ~other).sum()), int((~one & other).sum())
@@ -117,9 +117,11 @@ def mcnemar(first: Sequence[float] | NDArray[Any], second: Sequence[float] | NDA
 
 def randomisation(first: NDArray[Any], second: NDArray[Any], score: Callable[[NDArray[Any]], float], samples: int = 1000,
                   seed: int = 12345) -> float:  # fmt: skip
-    """p by approximate randomisation: (1 + how often an exchange gives as large a difference) / (1 + samples)."""
+    """Return p by approximate randomisation: (1 + exchanges with at least the observed difference) / (1 + samples)."""
     if first.shape != second.shape or not len(first):
-        raise QkvError(f"{len(first)} answers and {len(second)}: both systems need one for each example, and some")
+        raise QkvError(
+            f"{len(first)} and {len(second)} answers: give one of each system for each example, and at least one"
+        )
     observed = abs(score(first) - score(second))
     random = np.random.default_rng(seed)
     extreme = 0
@@ -132,8 +134,8 @@ def randomisation(first: NDArray[Any], second: NDArray[Any], score: Callable[[ND
 
 def compare_measures(
     systems: Mapping[str, Mapping[str, Measure]], samples: int = 1000, seed: int = 12345
-) -> list[Compared]:
-    """All systems, {name: {metric: Measure}}, against the first of them, by every metric that all have."""
+) -> list[Comparison]:
+    """Compare all systems, {name: {metric: Measure}}, with the first, by every metric that all have."""
     if len(systems) < 2:
         raise QkvError("compare needs at least two systems")
     baseline = next(iter(systems))
@@ -151,7 +153,7 @@ def compare_measures(
             drawn = "" if own.binary else f"|samples:{samples}|seed:{seed}"
             signature = f"test:{test}|units:{len(own.units)}{drawn}"
             difference = value - first.score(first.units)
-            rows.append(Compared(system, name, value, None, None, p, difference, signature, test))
+            rows.append(Comparison(system, name, value, None, None, p, difference, signature, test))
     return rows
 
 
@@ -159,8 +161,8 @@ def compare_measures(
 
 
 @dataclass(frozen=True)
-class Group:
-    """The scores of several runs of one system by one metric, beside the baseline."""
+class RunScores:
+    """The scores of several runs of one system by one metric, compared with the baseline."""
 
     system: str
     metric: str
@@ -177,7 +179,7 @@ class Group:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of a sample, with n - 1."""
+        """Sample standard deviation (n - 1)."""
         return float(np.std(self.values, ddof=1))
 
     @property
@@ -189,21 +191,21 @@ class Group:
 
 
 def t_test(first: Sequence[float], second: Sequence[float], paired: bool = False) -> float:
-    """p of two samples with possibly different variances (Welch 1947), or of the differences of pairs."""
+    """Return p for two samples with possibly different variances (Welch 1947), or for the differences of pairs."""
     from scipy.stats import ttest_ind, ttest_rel
 
     if min(len(first), len(second)) < 2 or paired and len(first) != len(second):
-        need = "as many runs of one as of the other, at least two" if paired else "at least two runs of each system"
+        need = "the same number of runs of both systems, at least two" if paired else "at least two runs of each system"
         raise QkvError(f"{len(first)} and {len(second)} runs: a t-test needs {need}")
     spread = np.ptp(np.subtract(second, first)) if paired else np.ptp(first) + np.ptp(second)
-    if spread == 0:  # no variance at all: t is 0 / 0, or infinite
+    if spread == 0:  # no variance: t is 0 / 0 or infinite
         return 1.0 if math.isclose(first[0], second[0]) else 0.0
     found = ttest_rel(second, first) if paired else ttest_ind(second, first, equal_var=False)
     return float(found.pvalue)
 
 
-def compare_groups(systems: Mapping[str, Mapping[str, Sequence[float]]], paired: bool = False) -> list[Group]:
-    """All systems, {name: {metric: scores of its runs}}, against the first of them, by every metric that all have."""
+def compare_groups(systems: Mapping[str, Mapping[str, Sequence[float]]], paired: bool = False) -> list[RunScores]:
+    """Compare all systems, {name: {metric: scores of its runs}}, with the first, by every metric that all have."""
     baseline = next(iter(systems))
     test = "paired t-test" if paired else "Welch's t-test"
     rows = []
@@ -212,5 +214,5 @@ def compare_groups(systems: Mapping[str, Mapping[str, Sequence[float]]], paired:
         for system, scores in systems.items():
             own = scores[name]
             p = None if system == baseline else t_test(first, own, paired)
-            rows.append(Group(system, name, tuple(own), p, float(np.mean(own) - np.mean(first)), test))
+            rows.append(RunScores(system, name, tuple(own), p, float(np.mean(own) - np.mean(first)), test))
     return rows

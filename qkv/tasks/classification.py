@@ -26,7 +26,7 @@ from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.baseline import baseline
 from qkv.evaluate.class_report import class_report
-from qkv.evaluate.metrics import glue, scored, submission
+from qkv.evaluate.metrics import glue_task, score_labels, submission
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
 from qkv.objectives import classes_words, classification, objective
@@ -251,7 +251,7 @@ class ClassificationTask(Task):
         self.tested, self.untested = self.held(self.data.test, "test") if self.data.test else ([], Counter())
 
     def like(self, recipe: Recipe) -> None:
-        known = glue(recipe.data.valid.dataset) if recipe.data is not None else None
+        known = glue_task(recipe.data.valid.dataset) if recipe.data is not None else None
         self.metrics = type(self).metrics if known is None else known.metrics
         self.metric = self.metrics[0]
 
@@ -313,7 +313,7 @@ class ClassificationTask(Task):
         return {score.name: score.value for score in found} | {"loss": self.loss(logits)}
 
     def scores(self, said: list[str], right: list[str]) -> list[Score]:
-        return [scored(metric, said, right, self.config.labels) for metric in self.metrics]
+        return [score_labels(metric, said, right, self.config.labels) for metric in self.metrics]
 
     def loss(self, logits: Tensor) -> float:
         return F.cross_entropy(logits, torch.tensor([int(row.target) for row in self.rows])).item()
@@ -333,7 +333,7 @@ class ClassificationTask(Task):
         logits = Classifier(self.config, network, self.tokenizer, self.most).logits(rows)
         said = self.said(logits)
         write_text(folder / PREDICTIONS, self.table(logits, said, right))
-        task = glue(self.data.test.dataset)
+        task = glue_task(self.data.test.dataset)
         if task is not None:
             write_text(folder / task.file, submission(logits[:, 0].tolist() if self.config.n_classes == 1 else said))
         scores = [score.to_json() for score in self.scores(said, right)] if any(right) else []

@@ -78,7 +78,7 @@ def of_labels(said: list[str], right: list[str]) -> Predictions:
     """Accuracy by example; F1 and Matthews' correlation by the whole set."""
     labelled(right)
     hits = np.array([p == r for p, r in zip(said, right, strict=True)], float)
-    positive, answers = m.positive_of(right), np.array(said, object)
+    positive, answers = m.positive_class(right), np.array(said, object)
     whole = {name: Measure(answers, of_set(name, right, positive)) for name in ("macro_f1", "f1", "matthews")}
     return Predictions(right, {"accuracy": Measure(hits, mean, binary=True), **whole})
 
@@ -135,13 +135,13 @@ def of_tags(folder: Path) -> Predictions:
     counts = np.array([spans_of(s, g) for s, g in zip(said, gold, strict=True)])  # (N, 3)
     hits = np.array([(sum(map(str.__eq__, s, g)), len(g)) for s, g in zip(said, gold, strict=True)])  # (N, 2)
     accuracy = Measure(hits, lambda units: 100 * float(units[:, 0].sum() / units[:, 1].sum()))
-    f1 = Measure(counts, lambda units: 100 * m.f1_of(*units.sum(0).tolist()))
+    f1 = Measure(counts, lambda units: 100 * m.f1_from_counts(*units.sum(0).tolist()))
     return Predictions([*zip(words, gold, strict=True)], {"accuracy": accuracy, "f1": f1})
 
 
 def spans_of(said: list[str], gold: list[str]) -> tuple[int, int, int]:
     """Entities that are right, found and wanted."""
-    ours, theirs = m.spans(said), m.spans(gold)
+    ours, theirs = m.entity_spans(said), m.entity_spans(gold)
     return len(ours & theirs), len(ours), len(theirs)
 
 
@@ -161,10 +161,10 @@ def of_captions(folder: Path) -> Predictions:
 
 def of_summaries(folder: Path) -> Predictions:
     """ROUGE is the mean over summaries."""
-    from qkv.evaluate.rouge import KINDS, each
+    from qkv.evaluate.rouge import KINDS, rouge_per_summary
 
     found = of_translations(folder)
-    table = each(found.texts, found.references)
+    table = rouge_per_summary(found.texts, found.references)
     measures = {KINDS[kind]: Measure(np.array(values), mean) for kind, values in table.items()}
     return Predictions([*zip(read_sentences(folder / SOURCE), found.references, strict=True)], measures)
 

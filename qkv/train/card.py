@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from qkv.config import CorpusConfig, DataConfig
-from qkv.evaluate.baseline import verdict
+from qkv.evaluate.baseline import describe_baseline
 from qkv.tasks.base import Task
 from qkv.text.wording import plural, spoken
 from qkv.train.report import digits, in_words
@@ -89,7 +89,7 @@ def scores(results: dict[str, Any]) -> list[str]:
     head = ["| set | examples | how | metric | score | signature |", "|---|---:|---|---|---:|---|"]
     once = "; the test set was looked at once, afterwards" if test is not None else ""
     watched = f" ({', '.join(results['extra_valid'])} had no part in it)" if results["extra_valid"] else ""
-    simple = [f"{line[:1].upper()}{line[1:]}.\n" for line in verdict(results)]
+    simple = [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_baseline(results)]
     return [*head, *lines, "", f"The validation set chose the weights{watched}{once}.\n", *simple]
 
 

@@ -15,7 +15,7 @@ from qkv.convert.detect import run_of
 from qkv.convert.files import read_json
 from qkv.data.corpus_files import Columns
 from qkv.errors import ConfigError, FileError
-from qkv.evaluate.significance import Compared, Group, Measure, compare, compare_groups, compare_measures
+from qkv.evaluate.significance import Comparison, Measure, RunScores, compare, compare_groups, compare_measures
 from qkv.tasks.predictions import Predictions, read_predictions
 from qkv.train.rescore import Paths, recipe_of, rescore, task_name
 
@@ -78,7 +78,7 @@ def same_task(folders: Sequence[Path]) -> None:
 
 
 def compare_runs(folders: Sequence[Path], say: Say, paths: Paths = (), columns: Columns = (), samples: int = 1000,
-                 metrics: Sequence[str] = (), how: Mapping[str, Any] = NOTHING, device: str = "cpu") -> list[Compared]:  # fmt: skip
+                 metrics: Sequence[str] = (), how: Mapping[str, Any] = NOTHING, device: str = "cpu") -> list[Comparison]:  # fmt: skip
     """Every model against the first one, by every metric of their task.
 
     paths, columns: files to evaluate all of them on; without any, the test set that the runs share.
@@ -108,7 +108,7 @@ def measures_of(run: Scored, runs: Sequence[Scored]) -> Mapping[str, Measure]:
 
 
 def compare_seeds(groups: Sequence[Sequence[Path]], say: Say, paths: Paths = (), columns: Columns = (), paired: bool = False,
-                  device: str = "cpu") -> list[Group]:  # fmt: skip
+                  device: str = "cpu") -> list[RunScores]:  # fmt: skip
     """Groups of runs, each of one recipe with several seeds, against the first group."""
     if any(len(group) < 2 for group in groups):
         raise ConfigError(

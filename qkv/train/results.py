@@ -19,7 +19,7 @@ from qkv.convert.files import read_json, read_tensors, write_json
 from qkv.convert.manifest import sha256, verify
 from qkv.data.batching import Position
 from qkv.errors import ConfigError
-from qkv.evaluate.class_report import compact
+from qkv.evaluate.class_report import compact_report
 from qkv.models.build import Network
 from qkv.train.report import Report
 
@@ -59,7 +59,7 @@ def finish(r: Run, report: Report) -> dict[str, Any]:
 
 def kept(test: dict[str, Any] | None) -> dict[str, Any] | None:
     """A report of many classes is stored in short; `qkv evaluate RUN` gives all of it."""
-    return {**test, "report": compact(test["report"])} if test is not None and "report" in test else test
+    return {**test, "report": compact_report(test["report"])} if test is not None and "report" in test else test
 
 
 def fingerprint(r: Run) -> str:
