@@ -19,7 +19,7 @@ from qkv.convert.files import new_folder, read_text, write_text
 from qkv.data.grammar import pairs
 from qkv.errors import QkvError
 from qkv.evaluate.scores import bleu
-from qkv.pretrained import EXAMPLE, HERE
+from qkv.pretrained import EXAMPLE, HERE, NOTE
 
 ENOUGH, LOSS, MOST = 97.0, 0.1, 3_000_000
 """BLEU at the least; BLEU that half precision may cost; bytes of all files together."""
@@ -64,7 +64,8 @@ def store(run: Path, place: Path, steps: int) -> None:
     model = qkv.load(run)
     half = deepcopy(model.network).half()
     with new_folder(place) as new:
-        ours.write(new, model.config, half, model.tokenizer)
+        usage = model.usage.model_copy(update={"note": NOTE})
+        ours.write(new, model.config, half, model.tokenizer, usage=usage)
         before, after = score(model), score(qkv.load(new))
         print(f"BLEU {before:.2f} as trained, {after:.2f} in half precision")
         if after < max(ENOUGH, before - LOSS):

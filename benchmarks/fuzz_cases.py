@@ -33,7 +33,7 @@ from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 from qkv.train import checkpoint
 from qkv.train.loop import prepare
-from qkv.vectors.space import Vectors, open_vectors
+from qkv.vectors.space import Vectors, load_vectors
 from qkv.vectors.store import save, write_file
 
 TEXTS = ["a man rides a bicycle", "the dog runs", "über den Zaun", "A man sleeps."]
@@ -196,7 +196,7 @@ def vectors_folder(folder: Path) -> None:
 
 
 def nearest(folder: Path) -> None:
-    found = open_vectors(next(folder.iterdir()))
+    found = load_vectors(next(folder.iterdir()))
     assert found.vectors.isfinite().all() and len(found.words) == len(found.vectors)
 
 

@@ -17,7 +17,7 @@ from qkv.pretrained import EXAMPLE, HERE
 from qkv.serve.api.run_log import Watch
 from qkv.serve.http.sockets import bound
 from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import opened
+from qkv.serve.scheduling.served_model import load_for_serving
 from qkv.serve.server import server_of
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--captions", type=Path, help="captioning model for attention on an image")
     parser.add_argument("--only", nargs="*", help="names of screenshots")
     given = parser.parse_args()
-    models = [opened(HERE / EXAMPLE, EXAMPLE), *([opened(given.captions, "shapes")] if given.captions else [])]
+    models = [load_for_serving(HERE / EXAMPLE, EXAMPLE), *([load_for_serving(given.captions, "shapes")] if given.captions else [])]
     server, socket = server_of(Service(models, watch=given.run and Watch(given.run))), bound("127.0.0.1", 0)
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})

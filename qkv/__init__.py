@@ -1,6 +1,7 @@
 """qkv: the whole Transformer in one package.
 
     qkv.load(path)            open a trained model: model.translate(texts), model.classify(texts), model.generate(prompt) ...
+    qkv.load_vectors(path)    open word vectors: vectors.nearest(word), vectors.analogy(a, b, c)
     qkv.train(recipe)         train one: qkv.train("demo", train__steps=100).model
     qkv.evaluate(path, data)  score one on a test set: print(qkv.evaluate("runs/topics", "new.tsv"))
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qkv.api import Model, load
+    from qkv.vectors.space import load_vectors
     from qkv.workflow import TrainedRun, evaluate, train
 
 # Read when torch is imported: threads that wait for others spin for microseconds, not milliseconds, and then leave the core to
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
-__all__ = ["Model", "TrainedRun", "evaluate", "load", "train", "__version__"]
-LAZY = {"load": "qkv.api", "Model": "qkv.api", "TrainedRun": "qkv.workflow"}
+__all__ = ["Model", "TrainedRun", "evaluate", "load", "load_vectors", "train", "__version__"]
+LAZY = {"load": "qkv.api", "Model": "qkv.api", "load_vectors": "qkv.vectors.space", "TrainedRun": "qkv.workflow"}
 """Names that are imported at their first use: `qkv --help` must answer at once, and torch takes seconds."""
 
 

@@ -10,20 +10,17 @@ print("".join(model.generate("Once upon a time")))
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.base_model import BaseModel
 from qkv.config import ModelConfig
-from qkv.config.recipe import trained_for
 from qkv.convert import detect, export, folder
 from qkv.convert.tokenizer_files import unread_tokenizer_files
-from qkv.errors import ConfigError, QkvError
+from qkv.errors import QkvError
 from qkv.generate.beam import BeamParams
 from qkv.generate.translate import Translation, TranslationParams
 from qkv.tasks.summary import Summarizer
-from qkv.vectors.space import open_vectors
 from qkv.vectors.store import holds_vectors
 
 if TYPE_CHECKING:
@@ -40,18 +37,14 @@ def load(path: str | Path, device: str = "auto") -> Model:
     """Open a trained model.
 
     path: the folder of a run (its best model), one of our model folders, a Hugging Face folder, a .gguf file or a llama2.c
-        .bin file. A folder or file of word vectors gives no Model but a qkv.vectors.space.Vectors, with vector, similarity,
-        nearest and analogy.
+        .bin file. Word vectors are opened by qkv.load_vectors.
     device: "cpu", "cuda" or "mps"; "auto" takes a GPU where there is one.
     """
     if holds_vectors(Path(path)):
-        return open_vectors(path)  # type: ignore[return-value]
+        raise QkvError(f"{path} holds word vectors, not a network: open them with qkv.load_vectors({str(path)!r})")
     config, network, tokenizer = detect.open_model(path)
-    model = Model(config, network, tokenizer, device, detect.open_target(path))
-    model.defaults = detect.open_defaults(path)
+    model = Model(config, network, tokenizer, device, detect.open_target(path), detect.open_usage(path))
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
-    with suppress(ConfigError):  # a recipe that cannot be read is no part of the model
-        model.task, model.languages = trained_for(detect.run_of(Path(path)))
     return model
 
 
@@ -78,7 +71,7 @@ class Model(BaseModel):
         Returns strings; with scores, alignments or n_best > 1 Translations (text, score, log_prob, tokens,
         token_log_probs, alignment, n_best, problem). A text that cannot be translated (over `config.max_length` tokens,
         not tokenizable) gives an empty one, and a Translation says why in `problem`. A setting that is None is the model's own
-        where its folder has one (generation_config.json), else beam 4, length_penalty 1 and no bounds.
+        default (`model.defaults`), else beam 4, length_penalty 1 and no bounds.
 
         texts: a list of texts.
         beam: hypotheses kept per text; 1 = greedy.
@@ -102,8 +95,8 @@ class Model(BaseModel):
         fast: on a CPU, use a packed copy of the network.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise QkvError("translate takes a list of texts: put the text into brackets")
-        own = self.defaults.chosen(
+            raise QkvError(f"translate takes a list of texts, given {type(texts).__name__}: pass [text]")
+        own = self.defaults.resolve(
             beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(early, False), min_length=(min_length, 0),
             no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None), length_formula=(length_formula, "power"),
         )  # fmt: skip
@@ -124,13 +117,12 @@ class Model(BaseModel):
 
         texts: a list of texts. beam, length_penalty, length_formula, fast: as in `translate`. max_length: longest summary in tokens.
         no_repeat_ngram: forbid repeated n-grams of this size; 0 = allow them.
-        A setting that is None is the model's own where its folder has one, else beam 4, length_penalty 1, max_length 64,
-        no_repeat_ngram 3.
+        A setting that is None is the model's own default, else beam 4, length_penalty 1, max_length 64, no_repeat_ngram 3.
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise QkvError("summarize takes a list of texts: put the text into brackets")
+            raise QkvError(f"summarize takes a list of texts, given {type(texts).__name__}: pass [text]")
         writer = Summarizer(self.config, self.packed(fast), self.words(), self.target_words())
-        own = self.defaults.chosen(
+        own = self.defaults.resolve(
             beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(None, False), max_length=(max_length, 64),
             min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3), length_formula=(length_formula, "power"),
         )  # fmt: skip
@@ -175,7 +167,7 @@ class Model(BaseModel):
         from qkv.tasks.tagging import Tagger
 
         if isinstance(sentences, str):
-            raise QkvError("tag takes a list of sentences: put the sentence into brackets")
+            raise QkvError("tag takes a list of sentences, given one text: pass [text]")
         return Tagger(self.config, self.network, self.words()).tag(sentences)
 
     def answer(self, question: str | Sequence[str], context: str | Sequence[str], no_answer: bool = False,
@@ -203,34 +195,39 @@ class Model(BaseModel):
 
     # --- pictures
 
-    def describe(self, pictures: Sequence[Any], beam: int = 4, length_penalty: float = 1.0, n_best: int = 1,
-                 max_length: int | None = None, fast: bool = True, length_formula: str = "power"
+    def describe(self, pictures: Sequence[Any], beam: int | None = None, length_penalty: float | None = None, n_best: int = 1,
+                 max_length: int | None = None, fast: bool = True, length_formula: str | None = None
                  ) -> list[Translation]:  # fmt: skip
         """Write a caption of each picture.
 
         pictures: a list of paths, Pillow images or arrays of uint8 pixels. beam, length_penalty, length_formula, n_best,
-            fast: as in `translate`. max_length: longest caption in tokens.
+            fast: as in `translate`. max_length: longest caption in tokens. A setting that is None is the model's own default,
+            else beam 4, length_penalty 1.
         """
         from qkv.tasks.captions import Captioner, check
 
         if isinstance(pictures, str | Path):
-            raise QkvError("describe takes a list of pictures: put the picture into brackets")
+            raise QkvError("describe takes a list of pictures, given one path: pass [path]")
         check(self.config)
         captioner = Captioner(self.config, self.packed(fast), self.target_words())
-        how = BeamParams(beam, length_penalty, n_best, length_formula=length_formula)
-        return captioner.describe(pictures, how, max_length)
+        own = self.defaults.resolve(
+            beam=(beam, 4), length_penalty=(length_penalty, 1.0), length_formula=(length_formula, "power"),
+            max_length=(max_length, None),
+        )  # fmt: skip
+        how = BeamParams(own["beam"], own["length_penalty"], n_best, length_formula=own["length_formula"])
+        return captioner.describe(pictures, how, own["max_length"])
 
     # --- looking inside
 
-    def look(self, given: Any, target: str | None = None, pair: str | None = None, summary: bool = False) -> Look:
+    def look(self, given: Any, target: str | None = None, pair: str | None = None, summary: bool | None = None) -> Look:
         """Run the network on one input and open it up: `look.attention()`, `look.lens()`, `look.attribution()` ...
 
         given: a text, ids, or a picture.
         target: of an encoder-decoder, what it writes; without one its own greedy output.
         pair: of a classifier of pairs the second text; of a reader the question about the text.
-        summary: of a decoder that was trained to write summaries: include the one that it writes behind the text.
+        summary: of a decoder: include the summary that it writes behind the text. Default: if it was trained for summaries.
         """
-        return self.looker().look(given, target, pair, summary)
+        return self.looker().look(given, target, pair, self.task == "summary" if summary is None else summary)
 
     def neighbours(self, word: str, k: int = 10) -> Neighbours:
         """Return the k words whose (static) embeddings are nearest to that of a word, by cosine."""
@@ -248,8 +245,8 @@ class Model(BaseModel):
     # --- keeping
 
     def save(self, path: str | Path) -> None:
-        """Write the model as our folder: config.json, model.safetensors, tokenizer.json."""
-        folder.save(path, self.config, self.network, self.tokenizer, self.target_tokenizer)
+        """Write a model folder: config.json (with task, languages and decoding defaults), model.safetensors, tokenizer.json."""
+        folder.save(path, self.config, self.network, self.tokenizer, self.target_tokenizer, self.usage)
 
     def export(self, path: str | Path, to: str = "hf", say: Callable[[str], Any] | None = None) -> float:
         """Write a Hugging Face folder (to="hf") or ours ("qkv"), read it back and compare; return the largest difference.
@@ -265,5 +262,5 @@ class Model(BaseModel):
                 say(line)
 
         return export.export(
-            path, to, self.config, self.network, self.tokenizer, self.target_tokenizer, self.defaults, check
+            path, to, self.config, self.network, self.tokenizer, self.target_tokenizer, self.usage, check
         )

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
+from qkv.config.usage import DecodingDefaults, Usage
 from qkv.device import pick_device
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
 from qkv.generate.conversation import Conversation
-from qkv.generate.defaults import Defaults
 from qkv.generate.detokenize import cut_at_stop, detokenize
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
 from qkv.generate.prefix_cache import slide as slide_context
@@ -36,22 +36,18 @@ class BaseModel:
     """A network ready for use, with its configuration and (where there is one) its tokenizer."""
 
     def __init__(self, config: ModelConfig, network: Network, tokenizer: Tokenizer | None = None, device: str = "auto",
-                 target_tokenizer: Tokenizer | None = None):  # fmt: skip
+                 target_tokenizer: Tokenizer | None = None, usage: Usage = Usage()):  # fmt: skip
         self.config = config
         self.network = network.to(pick_device(device)).eval()
         self.tokenizer = tokenizer
         self.target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
         """Of the target side, where that has a vocabulary of its own."""
-        self.defaults = Defaults()
-        """How it searches unless told otherwise, where its folder says so."""
+        self.usage = usage
+        """What it is for and how it is used, as far as its folder says so."""
         self.unread: list[str] = []
         """Files of a tokenizer that were found but are of a kind not read here."""
         self.twin: tuple[tuple[int, ...], Any] = ((), None)
         """A packed copy of the network, and the versions of the weights it was made from."""
-        self.task: str | None = None
-        """What it was trained for, where its run says so."""
-        self.languages: tuple[str, str] | None = None
-        """Source and target language of a translator, where its run says so."""
 
     def __repr__(self) -> str:
         """Model(encoder-decoder, 1.05 M parameters, translation en-de, vocabulary 1,000, cpu)."""
@@ -69,6 +65,21 @@ class BaseModel:
         vocabulary = [f"vocabulary {words}{'' if self.tokenizer else ', no tokenizer'}"] if c.vocab_size else []
         parts = [c.family, f"{size} parameters", task, *classes, *reads, *vocabulary, str(self.device)]
         return f"{type(self).__name__}({', '.join(parts)})"
+
+    @property
+    def task(self) -> str | None:
+        """The task it was trained for; None where its folder does not say."""
+        return self.usage.task
+
+    @property
+    def languages(self) -> tuple[str, str] | None:
+        """Source and target language of a translator."""
+        return self.usage.languages
+
+    @property
+    def defaults(self) -> DecodingDefaults:
+        """How it decodes unless the caller says otherwise."""
+        return self.usage.decoding
 
     @property
     def device(self) -> torch.device:

@@ -162,7 +162,7 @@ def tied(model: Model, text: str, tokens: list[str], ids: list[int], best: float
     table = model.logits(source, [model.start_id(), *ids[:-1]])[0].float().log_softmax(-1)  # (T, V)
     own = [float(table[at, token]) for at, token in enumerate(ids)]
     if best is not None:
-        penalty = model.defaults.chosen(length_penalty=(None, 1.0))["length_penalty"]
+        penalty = model.defaults.resolve(length_penalty=(None, 1.0))["length_penalty"]
         free = c.forced_id is not None  # the first one costs nothing
         return abs(sum(own[free:]) / len(ids) ** penalty - best) <= CLOSE
     mine = [model.target_words().id_of(token) for token in tokens]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qkv.api import Model
     from qkv.config import Recipe
     from qkv.train.evaluation import Evaluation
+    from qkv.vectors.space import Vectors
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class TrainedRun:
         import qkv
 
         return qkv.load(self.folder)
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The word vectors of a run of word2vec, opened at the first use."""
+        import qkv
+
+        return qkv.load_vectors(self.folder)
 
     @property
     def scores(self) -> dict[str, float]:
@@ -64,7 +72,7 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
     changed_data: continue a run although its training data have changed since it began.
     fields: the same as overrides, with two underscores for the point: train__steps=100.
 
-    Returns a TrainedRun: `.folder`, `.results`, `.scores` and `.model`, which is opened at the first use.
+    Returns a TrainedRun: `.folder`, `.results`, `.scores` and `.model` (of word2vec `.vectors`), opened at the first use.
 
     >>> run = qkv.train("demo", out="runs/short", train__steps=100)
     >>> run.model.translate(["I ate an apple."])
@@ -113,9 +121,9 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     if isinstance(model, TrainedRun):
         model = model.folder
     if isinstance(model, str | Path):
-        trained, name = open_trained(Path(model), device), str(model)
+        trained, name = open_trained(Path(model), device, not paths), str(model)
     else:
-        parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.task
+        parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.usage
         trained, name = from_parts(*parts), "an open model"
     return Evaluation.from_json(rescore_trained(trained, name, say, paths, list(columns)))
 

@@ -291,11 +291,11 @@ def test_training_data_are_not_needed(runs: Any, run: Run, tmp_path: Path) -> No
     assert code == 0 and "accuracy" in out and "macro avg" in out, err
 
 
-def test_the_best_model_alone_has_the_task_of_its_head(runs: Any, run: Run, tmp_path: Path) -> None:
+def test_the_best_model_alone_has_the_task_of_its_run(runs: Any, run: Run, tmp_path: Path) -> None:
     for task in TEXT_TASKS:
         assert task_name(runs(task) / "best") == task  # within its run
         shutil.copytree(runs(task) / "best", tmp_path / task)
-        assert task_name(tmp_path / task) == (task if task != "summary" else "translation")
+        assert task_name(tmp_path / task) == task
     arguments = files("classification", tmp_path)["csv"]
     code, out, err = run("evaluate", tmp_path / "classification", "--data", *arguments, "--json")
     assert code == 0, err
@@ -472,7 +472,7 @@ def test_evaluate_takes_folders_runs_and_models(runs: Any, tmp_path: Path) -> No
         assert found.scores == {s["name"]: s["value"] for s in own["scores"]} == trained.scores
         assert found["accuracy"] == found.scores["accuracy"] and found.report is not None and "macro avg" in str(found)
     assert qkv.evaluate(folder).details["scores"] == own["scores"]
-    with pytest.raises(QkvError, match="without a run"):
+    with pytest.raises(QkvError, match="not part of a training run"):
         qkv.evaluate(qkv.load(folder))
 
 

@@ -24,7 +24,7 @@ from qkv.convert.files import read_headers
 from qkv.convert.manifest import MARKER, checksums, verify
 from qkv.data.grammar import pairs
 from qkv.evaluate.scores import bleu
-from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE, HERE, NOTES, find, names
+from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE, HERE, NOTE, find, names
 from qkv.recipes import find as recipe
 
 Run = Callable[..., tuple[int, str, str]]
@@ -187,7 +187,7 @@ def test_serve_without_a_folder_serves_it() -> None:
         with urllib.request.urlopen(body, timeout=60) as answer:
             assert json.load(answer)["translatedText"] == APFEL
         with urllib.request.urlopen(f"{url}api/models", timeout=60) as answer:
-            assert json.load(answer)["models"][0]["note"] == NOTES[EXAMPLE] and "grammar" in NOTES[EXAMPLE]
+            assert json.load(answer)["models"][0]["note"] == NOTE and "grammar" in NOTE
     finally:
         started.send_signal(signal.SIGINT)
         started.wait(60)

@@ -24,6 +24,7 @@ import qkv  # noqa: E402
 from qkv.api import Model  # noqa: E402
 from qkv.check_export import SKIPPED  # noqa: E402
 from qkv.config import ModelConfig, load_recipe  # noqa: E402
+from qkv.config.usage import DecodingDefaults  # noqa: E402
 from qkv.convert import rewrite  # noqa: E402
 from qkv.convert.huggingface import exportable, plan  # noqa: E402
 from qkv.data.grammar import pairs  # noqa: E402
@@ -147,22 +148,21 @@ def test_a_translator_comes_back(translator: tuple[Model, Path]) -> None:
 
 
 def test_the_search_of_a_run_goes_along(translator: tuple[Model, Path], tmp_path: Path) -> None:
-    run = translator[1].parent / "run"
-    (run / "results.json").write_text(json.dumps({"test": {"beam": 2, "length_penalty": 0.7}}))
-    model = qkv.load(run, device="cpu")
-    assert (model.defaults.beam, model.defaults.length_penalty) == (2, 0.7)
+    model = qkv.load(translator[1].parent / "run", device="cpu")
+    model.usage = model.usage.model_copy(update={"decoding": DecodingDefaults(beam=2, length_penalty=0.7)})
     model.export(tmp_path / "hf")
     told = hf.GenerationConfig.from_pretrained(tmp_path / "hf")
     assert (told.num_beams, told.length_penalty) == (2, 0.7)
+    again = qkv.load(tmp_path / "hf", device="cpu")
+    assert (again.task, again.languages) == (model.task, model.languages) == ("translation", ("en", "de"))
     assert model.translate(TEXTS) == model.translate(TEXTS, length_formula="power")  # what older runs mean
 
 
 def test_the_length_formula_of_a_run_goes_along(translator: tuple[Model, Path]) -> None:
     """A run that was scored with GNMT's formula and input + 3 tokens searches so."""
-    run = translator[1].parent / "run"
-    told = {"beam": 3, "length_penalty": 0.6, "length_formula": "gnmt", "extra_length": 3}
-    (run / "results.json").write_text(json.dumps({"test": told}))
-    model = qkv.load(run, device="cpu")
+    model = qkv.load(translator[1].parent / "run", device="cpu")
+    told = DecodingDefaults(beam=3, length_penalty=0.6, length_formula="gnmt", extra_length=3)
+    model.usage = model.usage.model_copy(update={"decoding": told})
     for text, one in zip(TEXTS, model.translate(TEXTS, scores=True), strict=True):
         assert one.score == pytest.approx(one.log_prob / ((5 + len(one.tokens)) / 6) ** 0.6)
         assert len(one.tokens) <= len(model.translator().read(text)[0]) + 3

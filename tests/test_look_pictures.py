@@ -14,6 +14,7 @@ import torch
 from test_look_words import TEXTS, make
 
 import qkv
+from qkv.config.usage import Usage
 from qkv.data.grammar import Grammar
 from qkv.errors import QkvError
 from qkv.look import report
@@ -210,10 +211,10 @@ def test_what_is_left_out_is_said_in_a_line(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_summary_of_a_decoder_is_looked_at(run: Run, tmp_path: Path) -> None:
-    """Its recipe says that it writes summaries: the rows are the summary's words, the columns text and summary."""
+    """Its folder says that it writes summaries: the rows are the summary's words, the columns text and summary."""
     model, text = make("gpt2", max_length=96), "two women sit in the park"
+    model.usage = Usage(task="summary")
     model.save(tmp_path / "best")
-    (tmp_path / "recipe.toml").write_text('task = "summary"\n')
     wanted = model.looker().look(text, "the dog", summary=True)
     code, said, _ = run("look", tmp_path / "best", text, "--target", "the dog", "--json")
     found = json.loads(said)
@@ -224,7 +225,8 @@ def test_the_summary_of_a_decoder_is_looked_at(run: Run, tmp_path: Path) -> None
     torch.testing.assert_close(
         torch.tensor(found["attention"]["weights"]), wanted.attention().weights[:, wanted.first :]
     )
-    (tmp_path / "recipe.toml").write_text('task = "causal"\n')
+    model.usage = Usage(task="language")
+    model.save(tmp_path / "best")
     code, _, problem = run("look", tmp_path / "best", text, "--target", "the dog", "--json")
     assert code == 2 and "has a target" in problem
 

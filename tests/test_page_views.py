@@ -13,6 +13,8 @@ from paging import TEXT, expect, go, idle, needs_browser, opened
 from served import TEXTS, language_model, model, running
 
 from qkv.api import Model
+from qkv.config import CorpusConfig
+from qkv.config.usage import Usage
 from qkv.serve.api.run_log import Watch
 from qkv.serve.scheduling.registry import Service
 from qkv.serve.scheduling.served_model import Served
@@ -148,14 +150,12 @@ def test_several_sentences_are_inspected_as_one_text_and_the_page_says_so(page: 
 
 
 @needs_browser
-def test_examples_come_from_what_the_model_has_learned(
-    browser: Any, problems: list[str], tmp_path: Path, page: Any, url: str
-) -> None:
-    """From its run's test set where there is one, else of the kind of its data; a model of unknown data gets neither verses nor
-    film reviews."""
-    (tmp_path / "test.src.txt").write_text("the cat eats\nthe dog runs\n")
-    (tmp_path / "recipe.toml").write_text("[data]\ntrain = [{ grammar = 100 }]\n")
-    translator = Served("own", model("transformer-base"), "translation", ("en", "de"), run=tmp_path)
+def test_examples_come_from_what_the_model_has_learned(browser: Any, problems: list[str], page: Any, url: str) -> None:
+    """Its own where its folder has some, else of the kind of its data; a model of unknown data gets neither verses nor film
+    reviews."""
+    own = model("transformer-base")
+    own.usage = Usage(corpus=CorpusConfig(grammar=100), examples=("the cat eats", "the dog runs"))
+    translator = Served("own", own, "translation", ("en", "de"))
     assert (
         translator.about()["examples"] == ["the cat eats", "the dog runs"] and translator.about()["data"] == "grammar"
     )

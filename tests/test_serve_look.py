@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from qkv.api import Model
 from qkv.serve.api.inspection import INTEGRALS
 from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.served_model import Served, two_texts
+from qkv.serve.scheduling.served_model import Served
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_gap_is_asked_about_where_it_is(client: TestClient, models: dict[str, 
         assert first["before"]["answers"]["probabilities"] != found["answers"]["probabilities"]
 
 
-def test_pairs_are_read_as_their_task_reads_them(client: TestClient, models: dict[str, Model], tmp_path: Path) -> None:
+def test_pairs_are_read_as_their_task_reads_them(client: TestClient, models: dict[str, Model]) -> None:
     pair = {"text": TEXTS[1], "pair": TEXTS[3]}
     found = post(client, "answers", model="classes", **pair)
     said = models["classes"].classify([(TEXTS[1], TEXTS[3])])[0]
@@ -141,14 +141,6 @@ def test_pairs_are_read_as_their_task_reads_them(client: TestClient, models: dic
     assert "one text" in refused(client, "answers", model="lm", **pair)
     told = {one["name"]: one for one in client.get("/api/models").json()["models"]}
     assert told["spans"]["pairs"] and not told["lm"]["pairs"]
-    for line, two in (
-        ('dataset = "glue/mrpc"', True),
-        ('dataset = "glue/sst2"', False),
-        ('columns = ["a", "b", "c"]', True),
-    ):
-        (tmp_path / "recipe.toml").write_text(f"[data]\nvalid = {{ {line} }}\n")
-        assert two_texts(tmp_path) is two
-    assert two_texts(tmp_path / "elsewhere") is None
 
 
 def test_as_many_texts_are_asked_for_as_the_model_was_trained_on() -> None:

@@ -12,7 +12,7 @@ import torch
 from qkv.convert.manifest import seal
 from qkv.errors import FileError, QkvError
 from qkv.vectors.evaluate import evaluate_analogies, evaluate_similarity, score_vectors
-from qkv.vectors.space import OneHot, Vectors, open_vectors
+from qkv.vectors.space import OneHot, Vectors, load_vectors
 from qkv.vectors.store import export, save
 
 # --- files
@@ -28,7 +28,7 @@ def some_vectors(count: int = 6, width: int = 5) -> Vectors:
 def test_files_give_back_the_same_bits(tmp_path: Path, to: str) -> None:
     v, path = some_vectors(), tmp_path / "vectors"
     assert export(path, to, v) == 0
-    again = open_vectors(path)
+    again = load_vectors(path)
     assert again.words == v.words and torch.equal(again.vectors, v.vectors)
     assert again.counts == (v.counts if to == "qkv" else None)
     with pytest.raises(FileError, match="exists"):
@@ -45,7 +45,7 @@ def test_gensim_reads_ours_and_we_read_gensims(tmp_path: Path, binary: bool) -> 
     theirs.save_word2vec_format(str(tmp_path / "theirs"), binary=binary)
     (tmp_path / "theirs.gz").write_bytes(gzip.compress((tmp_path / "theirs").read_bytes()))
     for name in ("theirs", "theirs.gz"):
-        again = open_vectors(tmp_path / name)
+        again = load_vectors(tmp_path / name)
         assert again.words == v.words and torch.equal(again.vectors, v.vectors)
 
 
@@ -73,13 +73,13 @@ def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path, name: str) -> None
     content, why = WRONG[name]
     (tmp_path / "wrong.bin").write_bytes(content)
     with pytest.raises(FileError, match=why) as error:
-        open_vectors(tmp_path / "wrong.bin")
+        load_vectors(tmp_path / "wrong.bin")
     assert "\n" not in str(error.value)
 
 
 def test_of_a_word_that_is_there_twice_the_first_counts(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("3 2\na 1 2\nb 3 4\na 5 6\n")
-    v = open_vectors(tmp_path / "v.txt")
+    v = load_vectors(tmp_path / "v.txt")
     assert v.words == ["a", "b"] and v.vectors.tolist() == [[1, 2], [3, 4]]
 
 
@@ -88,28 +88,28 @@ def test_a_run_is_not_replaced_by_its_vectors(tmp_path: Path) -> None:
     save(tmp_path / "run" / "best", some_vectors())
     (tmp_path / "run" / "recipe.toml").write_text("mine")
     with pytest.raises(FileError, match="not a folder of word vectors"):
-        open_vectors(tmp_path / "run").save(tmp_path / "run")
+        load_vectors(tmp_path / "run").save(tmp_path / "run")
     assert (tmp_path / "run" / "recipe.toml").exists()
-    open_vectors(tmp_path / "run").save(tmp_path / "run" / "best")  # this is one
+    load_vectors(tmp_path / "run").save(tmp_path / "run" / "best")  # this is one
 
 
 def test_wrong_folders(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="does not exist"):
-        open_vectors(tmp_path / "nothing")
+        load_vectors(tmp_path / "nothing")
     with pytest.raises(FileError, match="no word vectors"):
-        open_vectors(tmp_path)
+        load_vectors(tmp_path)
     for damage, why in (('{"words": ["a"]}', "float32 of shape"), ('{"words": ["a", "a"]}', "distinct"), ("{}", "words"), ("[", "JSON"),
                         ('{"words": ["a", "b", "c"], "counts": [1]}', "count")):  # fmt: skip
         save(tmp_path / "mine", some_vectors(3))
         (tmp_path / "mine" / "vocabulary.json").write_text(damage)
         seal(tmp_path / "mine", ())
         with pytest.raises(FileError, match=why):
-            open_vectors(tmp_path / "mine")
+            load_vectors(tmp_path / "mine")
     broken = some_vectors(3)
     broken.vectors[1, 2] = torch.nan
     save(tmp_path / "mine", broken)
     with pytest.raises(FileError, match="not a number"):
-        open_vectors(tmp_path / "mine")
+        load_vectors(tmp_path / "mine")
     (tmp_path / "mine" / "note.txt").write_text("mine")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "note.txt").write_text("mine")

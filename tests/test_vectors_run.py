@@ -85,8 +85,8 @@ def test_from_text_to_words(here: Path, run: Run) -> None:
     assert run("nearest", "runs/w2v", "king", "--n", "2")[1].strip() == listed[0].partition("\n")[2]
     code, out, _ = run("analogy", "runs/w2v", "king", "queen", "dog", "--n", "3")
     assert code == 0 and len(out.splitlines()) == 3
-    vectors = qkv.load("runs/w2v")
-    assert vectors.nearest("king", 2)[0].word == near[0]["nearest"][0]["word"]  # type: ignore[attr-defined]
+    vectors = qkv.load_vectors("runs/w2v")
+    assert vectors.nearest("king", 2)[0].word == near[0]["nearest"][0]["word"]
     assert run("train", "w2v.toml", *asked, "--set", "vectors.epochs=12")[0] == 0  # it had ended: nothing changes
     assert json.loads((folder / "results.json").read_text()) == found
 
@@ -110,7 +110,7 @@ def test_the_shipped_recipe_learns(tmp_path: Path, run: Run, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert run("train", "word2vec", "--set", "data.train=[{ grammar = 5000 }]", "--set", "vectors.workers=1")[0] == 0
     animals = {word for line in NOUNS.splitlines() if line.endswith(" animal") for word in line.split()[:2]}
-    near = {one.word for one in qkv.load("runs/word2vec").nearest("dog", 5)}  # type: ignore[attr-defined]
+    near = {one.word for one in qkv.load_vectors("runs/word2vec").nearest("dog", 5)}
     assert len(near & animals) >= 3
 
 
@@ -377,7 +377,7 @@ def test_the_recipe_of_a_run_is_what_was_trained(here: Path, run: Run) -> None:
     assert run("train", str(kept), "--out", "runs/w2v")[0] == 0
     (here / "copy.toml").write_text(kept.read_text() + '# --set what I like\n# --set "half\n')
     assert run("train", "copy.toml", "--set", "vectors.epochs=1")[0] == 0
-    assert qkv.load(here / "runs" / "copy").vectors.size(1) == 9  # type: ignore[attr-defined]
+    assert qkv.load_vectors(here / "runs" / "copy").vectors.size(1) == 9
     assert load_vectors_recipe(here / "runs" / "copy" / "recipe.toml").vectors.epochs == 1
 
 

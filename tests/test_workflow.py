@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qkv
+from qkv.config.usage import Usage
 from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.presets import tiny
@@ -120,7 +121,7 @@ def test_word_vectors_are_trained_too(tmp_path: Path) -> None:
     run = qkv.train(
         "word2vec", tmp_path / "w2v", overrides={"data.train": [{"grammar": 200}]}, vectors__epochs=1, quiet=True
     )
-    assert run.results and run.model.nearest("man", 2)
+    assert run.results and run.vectors.nearest("man", 2)
 
 
 @pytest.mark.parametrize(
@@ -172,15 +173,16 @@ def test_repr_tells_family_size_task_words_and_device(trained: TrainedRun, tmp_p
         == f"Model(encoder, {count / 1e3:.3g} k parameters, classification, 3 classes, vocabulary {words:,}, cpu)"
     )
     assert repr(qkv.load(trained.folder / "best")) == repr(trained.model)
-    (tmp_path / "recipe.toml").write_text('[data]\nsource = "fr"\n')
     config = tiny("transformer-base")
-    qkv.Model(config, build(config), device="cpu").save(tmp_path / "best")
+    usage = Usage(task="translation", source="fr", target="de")
+    qkv.Model(config, build(config), device="cpu", usage=usage).save(tmp_path / "best")
     assert re.fullmatch(
         r"Model\(encoder-decoder, [\d.]+ k parameters, translation fr-de, vocabulary \d+, no tokenizer, cpu\)",
         repr(qkv.load(tmp_path)),
     )
-    (tmp_path / "recipe.toml").write_text("not TOML")
-    assert "head vocabulary" in repr(qkv.load(tmp_path))  # a broken recipe does not keep a model from opening
+    (tmp_path / "recipe.toml").write_text("not TOML")  # which is no part of the model
+    assert "fr-de" in repr(qkv.load(tmp_path))
+    assert "head vocabulary" in repr(qkv.Model(config, build(config), device="cpu"))
     picture = tiny("vit-b16")
     assert "pictures" in repr(qkv.Model(picture, build(picture), device="cpu"))
 

@@ -19,9 +19,9 @@ def run(vectors: VectorsArgument, a: Word, b: Word, c: Word, n: HowMany = 5, as_
     [dim]qkv analogy runs/word2vec-imdb man woman king[/]
     [dim]qkv analogy vectors.txt france paris italy --n 1 --json[/]
     """
-    from qkv.vectors.space import open_vectors
+    from qkv.vectors.space import load_vectors
 
-    near = open_vectors(vectors).analogy(a, b, c, n)
+    near = load_vectors(vectors).analogy(a, b, c, n)
     with writing():
         print(
             json.dumps({"a": a, "b": b, "c": c, "nearest": fields(near)}, ensure_ascii=False)

@@ -25,13 +25,16 @@ FILE = typer.Argument(
     help="A text per line, or a table; default, and -: standard input. Of a model that reads pictures: the pictures.",
 )  # fmt: skip
 TOP = typer.Option("--top-k", min=1, help="So many labels, the most likely first: label TAB probability TAB label ...")
-PAIRS = typer.Option("--pairs", help="Each line has two texts to compare, a tab between.")
+PAIRS = typer.Option(
+    "--pairs/--no-pairs", show_default=False,
+    help="Each line is a pair of texts, separated by a tab. Default: as the model was trained.",
+)  # fmt: skip
 
 
 def run(
     folder: Folder,
     files: Annotated[list[str] | None, FILE] = None,
-    pairs: Annotated[bool, PAIRS] = False,
+    pairs: Annotated[bool | None, PAIRS] = None,
     top_k: Annotated[int, TOP] = 1,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
@@ -61,7 +64,8 @@ def run(
     file = Path(files[0]) if files and files[0] != "-" else None
     if file is not None:
         open_binary(file).close()
-    columns = columns_to_read(file, "classification", folder, 2 if pairs else 1)
+    pairs = bool(model.usage.pairs) if pairs is None else pairs
+    columns = columns_to_read(file, "classification", count=2 if pairs else 1)
     with writing():
         problems = classify_lines(model, file, columns, pairs, as_json, top_k)
     if problems:

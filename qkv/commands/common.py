@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -63,17 +63,6 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
         for row in rows
     ]  # fmt: skip
     return [line.rstrip() for line in lines]
-
-
-def search_of(folder: Path, beam: int | None, length_penalty: float | None, length_formula: str | None = None
-              ) -> dict[str, Any]:  # fmt: skip
-    """How a model searches: as told, otherwise as its run did when it was scored or as its folder says, otherwise with 4
-    hypotheses."""
-    from qkv.convert.detect import open_defaults
-
-    return open_defaults(folder).chosen(
-        beam=(beam, 4), length_penalty=(length_penalty, 1.0), length_formula=(length_formula, "power")
-    )
 
 
 def config_of(what: str, settings: list[str] | None) -> ModelConfig:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 
 if TYPE_CHECKING:
     from qkv.api import Model
@@ -44,7 +44,7 @@ def run(
     from qkv.api import load
 
     model = load(folder, device=device.value)
-    search = search_of(folder, beam, None) | {"max_length": max_length}
+    search: dict[str, Any] = {"beam": beam, "max_length": max_length}
     model.describe([], **search)  # a model that cannot describe says so before anything is read
 
     def show(path: str, one: Any, problem: str) -> str:

@@ -166,10 +166,9 @@ def no_tables(*paths: Path) -> None:
 
 def task_of(what: Path, required: bool) -> str:
     """The task of a run or a model; whatever has no recipe and no --data is scored as translations."""
-    from qkv.convert.detect import run_of
     from qkv.train.rescore import task_name
 
-    return task_name(what) if required or (run_of(what) / "recipe.toml").is_file() else "translation"
+    return task_name(what) if required or what.is_dir() else "translation"
 
 
 def chosen(columns: str | None) -> list[int | str]:
@@ -181,10 +180,10 @@ def test_set(what: Path, source: Path | None, references: list[Path] | None, dat
              columns: str | None) -> tuple[list[str] | None, list[list[str]]]:  # fmt: skip
     """What is translated (None: `what` is a file of translations) and one list per reference."""
     from qkv.evaluate.scores import read_sentences
-    from qkv.train.rescore import pairs_of
+    from qkv.train.rescore import read_pairs
 
     if data:
-        pairs = pairs_of(what, to_stderr, data, chosen(columns))
+        pairs = read_pairs(what, to_stderr, data, chosen(columns))
         return [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]
     if not references:
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
@@ -224,11 +223,11 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
     from qkv.commands.train import score_lines
     from qkv.config.vectors import load_vectors_recipe
     from qkv.vectors.evaluate import evaluation_files, score_vectors
-    from qkv.vectors.space import open_vectors
+    from qkv.vectors.space import load_vectors
 
     if not similarity and not analogies and (what / "recipe.toml").is_file():
         similarity, analogies = evaluation_files(load_vectors_recipe(what / "recipe.toml").vectors)
-    found = score_vectors(open_vectors(what), similarity, analogies)
+    found = score_vectors(load_vectors(what), similarity, analogies)
     if found is None:
         raise ConfigError(
             f"{what} holds word vectors: say what to ask them with --similarity FILE and --analogies FILE"
@@ -258,9 +257,9 @@ def classes(found: Any) -> str:
 
 def of_run(folder: Path, which: str) -> Path:
     """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
-    from qkv.convert.detect import run_of
+    from qkv.convert.detect import find_run
 
-    path = run_of(folder) / f"test.{which}.txt"
+    path = (find_run(folder) or folder) / f"test.{which}.txt"
     if not path.is_file():
         raise ConfigError(
             f"{folder} is not the folder of a run with a test set: give one with --data FILE, or say what is correct with "

@@ -32,9 +32,12 @@ def run(
     [dim]qkv export runs/word2vec vectors.txt --to word2vec-text[/]
     [dim]qkv export vectors.txt vectors.bin --to word2vec-binary[/]
     """
-    from qkv.api import Model, load
+    from qkv.api import load
+    from qkv.vectors.space import load_vectors
+    from qkv.vectors.store import holds_vectors
 
-    model = load(folder, device="cpu")
-    told = {"say": print} if isinstance(model, Model) else {}  # word vectors have no such check
-    difference = model.export(out, to.value, **told)  # type: ignore[arg-type]
+    if holds_vectors(folder):
+        difference = load_vectors(folder).export(out, to.value)
+    else:
+        difference = load(folder, device="cpu").export(out, to.value, say=print)
     print(f"wrote {out}; read back and compared: largest difference {difference:.1e}")

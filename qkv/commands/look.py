@@ -100,16 +100,13 @@ def run(
     [dim]qkv look bert "I ate an apple" -w contexts --word apple --other "Apple Inc."[/]
     """
     from qkv.api import load
-    from qkv.tasks.inspection import writes_summaries
 
     if out.suffix not in (".html", ".htm"):
         raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")
     if not given.strip():
         raise QkvError("the text is empty: give a text or the path of a picture")
     model = load(folder, device=device.value)
-    if not hasattr(model, "looker"):
-        raise QkvError(f"{folder} holds word vectors, and no network to look into: ask them with `qkv nearest`")
-    looker, summary = model.looker(), writes_summaries(folder)
+    looker, summary = model.looker(), model.task == "summary"
     look = None if what and set(what) <= OF_WORDS else looker.look(given, target, pair, summary)
 
     def show(one: What) -> LookResult:

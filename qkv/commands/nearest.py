@@ -34,9 +34,9 @@ def run(
     [dim]qkv nearest runs/word2vec dog today[/]
     [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
     """
-    from qkv.vectors.space import open_vectors
+    from qkv.vectors.space import load_vectors
 
-    found = open_vectors(vectors)
+    found = load_vectors(vectors)
     known = [word for word in words if word in found]
     if not known:
         found.nearest(words[0])  # the error says which words are spelled like it

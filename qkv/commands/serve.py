@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, search_of
+from qkv.commands.common import Device, DeviceOption
 
 FOLDERS = typer.Argument(
     metavar="[NAME=]FOLDER…",
@@ -86,7 +86,7 @@ def run(
     limits, keys = limits_of(limit or []), keys_of(api_key or [], api_keys)
     # who listens everywhere is also reached by the name of the machine
     names = [socket.gethostname() if host in EVERYWHERE else host, *(allowed_host or ())]
-    own = Settings(folders, languages or [], limits, keys, watch, cors or (), names, device.value, scored)
+    own = Settings(folders, languages or [], limits, keys, watch, cors or (), names, device.value)
     count = workers or usual(own.folders, device.value)
     # of several workers each listens for itself: this one only keeps the port
     listening = bound(host, port, sharing=count > 1)
@@ -103,8 +103,3 @@ def run(
 
     service = service_of(own)
     return server_of(service, lambda: began(described(service))).run(sockets=[listening])
-
-
-def scored(run: Path) -> dict[str, Any]:
-    """A run's model searches as it did when it was scored."""
-    return search_of(run, None, None)

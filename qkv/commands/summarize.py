@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, search_of, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 
 FILE = typer.Argument(metavar="[FILE]", help="A text per line; default, and -: standard input.", show_default=False)
 WHOLE = typer.Option("--whole", help="The whole file is one text, line ends and all.")
@@ -45,7 +45,7 @@ def run(
     if file is not None:
         open_binary(file).close()  # a wrong path is said before the model is read
     model = load(folder, device=device.value)
-    search = search_of(folder, beam, None) | {"max_length": max_length}
+    search: dict[str, Any] = {"beam": beam, "max_length": max_length}
     model.summarize([], **search)  # so is a model that cannot write
     done = problems = 0
     with writing():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json, search_of
+from qkv.commands.common import Device, DeviceOption, Json, writing
 from qkv.commands.tables import columns_to_read, rows
 from qkv.errors import FileError, QkvError
 
@@ -22,25 +22,38 @@ if TYPE_CHECKING:
     from qkv.generate.translate import Translation
 
 FIRST = typer.Argument(
-    metavar="FOLDER",
-    help="A model: a qkv folder, a Hugging Face folder, a .gguf or .bin file. Default: example (ships with qkv).",
-    show_default=False,
-)
+    metavar="FOLDER", show_default=False,
+    help="A model: a qkv run or model folder, a Hugging Face folder, a .gguf or .bin file. Default: the example model that "
+    "ships with qkv.",
+)  # fmt: skip
 SECOND = typer.Argument(
-    metavar="FILE|TEXT",
-    help="Lines of text, a table with a column of texts, or the text itself; default: standard input.",
-    show_default=False,
-)
+    metavar="FILE|TEXT", show_default=False,
+    help="A file with one text per line, a table with a column of texts, or the text itself. Default: standard input.",
+)  # fmt: skip
 MARKS = (".", "?", "!", "…", "。", "？", "！")
-TEXTS = "a text to translate has a space in it or ends in . ? or !; a single word: echo WORD | qkv translate"
-BEAM = typer.Option(min=1, help="Hypotheses per sentence; 1 = greedy. Default: the run's own, else 4.")
-LENGTH_PENALTY = typer.Option(
-    help="Scores are divided by length to this power: larger = longer. Default: the run's own, else 1."
-)
-LENGTH_FORMULA = typer.Option(
+TEXTS = "a text to translate contains a space or ends in . ? or !; for a single word: echo WORD | qkv translate"
+Beam = Annotated[int | None, typer.Option(min=1, help="Beam size; 1 = greedy. Default: the model's own, else 4.")]
+LengthPenalty = Annotated[float | None, typer.Option(
+    help="Divide scores by length to this power; larger = longer translations. Default: the model's own, else 1.")]  # fmt: skip
+LengthFormula = Annotated[str | None, typer.Option(
     metavar="power|gnmt",
-    help="Base of the length penalty: length, or (5 + length) / 6. Default: the run's own, else power.",
-)
+    help="Base of the length penalty: length, or (5 + length) / 6. Default: the model's own, else power.")]  # fmt: skip
+NBest = Annotated[int, typer.Option(
+    min=1, help="Number of translations per text, at most the beam size; printed as NUMBER ||| TEXT ||| SCORE.")]  # fmt: skip
+Alignments = Annotated[bool, typer.Option("--alignments", help="Append word alignments (SOURCE-TARGET): ||| 0-0 1-2.")]
+MaxLength = Annotated[int | None, typer.Option(
+    min=1, help="Longest translation in tokens. Default: the model's own, else 2 * source + 20.")]  # fmt: skip
+MinLength = Annotated[int | None, typer.Option(
+    min=0, help="Shortest translation in tokens, end token included. Default: the model's own, else 0.")]  # fmt: skip
+NoRepeat = Annotated[int | None, typer.Option(
+    min=0, help="Forbid repeated n-grams of this size; 0 = allow them. Default: the model's own, else 0.")]  # fmt: skip
+RepetitionPenalty = Annotated[float, typer.Option(help="Above 1: penalise tokens that occurred before.")]
+Groups = Annotated[int, typer.Option(min=1, help="Diverse beam search: number of groups that share the beam.")]
+Diversity = Annotated[float, typer.Option(help="Diverse beam search: penalty for the tokens of earlier groups.")]
+Prefix = Annotated[str | None, typer.Option(help="Text that every translation starts with.")]
+Constraints = Annotated[bool, typer.Option(
+    "--constraints", help="Each line is a text and, after tabs, words or phrases that its translation must contain.")]  # fmt: skip
+BatchTokens = Annotated[int, typer.Option(min=1, help="Source tokens per batch; more take more memory.")]
 CHUNK = 512
 """Lines that are read, sorted by length and translated together."""
 PAUSE = 0.05
@@ -50,40 +63,30 @@ PAUSE = 0.05
 def run(
     folder: Annotated[str | None, FIRST] = None,
     file: Annotated[str | None, SECOND] = None,
-    beam: Annotated[int | None, BEAM] = None,
-    length_penalty: Annotated[float | None, LENGTH_PENALTY] = None,
-    length_formula: Annotated[str | None, LENGTH_FORMULA] = None,
-    n_best: Annotated[int, typer.Option(min=1, help="So many translations: lines of `0 ||| text ||| score`.")] = 1,
-    alignments: Annotated[bool, typer.Option("--alignments", help="Add ` ||| 0-0 1-2`: source word - word.")] = False,
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    length_formula: LengthFormula = None,
+    n_best: NBest = 1,
+    alignments: Alignments = False,
     as_json: Json = False,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Longest translation in tokens.")] = None,
-    min_length: Annotated[
-        int | None,
-        typer.Option(min=0, help="Shortest translation in tokens, its end counted. Default: the model's own, else 0."),
-    ] = None,
-    no_repeat_ngram: Annotated[
-        int | None,
-        typer.Option(min=0, help="Forbid repeated n-grams of this size; 0 = allow. Default: the model's own, else 0."),
-    ] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Over 1: words that were written get rarer.")] = 1.0,
-    groups: Annotated[int, typer.Option(min=1, help="Diverse beam search: so many groups share the beam.")] = 1,
-    diversity: Annotated[float, typer.Option(help="How much the groups avoid each other's words.")] = 0.5,
-    prefix: Annotated[str | None, typer.Option(help="How every translation begins.")] = None,
-    constraints: Annotated[
-        bool, typer.Option("--constraints", help="What follows a tab in a line are words that must occur.")
-    ] = False,
-    batch_tokens: Annotated[int, typer.Option(min=1, help="Source tokens translated at once.")] = 2048,
+    max_length: MaxLength = None,
+    min_length: MinLength = None,
+    no_repeat_ngram: NoRepeat = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    groups: Groups = 1,
+    diversity: Diversity = 0.5,
+    prefix: Prefix = None,
+    constraints: Constraints = False,
+    batch_tokens: BatchTokens = 2048,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Translate text line by line; the order is kept, an empty line gives an empty line.
+    """Translate text line by line, in order; an empty line gives an empty line.
 
-    An argument is a text if no such file or folder exists and it has a space in
-    it or ends in . ? or ! Without FOLDER the example model translates, English
-    to German; it knows the words of a small grammar only.
-
-    A line that cannot be translated (not UTF-8, NUL bytes, too long) gives an
-    empty line and a message on standard error; the others are translated, and
-    the exit code is 1. To draw a translation at random: qkv generate.
+    An argument is taken as text if no such file exists and it contains a space
+    or ends in . ? or ! Without FOLDER, the example model translates English to
+    German; it knows the words of a small grammar only. A line that cannot be
+    translated (not UTF-8, too long) gives an empty line and a message on standard
+    error, and the exit code is 1. To sample translations, use qkv generate.
 
     [dim]qkv translate "I ate an apple."[/]
     [dim]qkv translate my-model "A man rides a bicycle."[/]
@@ -92,27 +95,29 @@ def run(
     [dim]qkv translate my-model test.en --beam 8 --groups 4 --n-best 4[/]
     """
     path, source = arguments(folder, file)
-    model = opened(path, source, device.value)
-    how: dict[str, Any] = search_of(path, beam, length_penalty, length_formula) | {
-        "n_best": n_best, "max_length": max_length, "prefix": prefix, "alignments": alignments, "scores": True,
-        "batch_tokens": batch_tokens, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram,
-        "repetition_penalty": repetition_penalty, "groups": groups, "diversity": diversity,
+    model = open_model(path, source, device.value)
+    how = {
+        "beam": beam, "length_penalty": length_penalty, "length_formula": length_formula, "n_best": n_best,
+        "max_length": max_length, "prefix": prefix, "alignments": alignments, "scores": True, "batch_tokens": batch_tokens,
+        "min_length": min_length, "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty,
+        "groups": groups, "diversity": diversity,
     }  # fmt: skip
-    columns = columns_to_read(source, "translation", path) if isinstance(source, Path) and not constraints else ()
-    model.translate([], **how)  # so is a wrong setting, before the text
-    shown = Shown(as_json, n_best > 1, alignments)
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
-    try:
+    printer = Printer(as_json, n_best > 1, alignments)
+    translate_lines(model, source, how, constraints, printer)
+    if printer.problems:
+        raise typer.Exit(1)
+
+
+def translate_lines(model: Model, source: Source, how: dict[str, Any], constraints: bool, printer: Printer) -> None:
+    """Translate a source chunk by chunk and print it; a wrong setting is an error before anything is read."""
+    table = source if isinstance(source, Path) and not constraints else None
+    columns = columns_to_read(table, "translation", model.languages)
+    model.translate([], **how)
+    with writing():
         for chunk in chunks(source, columns):
             texts, wanted = split(chunk) if constraints else ([text or "" for text, _ in chunk], None)
-            found = model.translate(texts, **how, constraints=wanted)
-            shown.chunk(found, [problem for _, problem in chunk])
-    except BrokenPipeError:  # whoever reads has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
-    shown.end()
-    if shown.problems:
-        raise typer.Exit(1)
+            printer.chunk(model.translate(texts, **how, constraints=wanted), [problem for _, problem in chunk])
+    printer.end()
 
 
 Source = Path | list[str] | None
@@ -145,8 +150,8 @@ def arguments(first: str | None, second: str | None) -> tuple[Path, Source]:
     return find(first), second.removesuffix("\n").split("\n")
 
 
-def opened(folder: Path, source: Source, device: str) -> Model:
-    """The model; a wrong path is an error before it is read."""
+def open_model(folder: Path, source: Source, device: str) -> Model:
+    """Load the model; a wrong path of the text is an error before that."""
     from qkv.api import load
     from qkv.data.lines import open_binary
 
@@ -222,8 +227,8 @@ def split(chunk: list[Line]) -> tuple[list[str], list[list[str]]]:
     return [text for text, *_ in parts], [words for _, *words in parts]
 
 
-class Shown:
-    """What is printed, and how far it is."""
+class Printer:
+    """Print translations as text or JSON, and on a terminal the progress."""
 
     def __init__(self, as_json: bool, several: bool, alignments: bool):
         self.as_json, self.several, self.alignments = as_json, several, alignments

@@ -62,15 +62,3 @@ def load_recipe(path: Path, settings: list[str] | None = None,
                                      "tune": TuneConfig, "corrupt": CorruptConfig, "augment": AugmentConfig}  # fmt: skip
     parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}
     return checked(Recipe, {**values, **parts, "model": model})
-
-
-def trained_for(run: Path) -> tuple[str | None, tuple[str, str] | None]:
-    """The task and the languages of a run's recipe; None where there is none."""
-    if not (run / "recipe.toml").is_file():
-        return None, None
-    values = read_toml(run / "recipe.toml")
-    task, data = values.get("task", "translation"), values.get("data")
-    if task != "translation" or not isinstance(data, dict):
-        return str(task), None
-    side = lambda name: str(data.get(name, DataConfig.model_fields[name].default))  # noqa: E731
-    return str(task), (side("source"), side("target"))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from qkv.config import ModelConfig
+from qkv.config.usage import Usage
 from qkv.convert import folder as ours
-from qkv.convert import g2p, generation_file, gguf_file, huggingface, llama2c
+from qkv.convert import g2p, generation_file, gguf_file, hf_usage, huggingface, llama2c
 from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
 from qkv.convert.pooled_head import read_head, without_head
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
-from qkv.generate.defaults import Defaults
 from qkv.models.build import Network
 from qkv.pretrained import find
 from qkv.text.tokenizer import Tokenizer
@@ -37,16 +37,12 @@ def open_target(path: str | Path) -> Tokenizer | None:
     return open_target_tokenizer(detect(Path(path))[1])
 
 
-def open_defaults(path: str | Path) -> Defaults:
-    """How a model searches: as a Hugging Face folder says, or as a run did when it was scored."""
-    kind, place = detect(Path(path))
-    if kind == "huggingface":
-        return generation_file.read_defaults(place)
-    results = Path(path) / "results.json"
-    own = read_json(results).get("test") if kind == "qkv" and results.is_file() else None
-    known = own if isinstance(own, dict) else {}
-    names = ("beam", "length_penalty", "length_formula", "extra_length")
-    return Defaults(**{name: known.get(name) for name in names})
+def open_usage(path: str | Path) -> Usage:
+    """Read what a model is for and how it is used, as far as its folder says so."""
+    kind, path = detect(Path(path))
+    if kind == "qkv":
+        return ours.read_usage(path)
+    return hf_usage.read_usage(path) if kind == "huggingface" else Usage()
 
 
 def open_config(path: str | Path) -> ModelConfig:
@@ -107,9 +103,14 @@ def detect(path: Path) -> tuple[str, Path]:
     raise FileError(f"{path} is of no kind known here: give a model folder, a .gguf file or a llama2.c .bin file")
 
 
-def run_of(folder: Path) -> Path:
-    """The run to which a model belongs; its own folder where it belongs to none."""
-    return folder.resolve().parent if folder.resolve().name == "best" else folder
+def find_run(path: Path) -> Path | None:
+    """Return the folder of a training run, given it or its best/; None for a model that is not inside a run.
+
+    Only for what belongs to a run: its recipe, its test set and its scores. A model is used without it.
+    """
+    path = path.resolve()
+    folder = path.parent if path.name == "best" else path
+    return folder if (folder / "recipe.toml").is_file() and not (folder / "config.json").exists() else None
 
 
 def detect_folder(path: Path) -> tuple[str, Path]:

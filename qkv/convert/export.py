@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from qkv.config import ModelConfig
+from qkv.config.usage import Usage
 from qkv.convert import folder as ours
 from qkv.convert import huggingface
 from qkv.convert.detect import open_model
 from qkv.convert.files import new_folder, write_json, write_tensors, write_text
 from qkv.convert.hf_files import card, write_beside
+from qkv.convert.hf_usage import task_json
 from qkv.convert.pooled_head import headless, without_head, write_head
 from qkv.convert.rewrite import rewritten
 from qkv.errors import FileError, QkvError
-from qkv.generate.defaults import Defaults
 from qkv.models.build import Network
 from qkv.models.example import example
 from qkv.text.tokenizer import Tokenizer
@@ -28,13 +29,14 @@ Check = Callable[[Path], None]
 
 
 def export(folder: str | Path, to: str, config: ModelConfig, network: Network, tokenizer: Tokenizer | None,
-           target: Tokenizer | None = None, how: Defaults = Defaults(), check: Check | None = None) -> float:  # fmt: skip
+           target: Tokenizer | None = None, usage: Usage = ours.NO_USAGE, check: Check | None = None) -> float:  # fmt: skip
     """Write `folder` as "hf" or "qkv"; the largest difference of its outputs from the network's, after reading it back.
 
-    Weights are written as the network has them, which is float32 for all that was read, whatever the file had. `how` it
-    searches goes into generation_config.json. `check` is a last look at a written Hugging Face folder, before it gets its
-    name. Of a Hugging Face config.json, these are not known here and not written: that there is no padding token (0 stands
-    in), settings of training and of bookkeeping (IGNORED in hf_family.py).
+    Weights are written as the network has them, which is float32 for all that was read, whatever the file had. Task, languages
+    and decoding defaults of `usage` go into config.json, tokenizer_config.json and generation_config.json. `check` is called
+    with a written Hugging Face folder before that gets its name. Of a Hugging Face config.json, these are not known here and
+    not written: that there is no padding token (0 stands in), settings of training and of bookkeeping (IGNORED in
+    hf_family.py).
     """
     folder = Path(folder)
     if to not in ("hf", "qkv"):
@@ -44,9 +46,9 @@ def export(folder: str | Path, to: str, config: ModelConfig, network: Network, t
     with new_folder(folder) as new:
         stored = ours.weights(network)
         if to == "hf":
-            stored = write_huggingface(new, config, stored, tokenizer, target, how)
+            stored = write_huggingface(new, config, stored, tokenizer, target, usage)
         else:
-            ours.write(new, config, network, tokenizer, target)
+            ours.write(new, config, network, tokenizer, target, usage)
         difference = verify(new, config, network, stored)
         if to == "hf" and check is not None:
             check(new)
@@ -54,13 +56,13 @@ def export(folder: str | Path, to: str, config: ModelConfig, network: Network, t
 
 
 def write_huggingface(folder: Path, config: ModelConfig, weights: dict[str, Tensor], tokenizer: Tokenizer | None,
-                      target: Tokenizer | None = None, how: Defaults = Defaults()) -> dict[str, Tensor]:  # fmt: skip
+                      target: Tokenizer | None = None, usage: Usage = ours.NO_USAGE) -> dict[str, Tensor]:  # fmt: skip
     """All files as `transformers` opens them; the weights that they hold, in our names."""
     chosen = huggingface.plan(config)
     values, tensors = huggingface.write_plan(chosen, config, weights)
-    write_json(folder / "config.json", values)
+    write_json(folder / "config.json", values | task_json(usage))
     write_tensors(folder / "model.safetensors", tensors)
-    write_beside(folder, chosen.config, tokenizer, target, how)
+    write_beside(folder, chosen.config, tokenizer, target, usage)
     write_text(folder / "README.md", card(config, chosen))
     if not chosen.pooled:
         return rewritten(chosen.rewrites, config, weights)

@@ -1,7 +1,10 @@
-"""Our own folder: config.json, model.safetensors, tokenizer.json, README.md (card), and COMPLETE, written last.
-A translator whose two languages have a vocabulary each has target_tokenizer.json as well.
+"""The model folder: config.json, model.safetensors, tokenizer.json, README.md (card), and COMPLETE, written last.
 
-A folder without the marker was not finished and is never opened; the marker lists checksums, and a file that differs from
+A translator with one vocabulary per language also has target_tokenizer.json; a chat template is in tokenizer_config.json.
+config.json is complete: `model` describes the network, `usage` what it is for and how it is used (task, languages, decoding
+defaults ...), so that a folder copied anywhere can do all that its run could. Folders of format 0.1 have no `usage`.
+
+A folder without the marker was not finished and is never opened. The marker lists checksums, and a file that differs from
 its own is refused. Nothing is allocated before the configuration and the weights file are known to agree.
 """
 
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 import qkv
 from qkv.config import ModelConfig, checked
 from qkv.config.rules import outside
+from qkv.config.usage import Usage
 from qkv.convert.files import (
     Entry,
     new_folder,
@@ -36,11 +40,14 @@ from qkv.models.weights import weights
 from qkv.text.tokenizer import Tokenizer
 
 MODEL_TYPE = "qkv"
+FORMAT = "0.2"
+"""Of the folder. 0.1 had no `format` and no `usage`."""
 SEALED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", TARGET,
           "adapter_config.json", "adapter_model.safetensors"}  # fmt: skip
 """Files whose checksums are in the marker."""
 FILES = SEALED | {"README.md", MARKER}
 """What a save replaces; other files in the folder stay."""
+NO_USAGE = Usage()
 MAX_TABLES = 2**28
 """Most elements of tables that a network computes for itself (sinusoids, random features)."""
 
@@ -124,8 +131,8 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None = None,
-         target: Tokenizer | None = None) -> None:  # fmt: skip
-    """Write a folder, or put a new one in the place of one of ours: until the new one is whole, the old one stays."""
+         target: Tokenizer | None = None, usage: Usage = NO_USAGE) -> None:  # fmt: skip
+    """Write a model folder, or replace one: the old one stays until the new one is complete."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileError(f"{folder} is a file: choose another name for the folder")
@@ -138,19 +145,34 @@ def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer:
         if used:
             others = lambda at, names: FILES & set(names) if Path(at) == folder else ()  # noqa: E731
             shutil.copytree(folder, new, symlinks=True, ignore=others, dirs_exist_ok=True)
-        write(new, config, network, tokenizer, target)
+        write(new, config, network, tokenizer, target, usage)
 
 
 def write(folder: Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None,
-          target: Tokenizer | None = None) -> None:  # fmt: skip
-    """The files, into an empty folder; the marker comes last."""
-    model = config.model_dump(mode="json")  # all fields: a later default must not change an old model
-    write_json(folder / "config.json", {"model_type": MODEL_TYPE, "qkv_version": qkv.__version__, "model": model})
+          target: Tokenizer | None = None, usage: Usage = NO_USAGE) -> None:  # fmt: skip
+    """Write the files into an empty folder; the marker comes last."""
+    write_config(folder, config, usage)
     write_tensors(folder / "model.safetensors", weights(network))
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, target)
     write_text(folder / "README.md", card(config, network))
     seal(folder, SEALED)
+
+
+def write_config(folder: Path, config: ModelConfig, usage: Usage) -> None:
+    model = config.model_dump(mode="json")  # all fields: a later default must not change an old model
+    head = {"model_type": MODEL_TYPE, "format": FORMAT, "qkv_version": qkv.__version__}
+    write_json(folder / "config.json", {**head, "usage": usage.to_json(), "model": model})
+
+
+def replace_usage(folder: Path, usage: Usage) -> None:
+    """Store another `usage` in a model folder, which is replaced as a whole; a folder that has it already is not touched."""
+    if read_usage(folder) == usage and "format" in read_json(folder / "config.json"):
+        return
+    with new_folder(folder) as new:
+        shutil.copytree(folder, new, symlinks=True, dirs_exist_ok=True)
+        write_config(new, read_config(folder), usage)
+        seal(new, SEALED)
 
 
 def card(config: ModelConfig, network: nn.Module) -> str:
@@ -177,15 +199,29 @@ def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """config.json of our folder, checked."""
+    """Read the network's configuration from config.json."""
+    return checked(ModelConfig, read_values(folder)["model"], "model")  # type: ignore[no-any-return]
+
+
+def read_usage(folder: Path) -> Usage:
+    """Read what a model is for from config.json; a folder of format 0.1 does not say it."""
+    return checked(Usage, read_values(folder).get("usage", {}), "usage")  # type: ignore[no-any-return]
+
+
+def read_values(folder: Path) -> dict[str, Any]:
+    """Read config.json, with the parts that it must have."""
     if not (folder / MARKER).is_file():
         raise FileError(f"{folder} has no {MARKER} file: its saving was interrupted; save or fetch it again")
     verify(folder, "config.json")
     values: dict[str, Any] = read_json(folder / "config.json")
-    unknown = sorted(values.keys() - {"model_type", "qkv_version", "model"})
+    if values.get("format", FORMAT) != FORMAT:
+        raise FileError(
+            f"{folder} has format {values['format']!r}, and this version of qkv reads 0.1 and {FORMAT}: update qkv"
+        )
+    unknown = sorted(values.keys() - {"model_type", "format", "qkv_version", "model", "usage"})
     if values.get("model_type") != MODEL_TYPE or not isinstance(values.get("model"), dict) or unknown:
         raise FileError(
-            f"{folder / 'config.json'} must hold model_type = 'qkv', qkv_version and model"
+            f"{folder / 'config.json'} must hold model_type = 'qkv', format, qkv_version, usage and model"
             + (f", not {some(unknown)}" if unknown else "")
         )
-    return checked(ModelConfig, values["model"], "model")
+    return values

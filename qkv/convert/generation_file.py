@@ -1,4 +1,4 @@
-"""generation_config.json: how a Hugging Face model writes, both ways.
+"""generation_config.json: how a Hugging Face model decodes, both ways.
 
 Read are the search (num_beams, length_penalty, early_stopping), its bounds (max_length or max_new_tokens, min_length or
 min_new_tokens, no_repeat_ngram_size) and forced tokens (forced_bos_token_id, which is part of the model's configuration, and
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from qkv.config import ModelConfig
+from qkv.config.usage import DecodingDefaults
 from qkv.convert.files import read_json
 from qkv.convert.hf_family import OPTIONAL_INT, Json, check_type
 from qkv.generate.beam import BeamParams
-from qkv.generate.defaults import Defaults
 from qkv.generate.translate import suppressed_tokens
 
 NAME = "generation_config.json"
@@ -52,9 +52,12 @@ def with_forced_id(config: ModelConfig, folder: Path, config_json: Json) -> Mode
     return config.changed(forced_id=forced)
 
 
-def read_defaults(folder: Path) -> Defaults:
-    """How the model of a Hugging Face folder searches. transformers counts the start token in max_length, we do not; one that
-    is as long as the positions are says nothing."""
+def read_defaults(folder: Path) -> DecodingDefaults:
+    """Read the decoding defaults of a Hugging Face folder.
+
+    transformers counts the start token in max_length, we do not. A max_length that equals the number of positions is no
+    setting of decoding, and is left out.
+    """
     config = read_json(folder / "config.json")
     values = settings(folder, config)
     both_halves = config.get("is_encoder_decoder", False) is True
@@ -63,7 +66,7 @@ def read_defaults(folder: Path) -> Defaults:
     if longest is None and bounded and both_halves:
         longest = max(1, values["max_length"] - 1)
     shortest = values["min_length"] if values["min_new_tokens"] is None else values["min_new_tokens"] + 1
-    return Defaults(
+    return DecodingDefaults(
         beam=values["num_beams"],
         length_penalty=None if values["length_penalty"] is None else float(values["length_penalty"]),
         max_length=longest,
@@ -74,15 +77,16 @@ def read_defaults(folder: Path) -> Defaults:
     )
 
 
-def generation_json(c: ModelConfig, how: Defaults) -> dict[str, Any]:
+def generation_json(c: ModelConfig, how: DecodingDefaults) -> dict[str, Any]:
     """What transformers' `generate` needs to write what we write. It divides by length^penalty only: of a search with another
     length formula the exponent is kept."""
     ends = c.eos_ids[0] if len(c.eos_ids) == 1 else list(c.eos_ids) or None
     common = {"bos_token_id": c.bos_id, "eos_token_id": ends, "pad_token_id": c.pad_id, "do_sample": False}
     if c.family == "decoder":
         return {**common, "max_length": c.max_length}
-    chosen = how.chosen(beam=(None, BeamParams().size), length_penalty=(None, BeamParams().length_penalty), min_length=(None, 0),
-                        no_repeat_ngram=(None, 0), early=(None, False))  # fmt: skip
+    usual = BeamParams()
+    chosen = how.resolve(beam=(None, usual.size), length_penalty=(None, usual.length_penalty), min_length=(None, 0),
+                         no_repeat_ngram=(None, 0), early=(None, False))  # fmt: skip
     longest = c.max_length if how.max_length is None else min(how.max_length + 1, c.max_length)
     return {
         **common,

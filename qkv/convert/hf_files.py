@@ -13,11 +13,12 @@ import tokenizers
 from tokenizers import processors
 
 from qkv.config import ModelConfig
+from qkv.config.usage import Usage
 from qkv.convert.files import write_json, write_text
 from qkv.convert.generation_file import NAME, generation_json
+from qkv.convert.hf_usage import languages_json
 from qkv.convert.huggingface import Plan
 from qkv.convert.tokenizer_files import TARGET
-from qkv.generate.defaults import Defaults
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
@@ -34,16 +35,16 @@ NAMES = {
 
 
 def write_beside(
-    folder: Path, c: ModelConfig, tokenizer: Tokenizer | None, target: Tokenizer | None, how: Defaults
+    folder: Path, c: ModelConfig, tokenizer: Tokenizer | None, target: Tokenizer | None, usage: Usage
 ) -> None:
     """All files but config.json and the weights. `c` is the configuration of the network that is written."""
     if tokenizer is not None:
         write_text(folder / "tokenizer.json", framing(tokenizer, c).to_str(pretty=True))
-        write_json(folder / "tokenizer_config.json", tokenizer_json(tokenizer, c))
+        write_json(folder / "tokenizer_config.json", tokenizer_json(tokenizer, c) | languages_json(usage))
     if target is not None and target is not tokenizer:
         write_text(folder / TARGET, target.to_json())
     if c.head == "vocabulary":
-        write_json(folder / NAME, generation_json(c, how))
+        write_json(folder / NAME, generation_json(c, usage.decoding))
     if c.image_size is not None:
         write_json(folder / "preprocessor_config.json", image_json(c))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 EXAMPLE = "example"
 """A small translator, English to German; trained and stored by `make example-model`."""
-NOTES = {EXAMPLE: "This model was trained on a small grammar and some greetings; other words are translated wrongly."}
-"""Limitations of each model, shown to users."""
+NOTE = "This model was trained on a small grammar and some greetings; other words are translated wrongly."
+"""Limitations of the example model, shown to users; its config.json holds it."""
 ABOUT_EXAMPLE = (
     "using the example model that ships with qkv (English to German, trained on a small grammar only); give a FOLDER to use "
     "your own"
@@ -18,12 +18,6 @@ ABOUT_EXAMPLE = (
 def names() -> list[str]:
     """The models that ship with the package."""
     return sorted(path.parent.name for path in HERE.glob("*/config.json"))
-
-
-def note(path: Path) -> str | None:
-    """Return what a user of the shipped model in this folder should know; None for any other folder."""
-    path = path.resolve()
-    return NOTES.get(path.name) if path.parent == HERE.resolve() else None
 
 
 def find(path: str | Path) -> Path:

@@ -20,7 +20,7 @@ from qkv.serve.api.run_log import Watch
 from qkv.serve.app import application
 from qkv.serve.http.middleware import Front
 from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Pair, Search, Served, opened, shown
+from qkv.serve.scheduling.served_model import Pair, Served, default_name, load_for_serving
 from qkv.serve.scheduling.workers import Settings, name_and_path
 
 HEADERS = 20.0
@@ -97,20 +97,19 @@ def described(service: Service) -> list[str]:
 
 def service_of(s: Settings) -> Service:
     """All models opened, nothing computed yet."""
-    models = models_of(s.folders, s.languages, s.device, s.search)
+    models = models_of(s.folders, s.languages, s.device)
     return Service(models, s.limits, s.keys, watch=None if s.watch is None else Watch(s.watch), origins=s.origins,
                    hosts=s.hosts)  # fmt: skip
 
 
-def models_of(given: Sequence[str], languages: Sequence[str] = (), device: str = "auto", search: Search | None = None
-              ) -> list[Served]:  # fmt: skip
+def models_of(given: Sequence[str], languages: Sequence[str] = (), device: str = "auto") -> list[Served]:
     """FOLDER or NAME=FOLDER each, and NAME=en-de for translators that do not say their languages."""
     pairs = dict(pair_of(one) for one in languages)
     found = []
     for one in given:
         name, path = name_and_path(one)
-        name = name or shown(path)
-        found.append(opened(path, name, pairs.pop(name, None), device, search))
+        name = name or default_name(path)
+        found.append(load_for_serving(path, name, pairs.pop(name, None), device))
     if pairs:
         raise QkvError(f"--languages {next(iter(pairs))}=...: there is no model of that name")
     return found

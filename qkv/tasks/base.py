@@ -20,6 +20,7 @@ from torch import nn
 from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.config.rules import outside
+from qkv.config.usage import Usage, corpus_of_run
 from qkv.data.batching import Batches, Unusable
 from qkv.data.corpora import corpus
 from qkv.data.sources import Record, Source
@@ -207,6 +208,13 @@ class Task:
         """Measure as a run of this recipe does, whatever set is asked: where its own held-out set decides the metrics."""
 
     # --- telling
+
+    def usage(self) -> Usage:
+        """What the model folder says about the use of the trained model, beside the network's configuration."""
+        data = self.data
+        given = self.words.source is None or data.vocabulary or self.recipe.tune.start
+        return Usage(task=self.recipe.task, corpus=corpus_of_run(data), max_input=data.max_length, carry=data.carry,
+                     vocab_size=None if given else data.vocab_size)  # fmt: skip
 
     def title(self) -> str:
         """What the model does, in a few words."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import ModelConfig, Recipe
+from qkv.config.usage import Usage
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
 from qkv.data.sources import Record
@@ -24,12 +25,12 @@ from qkv.generate.continuous_batching import GenerativeNetwork
 from qkv.generate.logits_processor import LogitsProcessor
 from qkv.generate.search import beam_search
 from qkv.generate.sequence import Hypothesis
-from qkv.generate.translate import Translation, suppressed_tokens, with_n_best
+from qkv.generate.translate import Translation, TranslationParams, suppressed_tokens, with_n_best
 from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Words
 from qkv.tasks.images import PictureTask, read
-from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, one_line, searched, settings
+from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, decoding_defaults, one_line, searched, settings
 from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
 
@@ -183,6 +184,11 @@ class CaptionsTask(PictureTask):
                 "scores": [one.to_json() for one in scores]}  # fmt: skip
 
     # --- telling
+
+    def usage(self) -> Usage:
+        decode = self.recipe.decode
+        how = TranslationParams(beam_of(decode), decode.max_length)
+        return super().usage().model_copy(update={"decoding": decoding_defaults(how)})
 
     def use(self, folder: str) -> tuple[str, str]:
         return f"qkv describe {folder} picture.png", 'model.describe(["picture.png"])'

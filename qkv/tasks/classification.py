@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch, Loss, pad
 from qkv.config import CorpusConfig, ModelConfig, Recipe
+from qkv.config.usage import Usage
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
@@ -355,6 +356,9 @@ class ClassificationTask(Task):
         return "index\tprediction\tprobability\tlabel\n" + "".join(rows)
 
     # --- telling
+
+    def usage(self) -> Usage:
+        return super().usage().model_copy(update={"pairs": len(self.valid[0]) == 3})
 
     def use(self, folder: str) -> tuple[str, str]:
         pairs = len(self.valid[0]) == 3

@@ -6,15 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig, read_toml
-from qkv.convert.detect import run_of
+from qkv.config import ModelConfig
 from qkv.data.grammar import Pair
 from qkv.errors import QkvError
 from qkv.generate.logits_processor import LogitsProcessor
@@ -50,12 +48,6 @@ class Reading(NamedTuple):
     """Of each token, in a network that has segments: 0, or 1 in the second text."""
     place: int | None = None
     """The token at which is asked where none is named."""
-
-
-def writes_summaries(folder: Path) -> bool:
-    """Whether the recipe of the run to which a model's folder belongs says so: its configuration does not."""
-    run = run_of(folder)
-    return (run / "recipe.toml").is_file() and read_toml(run / "recipe.toml").get("task") == "summary"
 
 
 class Looker:

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from qkv.evaluate.significance import Measure
 from qkv.tasks import losses
 
 HYPOTHESIS, REFERENCE, SOURCE = "test.hyp.txt", "test.ref.txt", "test.src.txt"
+TAGGED = "test.tagged.conll"
+EXAMPLES, LONGEST = 4, 1000
+"""Example inputs, and characters of one of them."""
 MOST = 2_000_000_000
 """Bytes of a file of answers."""
 
@@ -47,6 +51,23 @@ def read_predictions(task: str, folder: Path) -> Predictions:
             f"{folder} has no {missing[0]}, the answers to a test set: give one with --data FILE, or let the run end"
         )
     return reader(folder)
+
+
+def example_inputs(folder: Path) -> tuple[str, ...]:
+    """Return the first short texts of a run's test set, as far as its task stores them."""
+    texts: list[str] = []
+    if (folder / SOURCE).is_file():
+        texts = beginning(folder / SOURCE).split("\n")
+    elif (folder / TAGGED).is_file():
+        blocks = beginning(folder / TAGGED).split("\n\n")
+        texts = [" ".join(line.split("\t")[0] for line in block.split("\n")) for block in blocks]
+    short = (text for text in dict.fromkeys(map(str.strip, texts[:-1])) if 0 < len(text) <= LONGEST)
+    return tuple(islice(short, EXAMPLES))
+
+
+def beginning(path: Path) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(100_000)
 
 
 def rows_of(path: Path, columns: int, header: bool = False) -> list[list[str]]:
@@ -127,10 +148,10 @@ def of_answers(folder: Path) -> Predictions:
 def of_tags(folder: Path) -> Predictions:
     """word, its tag, the model's tag; a blank line between sentences. Words of a sentence are not independent of each other,
     so whole sentences are exchanged."""
-    blocks = read_text(folder / "test.tagged.conll", MOST).rstrip("\n").split("\n\n")
+    blocks = read_text(folder / TAGGED, MOST).rstrip("\n").split("\n\n")
     sentences = [[line.split("\t") for line in block.split("\n")] for block in blocks]
     if any(len(row) != 3 for rows in sentences for row in rows):
-        raise FileError(f"{folder / 'test.tagged.conll'} is not a file of tags that a run writes: evaluate it again")
+        raise FileError(f"{folder / TAGGED} is not a file of tags that a run writes: evaluate it again")
     words, gold, said = ([[row[i] for row in rows] for rows in sentences] for i in range(3))
     counts = np.array([spans_of(s, g) for s, g in zip(said, gold, strict=True)])  # (N, 3)
     hits = np.array([(sum(map(str.__eq__, s, g)), len(g)) for s, g in zip(said, gold, strict=True)])  # (N, 2)
@@ -192,7 +213,7 @@ READERS: dict[str, tuple[Callable[[Path], Predictions], tuple[str, ...]]] = {
     "regression": (of_numbers, ("test.predictions.tsv",)),
     "images": (of_pictures, ("test.answers.tsv",)),
     "answering": (of_answers, ("test.answers.jsonl",)),
-    "tagging": (of_tags, ("test.tagged.conll",)),
+    "tagging": (of_tags, (TAGGED,)),
     "translation": (of_translations, (HYPOTHESIS, REFERENCE)),
     "captions": (of_captions, (HYPOTHESIS, REFERENCE)),
     "summary": (of_summaries, (HYPOTHESIS, REFERENCE, SOURCE)),

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import CorpusConfig, ModelConfig, Recipe
+from qkv.config.usage import Usage
 from qkv.data import corrupt
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
@@ -214,6 +215,9 @@ class Pretraining(Task):
         return {"examples": len(windows), "how": how, "scores": scores}
 
     # --- telling
+
+    def usage(self) -> Usage:
+        return super().usage().model_copy(update={"corrupt": self.corrupt})
 
     def use(self, folder: str) -> tuple[str, str]:
         return f"qkv embed {folder} texts.txt", 'model.embed(["Two texts", "to compare"])'

@@ -17,6 +17,7 @@ from torch import nn
 
 from qkv.batch import IGNORED, Batch, pad
 from qkv.config import ModelConfig, Recipe
+from qkv.config.usage import Usage
 from qkv.data.batching import Unusable
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
@@ -163,6 +164,9 @@ class SummaryTask(TranslationTask):
         return [s.to_json() for s in rouge(written, references)]
 
     # --- telling
+
+    def usage(self) -> Usage:
+        return super().usage().model_copy(update={"source": None, "target": None})
 
     def title(self) -> str:
         return "A writer of summaries"

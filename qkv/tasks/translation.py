@@ -16,6 +16,7 @@ from torch import nn
 
 from qkv.batch import IGNORED, Batch, Loss, pad
 from qkv.config import DataConfig, DecodeConfig, ModelConfig, Recipe
+from qkv.config.usage import DecodingDefaults, Usage
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
@@ -219,6 +220,10 @@ class TranslationTask(Task):
 
     # --- telling
 
+    def usage(self) -> Usage:
+        languages = {"source": self.data.source, "target": self.data.target}
+        return super().usage().model_copy(update={**languages, "decoding": decoding_defaults(self.request())})
+
     def title(self) -> str:
         return f"A translator from `{self.data.source}` to `{self.data.target}`"
 
@@ -249,8 +254,15 @@ def beam_of(decode: DecodeConfig) -> BeamParams:
     return BeamParams(decode.beam, decode.length_penalty, length_formula=decode.length_formula)
 
 
+def decoding_defaults(how: TranslationParams) -> DecodingDefaults:
+    """Return the settings of a search as a model folder stores them."""
+    return DecodingDefaults(beam=how.beam.size, length_penalty=how.beam.length_penalty, length_formula=how.beam.length_formula,
+                            max_length=how.max_length, extra_length=how.extra_length,
+                            no_repeat_ngram=how.no_repeat_ngram)  # fmt: skip
+
+
 def settings(decode: DecodeConfig) -> dict[str, Any]:
-    """The search, as results.json keeps it for those who use the model (`Defaults`)."""
+    """Return the search as results.json stores it."""
     return {name: getattr(decode, name) for name in ("beam", "length_penalty", "length_formula", "extra_length")}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.convert import folder as ours
-from qkv.convert.detect import open_model, open_target
+from qkv.convert.detect import open_model, open_target, open_usage
 from qkv.convert.files import read_tensors
 from qkv.convert.folder import put
 from qkv.convert.manifest import verify
@@ -28,7 +28,7 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
         )
     config, network, tokenizer = open_model(run)
     put(network, mean([weights_of(c) for c in chosen]), str(run))
-    ours.save(out, config, network, tokenizer, open_target(run))
+    ours.save(out, config, network, tokenizer, open_target(run), open_usage(run))
     return chosen
 
 

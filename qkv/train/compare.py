@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.convert.detect import run_of
+from qkv.convert.detect import find_run
 from qkv.convert.files import read_json
 from qkv.data.corpus_files import Columns
 from qkv.errors import ConfigError, FileError
@@ -47,9 +47,9 @@ def open_scored(folder: Path, say: Say, paths: Paths = (), columns: Columns = ()
         with tempfile.TemporaryDirectory() as place:
             test = rescore(folder, say, paths, columns, device, Path(place))
             return Scored(str(folder), task, test, read_predictions(task, Path(place)))
-    run = run_of(folder)
-    stored = read_json(run / "results.json").get("test") if (run / "results.json").is_file() else None
-    if not isinstance(stored, dict) or not stored.get("scores"):
+    run = find_run(folder)
+    stored = read_json(run / "results.json").get("test") if run and (run / "results.json").is_file() else None
+    if run is None or not isinstance(stored, dict) or not stored.get("scores"):
         raise FileError(f"{folder} has no scores of a test set: give one with --data FILE, or let the run end")
     return Scored(str(folder), task, stored, read_predictions(task, run))
 
@@ -140,8 +140,8 @@ def one_recipe(folders: Sequence[Path]) -> None:
 
 def fields(folder: Path) -> dict[str, Any]:
     """The fields of a run's recipe that make it the system it is."""
-    run = run_of(folder)
-    if not (run / "recipe.toml").is_file():
+    run = find_run(folder)
+    if run is None:
         return {}
     recipe = recipe_of(run)
     rooms = {name: getattr(recipe, name).model_dump() for name in ROOMS}

@@ -1,4 +1,4 @@
-"""Score a trained model again: on the test set of its run, or on files of the user's."""
+"""Score a trained model again: on the test set of its run, or on the user's files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe, load_recipe
-from qkv.convert import folder as ours
-from qkv.convert.detect import open_config, open_model, open_target, run_of
+from qkv.config import CorpusConfig, CorruptConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, TaskName, load_recipe
+from qkv.config.usage import Usage
+from qkv.convert.detect import find_run, open_config, open_model, open_target, open_usage
 from qkv.data.corpora import corpus, notes
 from qkv.data.corpus_files import Columns, corpus_of
 from qkv.data.sources import Record
@@ -21,53 +21,45 @@ from qkv.device import pick_device
 from qkv.errors import ConfigError, FileError
 from qkv.tasks.base import Say, Task, Words, held_out, task_of
 from qkv.text.tokenizer import Tokenizer
-from qkv.train.artifacts import open_words
 
 Paths = Sequence[str | Path]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network, and the recipe that says what it is for."""
+    """A trained network, and a recipe that says how to score it."""
 
     recipe: Recipe
     config: ModelConfig
     network: nn.Module
     words: Words
-    run: bool = True
-    """Whether it comes from a run, which has a test set of its own."""
+    own_test: bool = True
+    """Whether the recipe is that of its run, which names a test set."""
 
 
-def corpora_of(data: DataConfig | None) -> list[CorpusConfig]:
-    """The corpora of a recipe, the test set first."""
-    return [] if data is None else [c for c in (data.test, data.valid, *data.train) if c is not None]
+def recipe_of(run: Path) -> Recipe:
+    """Read the recipe of a run, with the changes that it was started with."""
+    return load_recipe(run / "recipe.toml", None, open_config)
 
 
-def recipe_of(run: Path, changes: list[str] | None = None) -> Recipe:
-    """The recipe of a run's folder, with the changes it was started with, and further ones."""
-    if not (run / "recipe.toml").is_file():
-        raise FileError(f"{run} is not the folder of a run: it has no recipe.toml")
-    return load_recipe(run / "recipe.toml", changes, open_config)
-
-
-def open_trained(folder: Path, device: str = "cpu") -> Trained:
-    """The best model of a run; or any other model, whose task follows from its head."""
-    run = run_of(folder)
-    if not (run / "recipe.toml").is_file():
-        config, network, tokenizer = open_model(folder)
-        return from_parts(config, network.to(pick_device(device)).eval(), tokenizer, open_target(folder))
-    recipe = recipe_of(run)
-    if not (run / "best").is_dir():
+def open_trained(folder: Path, device: str = "cpu", own_test: bool = True) -> Trained:
+    """Open a model for scoring; with `own_test` on the test set of its run, where it has one, and without it on files."""
+    run = find_run(folder) if own_test else None
+    if run is not None and not (run / "best").is_dir():
         raise FileError(f"{run} has no best/ yet: let it train until it has evaluated its validation set")
-    config, network, _ = ours.load(run / "best")
-    return Trained(recipe, config, network.to(pick_device(device)).eval(), open_words(run))
+    config, network, tokenizer = open_model(folder)
+    network = network.to(pick_device(device)).eval()
+    return from_parts(
+        config, network, tokenizer, open_target(folder), open_usage(folder), recipe_of(run) if run else None
+    )
 
 
-def from_parts(c: ModelConfig, network: nn.Module, source: Tokenizer | None, target: Tokenizer | None = None,
-               task: str | None = None) -> Trained:  # fmt: skip
-    """A model that came without a run."""
+def from_parts(c: ModelConfig, network: nn.Module, source: Tokenizer | None, target: Tokenizer | None,
+               usage: Usage, recipe: Recipe | None = None) -> Trained:  # fmt: skip
+    """Combine the parts of a model; without a recipe, one that scores it as its run did is made from its usage."""
     c = with_labels(c)
-    return Trained(recipe_for(c, task or task_for(c)), c, network, Words(source, target or source, c.labels), run=False)
+    words = Words(source, target or source, c.labels)
+    return Trained(recipe or recipe_for(c, usage), c, network, words, recipe is not None)
 
 
 def with_labels(c: ModelConfig) -> ModelConfig:
@@ -77,8 +69,9 @@ def with_labels(c: ModelConfig) -> ModelConfig:
     return c.changed(labels=tuple(f"LABEL_{i}" for i in range(c.n_classes)))  # type: ignore[no-any-return]
 
 
-def task_for(c: ModelConfig) -> str:
+def task_for(c: ModelConfig) -> TaskName:
     """The task that a configuration tells of; an encoder-decoder of texts is taken for a translator."""
+    found: Any
     if c.image_size is not None:
         found = {"encoder": "images" if c.head == "classes" else None, "encoder-decoder": "captions"}.get(c.family)
     elif c.head in ("classes", "classes-words"):
@@ -91,15 +84,19 @@ def task_for(c: ModelConfig) -> str:
         raise ConfigError(
             f"a model of family {c.family!r} with head = {c.head!r} has no task to evaluate: train it for one"
         )
-    return found
+    return found  # type: ignore[no-any-return]
 
 
-def recipe_for(c: ModelConfig, task: str) -> Recipe:
-    """A recipe for a model that came without one: it reads as much as the model can."""
-    nothing = CorpusConfig(text="none")
+def recipe_for(c: ModelConfig, usage: Usage) -> Recipe:
+    """Return a recipe that scores a model as its usage says; without one, it reads as much as the model can."""
+    corpus = usage.corpus or CorpusConfig(text="none")
     most = c.max_length - (1 if c.family == "encoder-decoder" else 0)
-    data = DataConfig(train=(nothing,), valid=nothing, max_length=most)
-    return Recipe(task=task, model=c, data=data)  # type: ignore[arg-type]
+    fields: dict[str, Any] = {"max_length": usage.max_input or most, "target_length": usage.decoding.max_length,
+                              "source": usage.source, "target": usage.target, "carry": usage.carry}  # fmt: skip
+    given = {name: value for name, value in fields.items() if value is not None}
+    decoding = usage.decoding.model_dump(include=set(DecodeConfig.model_fields), exclude_none=True)
+    return Recipe(task=usage.task or task_for(c), model=c, data=DataConfig(train=(corpus,), valid=corpus, **given),
+                  decode=DecodeConfig(**decoding), corrupt=usage.corrupt or CorruptConfig())  # fmt: skip
 
 
 # --- scoring
@@ -107,8 +104,8 @@ def recipe_for(c: ModelConfig, task: str) -> Recipe:
 
 def rescore(folder: Path, say: Say, paths: Paths = (), columns: Columns = (), device: str = "cpu",
             keep: Path | None = None) -> dict[str, Any]:  # fmt: skip
-    """The scores of the model in a folder; see `rescore_trained`."""
-    return rescore_trained(open_trained(folder, device), str(folder), say, paths, columns, keep)
+    """Score the model in a folder; see `rescore_trained`."""
+    return rescore_trained(open_trained(folder, device, not paths), str(folder), say, paths, columns, keep)
 
 
 def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), columns: Columns = (), keep: Path | None = None
@@ -121,9 +118,9 @@ def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), co
     columns: those of a table, by name or number.
     keep: a folder for what the task's `test` writes: the test set with the model's answers.
     """
-    if not paths and not trained.run:
-        raise ConfigError(f"{name} is a model without a run, and so without a test set: give one with --data FILE")
-    task = opened(trained, paths, columns)
+    if not paths and not trained.own_test:
+        raise ConfigError(f"{name} is not part of a training run, so it has no test set: give one with --data FILE")
+    task = build_task(trained, paths, columns)
     for line in notes(task.data, task.name) if paths else ():
         say(line)
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as place:
@@ -137,36 +134,34 @@ def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), co
     return {"task": task.name, "set": "valid", "examples": len(task.valid), "how": task.how, "scores": scores}
 
 
-def opened(trained: Trained, paths: Paths, columns: Columns) -> Task:
-    """The task with its own sets, or with the given files in the place of all of them: training data are not needed then."""
+def build_task(trained: Trained, paths: Paths, columns: Columns) -> Task:
+    """Build the task with its own sets, or with the given files in place of all of them: training data are not needed then."""
     recipe = trained.recipe
+    assert recipe.data is not None
     if paths:
-        recipe = asked_of(trained, corpus_of(paths, columns, recipe.task, corpora_of(recipe.data)))
+        c = corpus_of(paths, columns, recipe.task, [recipe.data.valid])
+        data = recipe.data.model_copy(update={"train": (c,), "valid": c, "test": c})
+        recipe = recipe.model_copy(update={"data": data})
     task = task_of(recipe)(recipe, trained.config, trained.words)
     task.like(trained.recipe)
     return task
 
 
-def asked_of(trained: Trained, c: CorpusConfig) -> Recipe:
-    assert trained.recipe.data is not None
-    data = trained.recipe.data.model_copy(update={"train": (c,), "valid": c, "test": c, "root": "", "extra_valid": {}})
-    return trained.recipe.model_copy(update={"data": data})
-
-
-def pairs_of(folder: Path, say: Say, paths: Paths, columns: Columns) -> list[Record]:
-    """(source, target) of every record of a user's files, for the translator in `folder`."""
-    run = run_of(folder)
-    data = recipe_of(run).data if (run / "recipe.toml").is_file() else None
-    c = corpus_of(paths, columns, "translation", corpora_of(data))
-    some = DataConfig(train=(c,), valid=c)
-    if data is not None:  # its languages may be the names of columns
-        some = some.model_copy(update={"source": data.source, "target": data.target})
-    for line in notes(some, "translation"):
+def read_pairs(folder: Path, say: Say, paths: Paths, columns: Columns) -> list[Record]:
+    """Read (source, target) of every record of the user's files, for the translator in `folder`."""
+    data = recipe_for(open_config(folder), open_usage(folder)).data
+    assert data is not None
+    c = corpus_of(paths, columns, "translation", [data.valid])
+    data = data.model_copy(update={"train": (c,), "valid": c})  # its languages may be the names of columns
+    for line in notes(data, "translation"):
         say(line)
-    return held_out(corpus(c, some, "test", "translation"), "test")
+    return held_out(corpus(c, data, "test", "translation"), "test")
 
 
 def task_name(folder: Path) -> str:
-    """What the model in a folder was trained for."""
-    run = run_of(folder)
-    return recipe_of(run).task if (run / "recipe.toml").is_file() else task_for(open_config(folder))
+    """Return the task of a run or a model; where the model does not name one, its head suggests it."""
+    run = find_run(folder)
+    if run is None:
+        return open_usage(folder).task or task_for(open_config(folder))
+    named = open_usage(folder).task if (run / "best").is_dir() else None
+    return named or recipe_of(run).task  # best/ is missing, or of format 0.1

@@ -25,6 +25,7 @@ import torch
 
 from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.config.rules import config_warnings
+from qkv.config.usage import Usage
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
@@ -33,6 +34,7 @@ from qkv.data.corpora import notes
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
+from qkv.tasks.predictions import example_inputs
 from qkv.tasks.vocabulary import describe_vocabulary
 from qkv.train import checkpoint, lora
 from qkv.train.artifacts import FILES, has_words, open_words, save_words
@@ -114,6 +116,7 @@ def conclude(r: Run, report: Report) -> None:
     draw(r)
     if not r.stopped:
         r.results = finish(r, report)
+        ours.replace_usage(r.folder / "best", usage_of(r))
         for place in (r.folder, r.folder / "best"):
             write_text(place / "README.md", card(r.task, r.results, r.folder.resolve().name))
 
@@ -237,10 +240,16 @@ def store(r: Run, t: Training) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def usage_of(r: Run) -> Usage:
+    """Return what best/ says about the use of the model, with example inputs of the run's test set."""
+    return r.task.usage().model_copy(update={"examples": example_inputs(r.folder)})
+
+
 def keep_best(r: Run, t: Training) -> None:
     """`best/` with the weights that the network has now; the old one stays until the new one is whole."""
     network = r.task.kept(t.network)
-    ours.save(r.folder / "best", r.config, lora.plain(r.config, network), r.words.source, r.words.target)
+    plain = lora.plain(r.config, network)
+    ours.save(r.folder / "best", r.config, plain, r.words.source, r.words.target, r.task.usage())
     if lora.updates(network):
         lora.save(r.folder / "best", network)
         seal(r.folder / "best", ours.SEALED)

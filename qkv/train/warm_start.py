@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config import INITIAL, DataConfig, ModelConfig, Recipe, format_value, read_toml
-from qkv.convert.detect import open_config, open_model, run_of
+from qkv.config import INITIAL, DataConfig, ModelConfig, Recipe, format_value
+from qkv.convert.detect import open_config, open_model, open_usage
 from qkv.convert.files import some
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer, read_tokenizer
 from qkv.errors import ConfigError, QkvError
@@ -101,16 +101,14 @@ def vocabulary_contradictions(folder: str, start: ModelConfig, data: DataConfig)
     own = open_tokenizer(folder) if Path(folder).is_dir() else None
     if own is None:  # then data.vocabulary is needed
         return []
-    table = run_of(Path(folder)) / "recipe.toml"
-    asked = read_toml(table).get("data", {}) if table.is_file() else {}
-    there: dict[str, tuple[Any, ...]] = {  # what is there comes first, then what was asked for when it was learned
-        "vocab_size": (own.size, start.vocab_size), "tokenizer": (kind_of(own),), "lower": (lowercases(own),),
-        "joint": (open_target_tokenizer(folder) is None,),
+    there: dict[str, tuple[Any, ...]] = {  # the size of the vocabulary comes first, then the one its recipe asked for
+        "vocab_size": (own.size, start.vocab_size, open_usage(folder).vocab_size), "tokenizer": (kind_of(own),),
+        "lower": (lowercases(own),), "joint": (open_target_tokenizer(folder) is None,),
     }  # fmt: skip
     wrong = [
         f"data.{name} = {format_value(getattr(data, name))} (there {format_value(there[name][0])})"
         for name in there
-        if name in data.model_fields_set and getattr(data, name) not in (*there[name], asked.get(name))
+        if name in data.model_fields_set and getattr(data, name) not in there[name]
     ]
     if data.vocabulary and not same_vocabulary(read_tokenizer(data.vocabulary), own):
         wrong.append(f'data.vocabulary = "{data.vocabulary}" (there {describe_vocabulary(own)} of its own)')

@@ -169,6 +169,6 @@ class OneHot(WordIndex):
         return questions.new_full((len(questions),), -1)
 
 
-def open_vectors(path: str | Path) -> Vectors:
+def load_vectors(path: str | Path) -> Vectors:
     """Open word vectors: the folder of a run, our folder, or a word2vec file."""
     return Vectors(*store.read(Path(path)))

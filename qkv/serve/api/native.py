@@ -221,7 +221,7 @@ def writing(routes: APIRouter, service: Service) -> None:
     async def summarize(asked: Search, request: Request) -> dict[str, Any]:
         """A short text for each."""
         served = service.named(asked.model, "summarize")
-        how = served.request(asked.beam, asked.n_best, max_length=asked.max_length or 64, no_repeat_ngram=3)
+        how = served.request(asked.beam, asked.n_best, max_length=asked.max_length)
         found = await service.attended(request, served.search(checked(service, asked), how))
         return {"model": served.name, "results": [shown(one) for one in found]}
 
@@ -333,8 +333,7 @@ def seeing(routes: APIRouter, service: Service) -> None:
     async def describe(asked: Describe, request: Request) -> dict[str, Any]:
         """A sentence about each picture."""
         served = service.named(asked.model, "describe")
-        beam = max(asked.beam or served.beam, asked.n_best)
-        service.limits.at_most("beam", beam, "hypotheses")
+        beam = served.beam(asked.beam, asked.n_best).size
         items = something(await service.attended(request, pictures(asked.images, served)))
         work = lambda some: served.model.describe(some, beam, n_best=asked.n_best)  # noqa: E731
         found = await service.attended(request, served.caller.ask(("describe", beam, asked.n_best), work, items))

@@ -16,10 +16,7 @@ import torch
 
 from qkv.api import Model, load
 from qkv.config import ModelConfig
-from qkv.config.recipe import trained_for
-from qkv.config.strict import read_toml
-from qkv.convert.detect import run_of
-from qkv.data.glue import TASKS
+from qkv.convert.detect import find_run
 from qkv.errors import QkvError
 from qkv.generate.alignment import Link
 from qkv.generate.beam import BeamParams, BeamSearch
@@ -28,8 +25,6 @@ from qkv.generate.sequence import GeneratedToken, Generation, Hypothesis
 from qkv.generate.translate import EncodedText, Translation, TranslationParams, Translator, with_n_best
 from qkv.look.attention import sites
 from qkv.models.inputs import carries
-from qkv.pretrained import note
-from qkv.serve.api.examples import data_of, samples
 from qkv.serve.http.errors import Refusal
 from qkv.serve.scheduling.batcher import Caller
 from qkv.serve.scheduling.limits import Limits
@@ -39,8 +34,6 @@ from qkv.tasks.summary import Summarizer
 
 Pair = tuple[str, str]
 """Source language, target language."""
-Search = Callable[[Path], dict[str, Any]]
-"""The folder of a run -> beam and length_penalty."""
 ALIGNED = TranslationParams(alignments=True)
 MANY = 2000
 """Characters that are made into tokens without holding up other requests."""
@@ -63,10 +56,7 @@ class Served:
     note: str | None = None
     """What its user should know, where it ships with qkv."""
     run: Path | None = None
-    """Resolved folder of the run, or of the model itself, that it was loaded from."""
-    beam: int = 4
-    length_penalty: float = 1.0
-    length_formula: str = "power"
+    """Folder of the training run that it is the best model of."""
     batches: int = 0
     """Lanes; 0 = one for each of torch's threads."""
     limits: Limits = field(default_factory=Limits)
@@ -156,13 +146,8 @@ class Served:
             "scores": "classify" in self.can and c.n_classes == 1, "labels": list(c.labels[:1000]),
             "image_size": c.image_size, "channels": c.n_channels,
             "source": self.pair and self.pair[0], "target": self.pair and self.pair[1], "ends": list(c.eos_ids),
-            "note": self.note, **self.learned,
+            "note": self.note, "data": self.model.usage.dataset, "examples": list(self.model.usage.examples),
         }  # fmt: skip
-
-    @cached_property
-    def learned(self) -> dict[str, Any]:
-        """What it was trained on, and texts of that kind."""
-        return {"data": data_of(self.run), "examples": samples(self.run)}
 
     def checked(self, texts: int) -> None:
         """An input of so many texts is refused by a classifier that reads another number of them."""
@@ -250,12 +235,25 @@ class Served:
         kind = Summarizer if self.task == "summary" else Translator
         return kind(self.config, model.network, model.words(), model.target_words())
 
-    def request(self, beam: int | None = None, n_best: int = 1, **how: Any) -> TranslationParams:
-        size = max(self.beam if beam is None else beam, n_best)
+    def beam(self, size: int | None = None, n_best: int = 1) -> BeamParams:
+        """Return a beam of the given size, or of the model's default size; the rest of it is the model's default."""
+        own = self.model.defaults.resolve(
+            beam=(size, 4), length_penalty=(None, 1.0), length_formula=(None, "power"), early=(None, False)
+        )
+        size = max(own["beam"], n_best)
         self.limits.at_most("beam", size, "hypotheses")
-        search = BeamParams(size, self.length_penalty, n_best, length_formula=self.length_formula)
-        extra = self.model.defaults.extra_length if how.get("max_length") is None else None
-        return TranslationParams(search, extra_length=extra, **how)
+        return BeamParams(size, own["length_penalty"], n_best, early=own["early"], length_formula=own["length_formula"])
+
+    def request(
+        self, beam: int | None = None, n_best: int = 1, max_length: int | None = None, **how: Any
+    ) -> TranslationParams:
+        """Return how to translate or summarise; what the client leaves open is the model's default."""
+        usual = (64, 3) if self.task == "summary" else (None, 0)
+        own = self.model.defaults.resolve(
+            max_length=(max_length, usual[0]), min_length=(None, 0), no_repeat_ngram=(None, usual[1])
+        )
+        extra = self.model.defaults.extra_length if max_length is None else None
+        return TranslationParams(self.beam(beam, n_best), extra_length=extra, **own, **how)
 
     async def search(self, texts: Sequence[str], how: TranslationParams) -> list[Translation]:
         """The translation (or summary) of each text; of an empty one it is empty."""
@@ -308,35 +306,16 @@ class Served:
 # --- opening
 
 
-def opened(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto", search: Search | None = None
-           ) -> Served:  # fmt: skip
-    """Load a model; its name is the folder's, its task, languages and search are those of the run that made it."""
+def load_for_serving(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto") -> Served:
+    """Load a model to serve it; `pair` are the languages of a translator whose folder does not name them."""
     model = load(folder, device)
-    if not isinstance(model, Model):
-        raise QkvError(f"{folder} holds word vectors, and no network that could be served: ask them with `qkv nearest`")
     if model.tokenizer is not None:
         model.tokenizer.literal  # noqa: B018  # made now, not by several threads at once
-    run = run_of(folder)
-    task, languages = trained_for(run)
-    if languages is None and model.tokenizer is not None:
-        told = [model.tokenizer.settings.get(key) for key in ("source_lang", "target_lang")]  # Marian says it here
-        languages = (told[0], told[1]) if all(isinstance(each, str) and each for each in told) else None  # type: ignore[assignment]
-    found = search(run) if search else {}
-    return Served(
-        name or shown(folder), model, task, pair or languages, two_texts(run), note(run), run.resolve(), **found
-    )
+    usage = model.usage
+    return Served(name or default_name(folder), model, usage.task, pair or usage.languages, usage.pairs, usage.note,
+                  find_run(folder))  # fmt: skip
 
 
-def shown(folder: Path) -> str:
-    """The name of a model that was given none."""
-    return run_of(folder).resolve().name.removesuffix(".gguf").removesuffix(".bin")
-
-
-def two_texts(run: Path) -> bool | None:
-    """Whether a run's recipe has pairs of texts with a label; None where it does not say."""
-    data = read_toml(run / "recipe.toml").get("data") if (run / "recipe.toml").is_file() else None
-    valid = data.get("valid") if isinstance(data, dict) else None
-    if not isinstance(valid, dict):
-        return None
-    known = TASKS.get(str(valid.get("dataset", "")).rpartition("/")[2].replace("-", "").lower())
-    return len(valid.get("columns", ())) == 3 if known is None else len(known.texts) == 2
+def default_name(folder: Path) -> str:
+    """Return the name of a model that was given none: that of its folder, of best/ that of the run."""
+    return (find_run(folder) or folder.resolve()).name.removesuffix(".gguf").removesuffix(".bin")

@@ -48,7 +48,6 @@ class Settings:
     origins: Sequence[str] = ()
     hosts: Sequence[str] = ()
     device: str = "auto"
-    search: Callable[[Path], dict[str, Any]] | None = None
 
     def shared(self, count: int) -> Settings:
         """Limits of what one of several workers has at once: together they have what was asked for. One request of the largest
