@@ -123,7 +123,10 @@ def main() -> None:
     parser.add_argument("--captions", type=Path, help="captioning model for attention on an image")
     parser.add_argument("--only", nargs="*", help="names of screenshots")
     given = parser.parse_args()
-    models = [load_for_serving(HERE / EXAMPLE, EXAMPLE), *([load_for_serving(given.captions, "shapes")] if given.captions else [])]
+    models = [
+        load_for_serving(HERE / EXAMPLE, EXAMPLE),
+        *([load_for_serving(given.captions, "shapes")] if given.captions else []),
+    ]
     server, socket = server_of(Service(models, watch=given.run and Watch(given.run))), bound("127.0.0.1", 0)
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
