@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from qkv.config import ModelConfig, RotaryScaling
+from qkv.config.model import ModelConfig, RotaryScaling
 from qkv.errors import ConfigError
 
 PRESETS: dict[str, ModelConfig] = {}

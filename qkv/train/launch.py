@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -125,7 +122,7 @@ def child(job: dict[str, object]) -> Iterator[Child]:
     """One more worker. It reads its job from a pipe, and ends when the pipe closes: it never outlives this process."""
     with tempfile.TemporaryFile() as messages:
         process = subprocess.Popen(
-            [sys.executable, "-m", "qkv.train.launch"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages,
+            [sys.executable, "-m", "qkv.train.worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
         assert process.stdin is not None
@@ -162,45 +159,3 @@ def reason(children: list[Child]) -> str:
             said = next((line for line in reversed(lines) if line.strip()), "")
             return f" (exit code {process.returncode}{': ' if said else ''}{said.strip()})"
     return ""
-
-
-# --- in the child
-
-
-def work(line: bytes) -> None:
-    """Take part in a run until it ends."""
-    from qkv.train.report import Report
-    from qkv.train.run import train_in_group
-
-    job = json.loads(line)
-    offline_sockets()
-    torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 decides; while updates run, the loop listens
-    store = dist.TCPStore(HOST, job["port"], job["world"], is_master=False)
-    store.set(f"worker {job['rank']}", "ready")
-    with process_group(store, job["rank"], job["world"]):
-        recipe = Recipe.model_validate_json(job["recipe"])
-        train_in_group(recipe, Path(job["folder"]), Report(quiet=True))
-
-
-def end_with_parent() -> None:
-    """Leave at once when the pipe from the parent closes."""
-    sys.stdin.buffer.read()
-    os._exit(1)
-
-
-def main() -> None:
-    line = sys.stdin.buffer.readline()
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    try:
-        work(line)
-    except BaseException as error:
-        text = f"error: {error}" if isinstance(error, QkvError) else traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
-        os._exit(2 if isinstance(error, QkvError) else 1)
-    os._exit(0)  # not through the interpreter's end: the thread that watches the pipe holds a lock of it
-
-
-if __name__ == "__main__":
-    main()
