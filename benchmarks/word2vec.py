@@ -37,7 +37,7 @@ from qkv.vectors.corpus import open_ids, sentences, sources, write_ids
 from qkv.vectors.evaluate import evaluate
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.space import OneHot, Vectors
-from qkv.vectors.vocabulary import Vocabulary, count_words
+from qkv.vectors.vocabulary import WordCounts, count_words
 
 SYSTEMS = ["qkv", "qkv +encode", "gensim"]
 WORKERS = 2
@@ -49,7 +49,7 @@ to 0.0001) but for one thing: gensim draws negative samples for each pair of nei
 
 
 @cache
-def text(data: str) -> tuple[list[list[str]], Vocabulary]:
+def text(data: str) -> tuple[list[list[str]], WordCounts]:
     """All sentences, in memory: gensim is fastest so. And the words that both know."""
     corpora = tuple({"dataset": "imdb", "split": split} for split in ("train+valid", "test"))
     config = TextConfig(root=data, train=corpora)  # type: ignore[arg-type]

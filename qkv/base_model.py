@@ -26,7 +26,7 @@ from qkv.generate.translate import Translator
 from qkv.look.residual_stream import layer_outputs
 from qkv.models.build import Network
 from qkv.models.decoder import Decoder
-from qkv.models.inputs import Ids, batch_of, bounded, carries
+from qkv.models.inputs import Ids, batch_of, carries, has_fixed_length
 from qkv.parts.tap import looked_into
 from qkv.tasks.embed import Embedder, Tokens
 from qkv.text.tokenizer import Tokenizer
@@ -238,7 +238,7 @@ class BaseModel:
     def room(self, ids: Sequence[int]) -> float:
         """How many tokens can follow these: all that the positions of a bounded model have room for."""
         read = len(ids) if self.config.family == "decoder" else len(self.start_ids())
-        return self.config.max_length - read + 1 if bounded(self.config) else math.inf
+        return self.config.max_length - read + 1 if has_fixed_length(self.config) else math.inf
 
     def start_id(self) -> int:
         if self.config.first_id is None:

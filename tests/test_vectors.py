@@ -18,7 +18,7 @@ from qkv.vectors.huffman import huffman
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.random import RandomStream, alias_table, to_range
 from qkv.vectors.space import Vectors
-from qkv.vectors.vocabulary import Vocabulary, count_words
+from qkv.vectors.vocabulary import WordCounts, count_words
 
 LOSSES, MODELS = ["negative", "hierarchical", "softmax"], ["skip-gram", "cbow"]
 
@@ -31,9 +31,9 @@ def text(words: int = 37, sentences: int = 24, seed: int = 0) -> np.ndarray:
     return np.concatenate([x for one in drawn for x in (one, [END])]).astype(np.int32)
 
 
-def vocabulary_of(ids: np.ndarray) -> Vocabulary:
+def vocabulary_of(ids: np.ndarray) -> WordCounts:
     counts = np.maximum(np.bincount(ids[ids >= 0]), 1).astype(np.int64)
-    return Vocabulary([f"w{i}" for i in range(len(counts))], counts)
+    return WordCounts([f"w{i}" for i in range(len(counts))], counts)
 
 
 def begun(ids: np.ndarray, **fields: object) -> Word2Vec:

@@ -145,14 +145,14 @@ def show(console: Console, out: Path) -> None:
     from qkv.api import load
     from qkv.convert.files import write_text
     from qkv.generate.alignment import pharaoh
-    from qkv.lab.demo import alignment_picture, chosen, shown
+    from qkv.lab.demo import alignment_picture, choose_examples, translate_examples
 
     model = load(out)
-    pairs = chosen(out)
+    pairs = choose_examples(out)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    for one in shown(model, pairs):
+    for one in translate_examples(model, pairs):
         table.add_row("source", one.source)
         table.add_row("translation", f"[bold]{escape(one.translation)}[/]")
         table.add_row("reference", "the same" if one.reference == one.translation else one.reference)

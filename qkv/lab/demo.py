@@ -21,7 +21,7 @@ APPLE = ("I ate an apple.", "Ich habe einen Apfel gegessen.")
 
 
 @dataclass(frozen=True)
-class Shown:
+class TranslatedExample:
     """A sentence and what the model makes of it."""
 
     source: str
@@ -40,16 +40,16 @@ def bare(word: str) -> str:
     return word.strip(".,?!") or word
 
 
-def chosen(run: Path, count: int = 5) -> list[tuple[str, str]]:
+def choose_examples(run: Path, count: int = 5) -> list[tuple[str, str]]:
     """The apple, and sentences of the run's test set: of all lengths that fit on a line, evenly spread."""
     pairs = list(zip(read_sentences(run / SOURCE), read_sentences(run / REFERENCE), strict=True))
     short = sorted((p for p in set(pairs) if len(p[0]) <= 60), key=lambda p: (len(p[0]), p)) or pairs
     return [APPLE, *(short[(2 * i + 1) * len(short) // (2 * count)] for i in range(min(count, len(short))))]
 
 
-def shown(model: Model, pairs: Sequence[tuple[str, str]]) -> list[Shown]:
+def translate_examples(model: Model, pairs: Sequence[tuple[str, str]]) -> list[TranslatedExample]:
     found = model.translate([source for source, _ in pairs], alignments=True)
-    return [Shown(s, t.text, r, t.alignment or []) for (s, r), t in zip(pairs, found, strict=True)]
+    return [TranslatedExample(s, t.text, r, t.alignment or []) for (s, r), t in zip(pairs, found, strict=True)]
 
 
 def alignment_picture(model: Model, text: str) -> str:

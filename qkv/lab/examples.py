@@ -18,14 +18,14 @@ from qkv.presets import PRESETS, preset
 
 
 @dataclass(frozen=True)
-class Table:
+class ExampleTable:
     """A small table of one step; cells are text."""
 
     titles: list[str]
     rows: list[list[str]]
 
 
-Step = str | Table
+Step = str | ExampleTable
 
 
 def heads(*vectors: Sequence[float]) -> Tensor:
@@ -85,7 +85,7 @@ def b3() -> list[Step]:
     for a, b in pairs:
         scores = [score(heads(a), heads(b)) for score in (Dot(), make_score("scaled-dot", 1, len(a)))]
         rows.append([f"{a} . {b}", *numbers(scores[0], 0), *numbers(scores[1], 2)])
-    return [Table(["vectors", "dot", "dot / sqrt(d)"], rows)]
+    return [ExampleTable(["vectors", "dot", "dot / sqrt(d)"], rows)]
 
 
 def b4() -> list[Step]:
@@ -101,7 +101,7 @@ def b4() -> list[Step]:
             shape = f"{row.shape[0] // split:,} x {row.shape[1]:,}"
             rows.append([part, shape, f"{row.times * split:,}", f"{row.total:,}"])
     return [
-        Table(["matrix", "shape", "times", "weights"], rows),
+        ExampleTable(["matrix", "shape", "times", "weights"], rows),
         "and the tokens' matrix once more, as the unembedding:",
         f"{counted.lecture.weights:,} weights in {counted.lecture.matrices:,} matrices",
         f"our full count (biases, norms, positions; the shared matrix once): {counted.parameters:,}",
@@ -112,7 +112,7 @@ def b5() -> list[Step]:
     """The sinusoid table (lecture 004): positions 0-4, d_model = 5"""
     table = sinusoids(torch.arange(5), 5)  # (T, C)
     rows = [[f"dim {i + 1}", *numbers(table[:, i], 3)] for i in range(5)]
-    return [Table(["", *(f"t = {t}" for t in range(5))], rows)]
+    return [ExampleTable(["", *(f"t = {t}" for t in range(5))], rows)]
 
 
 def b6() -> list[Step]:
@@ -120,7 +120,7 @@ def b6() -> list[Step]:
     words = ["<sos>", "Ich", "habe", "einen", "Apfel", "gegessen", "<eos>"]
     table = causal(7, 7).tolist()
     rows = [[word, *("x" if seen else "." for seen in row)] for word, row in zip(words, table, strict=True)]
-    return [Table(["", *words], rows)]
+    return [ExampleTable(["", *words], rows)]
 
 
 def b7() -> list[Step]:
@@ -131,7 +131,7 @@ def b7() -> list[Step]:
         c = preset(name)
         sizes = (c.n_layers, c.d_model, c.d_ff, c.n_heads, c.head_width, count(c).parameters)
         rows.append([name, *(f"{n:,}" for n in sizes)])
-    return [Table(["preset", "layers", "d_model", "d_ff", "heads", "d_head", "parameters"], rows)]
+    return [ExampleTable(["preset", "layers", "d_model", "d_ff", "heads", "d_head", "parameters"], rows)]
 
 
 EXAMPLES: dict[str, Callable[[], list[Step]]] = {"B1": b1, "B2": b2, "B3": b3, "B4": b4, "B5": b5, "B6": b6, "B7": b7}

@@ -44,7 +44,7 @@ def batch_of(c: ModelConfig, ids: Ids, target_ids: Ids | None = None, mask: Ids 
     return replace(batch, inputs=target, mask=own)
 
 
-def bounded(c: ModelConfig) -> bool:
+def has_fixed_length(c: ModelConfig) -> bool:
     """Whether max_length is a wall (learned positions, Linformer) and not only what the model was trained on."""
     return c.position == "learned" or "linformer" in c.mixer
 
@@ -64,7 +64,7 @@ def carries(c: ModelConfig) -> bool:
 
 def words(ids: Ids, mask: Ids | None, vocab_size: int, c: ModelConfig) -> tuple[Tensor, Tensor | None]:
     """Ids as (B, T), and which are real (B, T); None where all are."""
-    table, own = padded(ids, c.pad_id if c.pad_id < vocab_size else 0)
+    table, own = pad_ids(ids, c.pad_id if c.pad_id < vocab_size else 0)
     if table.dim() != 2 or table.numel() == 0 or (own is not None and not own.any(1).all()):
         raise QkvError("ids are rows of at least one token each; an empty one was given")
     if int(table.min()) < 0 or int(table.max()) >= vocab_size:
@@ -72,7 +72,7 @@ def words(ids: Ids, mask: Ids | None, vocab_size: int, c: ModelConfig) -> tuple[
         raise QkvError(
             f"token id {wrong} is not in the vocabulary, which has {vocab_size} words (0 to {vocab_size - 1})"
         )
-    if bounded(c) and table.size(1) > c.max_length:
+    if has_fixed_length(c) and table.size(1) > c.max_length:
         raise QkvError(f"{table.size(1)} tokens, but this model reads at most {c.max_length}: shorten the text")
     return table, real_places(mask, tuple(table.shape), own)
 
@@ -105,13 +105,13 @@ def segment_numbers(segments: Ids, batch: Batch, c: ModelConfig) -> Tensor:
     """(B, T) segment numbers of the inputs."""
     if c.n_segments == 0 or c.family != "encoder" or batch.inputs is None:
         raise QkvError("this model has no segments: leave them out")
-    table, _ = padded(segments, 0)
+    table, _ = pad_ids(segments, 0)
     if table.shape != batch.inputs.shape or int(table.min()) < 0 or int(table.max()) >= c.n_segments:
         raise QkvError(f"segments are numbers from 0 to {c.n_segments - 1}, one for each of the ids")
     return table
 
 
-def padded(ids: Any, pad_id: int) -> tuple[Tensor, Tensor | None]:
+def pad_ids(ids: Any, pad_id: int) -> tuple[Tensor, Tensor | None]:
     """(B, T), and which places are not padding (B, T); None where all are not."""
     if isinstance(ids, Tensor):
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:

@@ -13,7 +13,7 @@ from qkv.models.build import skeleton
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterRow:
     """One matrix (or vector) and its copies in the other layers, written `stack.blocks.*.…`."""
 
     name: str
@@ -39,7 +39,7 @@ class Count:
 
     parameters: int
     lecture: Lecture | None
-    rows: list[Row]
+    rows: list[ParameterRow]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -55,11 +55,11 @@ def count(config: ModelConfig) -> Count:
     for name, weight in skeleton(config).named_parameters():  # a shared parameter is listed once
         key = re.sub(r"\.\d+(?=\.|$)", ".*", name), tuple(weight.shape)
         groups[key] = groups.get(key, 0) + 1
-    rows = [Row(name, shape, times) for (name, shape), times in groups.items()]
+    rows = [ParameterRow(name, shape, times) for (name, shape), times in groups.items()]
     return Count(sum(row.total for row in rows), lecture_count(config, rows), rows)
 
 
-def lecture_count(c: ModelConfig, rows: list[Row]) -> Lecture | None:
+def lecture_count(c: ModelConfig, rows: list[ParameterRow]) -> Lecture | None:
     """Decoders of attention blocks: embedding; keys, queries, values per head; output, up, down (and gate) per layer;
     unembedding, which is counted even when it is the embedding's own matrix."""
     if c.family != "decoder" or c.recurrent is not None or CARRIED & {*c.mixer}:

@@ -19,7 +19,7 @@ from qkv.convert.files import write_array, write_tensors, write_text
 from qkv.engine.ragged import joined, possible
 from qkv.errors import FileError, QkvError
 from qkv.look.residual_stream import layer_outputs, side_modules
-from qkv.models.inputs import batch_of, bounded
+from qkv.models.inputs import batch_of, has_fixed_length
 from qkv.text.tokenizer import Tokenizer, in_words
 
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -122,7 +122,7 @@ class Embedder:
         for number, row in enumerate(rows, self.seen + 1):
             if not row.ids:
                 raise QkvError(f"text {number} has no token, and this model has none to begin with: leave it out")
-            if bounded(self.config) and len(row.ids) > self.config.max_length:
+            if has_fixed_length(self.config) and len(row.ids) > self.config.max_length:
                 raise QkvError(f"text {number}: {len(row.ids)} tokens, but this model reads at most "
                                f"{self.config.max_length}: shorten it, or have it cut with truncate")  # fmt: skip
         self.seen += len(rows)

@@ -23,7 +23,7 @@ from qkv.look.embedding_space import Neighbours, nearest, static_vectors, word_v
 from qkv.look.look import Look
 from qkv.look.probe import Contexts, contexts
 from qkv.look.residual_stream import layer_outputs
-from qkv.models.inputs import batch_of, bounded
+from qkv.models.inputs import batch_of, has_fixed_length
 from qkv.tasks import answering, classification
 from qkv.tasks.fill import Filler
 from qkv.tasks.summary import NO_REPEAT, Summarizer
@@ -199,7 +199,7 @@ class Looker:
 
     def written(self, first: Any, start: int, most: int) -> list[int]:
         """What the network itself writes, greedily and by the rules of every search, without its end token."""
-        most = min(most, self.config.max_length - 1) if bounded(self.config) else most
+        most = min(most, self.config.max_length - 1) if has_fixed_length(self.config) else most
         batch = batch_of(self.config, first, [[start]]).to(self.device)
         (found,) = greedy(self.network, batch, most, self.config.eos_ids, self.rules())
         return [token for token in found if token not in self.config.eos_ids]

@@ -33,7 +33,7 @@ def byte_level_bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], 
     absent = next((pair for pair in merges if "".join(pair) not in vocab), None)
     if absent is not None:  # the library panics on this, with a page of its own on standard error
         raise FileError(f"this is no vocabulary for BPE: it lacks {''.join(absent)!r}, which a merge makes")
-    backend = tokenizers.Tokenizer(_made(models.BPE, vocab=dict(vocab), merges=list(merges)))
+    backend = tokenizers.Tokenizer(_make(models.BPE, vocab=dict(vocab), merges=list(merges)))
     backend.pre_tokenizer = SPLITS[split]()
     backend.decoder = decoders.ByteLevel()
     _add(backend, special)
@@ -48,7 +48,7 @@ def wordpiece(words: Sequence[str], lower: bool = True, strip_accents: bool | No
     if missing:
         raise FileError(f"this vocabulary lacks {', '.join(missing)}: it is not a BERT vocabulary")
     backend = tokenizers.Tokenizer(
-        _made(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+        _make(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
     )
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lower
@@ -66,7 +66,7 @@ def scored_bpe(pieces: Sequence[str], scores: Sequence[float], special: Iterable
     """LLaMA's tokenizer (SentencePiece BPE): merge the pair whose result scores best; spaces are written as U+2581,
     unknown characters as bytes <0xNN>."""
     vocab = {piece: index for index, piece in enumerate(pieces)}
-    model = _made(
+    model = _make(
         models.BPE, vocab=vocab, merges=merges_of(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
     )
     backend = tokenizers.Tokenizer(model)
@@ -139,7 +139,7 @@ def _add(backend: tokenizers.Tokenizer, special: Iterable[str]) -> None:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
 
 
-def _made(kind: Any, **tables: Any) -> Any:
+def _make(kind: Any, **tables: Any) -> Any:
     """The library's model, or why these tables make none (a merge of unknown pieces ...)."""
     with in_words(f"this is no vocabulary for {kind.__name__}", FileError):
         return kind(**tables)

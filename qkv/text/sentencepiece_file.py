@@ -103,7 +103,7 @@ NORMALIZER: dict[int, tuple[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class ModelPiece:
     text: str
     score: float
     type: int
@@ -113,7 +113,7 @@ class Piece:
 class SentencePiece:
     """What a .model file says."""
 
-    pieces: list[Piece]
+    pieces: list[ModelPiece]
     trainer: dict[str, Any]
     normalizer: dict[str, Any]
 
@@ -146,14 +146,14 @@ def parse(path: str | Path) -> SentencePiece:
         raise FileError(f"cannot read {path}: {error.strerror}; correct the path") from None
     if len(data) > MAX_BYTES:
         raise FileError(f"{path} is larger than {MAX_BYTES:,} bytes: it is not a SentencePiece model")
-    pieces: list[Piece] = []
+    pieces: list[ModelPiece] = []
     trainer, normalize = b"", b""
     try:
         for number, value in fields(data):
             if number in (1, 2, 3) and not isinstance(value, bytes):
                 raise ValueError("a message is missing")
             if number == 1 and len(pieces) < MAX_PIECES:
-                pieces.append(Piece(**message(value, PIECE)))  # type: ignore[arg-type]
+                pieces.append(ModelPiece(**message(value, PIECE)))  # type: ignore[arg-type]
             elif number == 2:
                 trainer += value  # type: ignore[operator]
             elif number == 3:

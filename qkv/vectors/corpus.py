@@ -17,7 +17,7 @@ from qkv.convert.files import to_disk
 from qkv.data.corpora import corpus
 from qkv.data.sources import Source
 from qkv.errors import FileError, QkvError
-from qkv.vectors.vocabulary import Vocabulary
+from qkv.vectors.vocabulary import WordCounts
 
 END = -1
 """Follows each sentence in the ids."""
@@ -45,7 +45,7 @@ def sentences(texts: Iterable[Source], data: TextConfig) -> Iterator[list[str]]:
                     yield words[at : at + LONGEST]
 
 
-def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: Vocabulary) -> None:
+def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: WordCounts) -> None:
     """Write the ids of all sentences, int32, each followed by END. Unknown words and sentences of one word are left out; the file
     is renamed when it is complete."""
     index, row, some = vocabulary.index, array("i"), False

@@ -10,7 +10,7 @@ import torch
 from qkv.config.vectors import VectorsConfig
 from qkv.vectors.huffman import Tree, huffman
 from qkv.vectors.random import WORD, AliasTable, splitmix64_int
-from qkv.vectors.vocabulary import Vocabulary
+from qkv.vectors.vocabulary import WordCounts
 
 LINE = 16
 """Float32 numbers of a cache line: each vector is aligned to one."""
@@ -36,7 +36,7 @@ class Word2Vec:
     """Number of ids of the whole text, including END."""
 
     @classmethod
-    def create(cls, c: VectorsConfig, vocabulary: Vocabulary, length: int) -> Word2Vec:
+    def create(cls, c: VectorsConfig, vocabulary: WordCounts, length: int) -> Word2Vec:
         """Initialise as word2vec.c does: input vectors uniform in [-1/2C, 1/2C), output vectors 0."""
         size = len(vocabulary.words)
         tree = huffman(vocabulary.counts) if c.loss == "hierarchical" else None

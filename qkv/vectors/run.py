@@ -40,7 +40,7 @@ from qkv.vectors.evaluate import check_evaluation_files
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.report import Bar
 from qkv.vectors.state import VectorsProgress, VectorsRun
-from qkv.vectors.vocabulary import Vocabulary, count_words
+from qkv.vectors.vocabulary import WordCounts, count_words
 
 PART = 100_000
 """Ids per training step and line of the log."""
@@ -105,12 +105,12 @@ def check_files(folder: Path, began: dict[str, str]) -> None:
             raise damage_error(folder / name) if name == IDS else FileError(changed)
 
 
-def read_words(folder: Path) -> Vocabulary:
+def read_words(folder: Path) -> WordCounts:
     """Read the vocabulary that was counted at the start of the run."""
     words, counts = store.read_vocabulary(folder)
     if counts is None:
         raise FileError(f"{folder / store.WORDS} has no counts: remove {folder} to start again")
-    return Vocabulary(words, np.array(counts, dtype=np.int64))
+    return WordCounts(words, np.array(counts, dtype=np.int64))
 
 
 def read_progress(folder: Path) -> VectorsProgress:

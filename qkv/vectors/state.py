@@ -12,7 +12,7 @@ import torch
 from qkv.config.vectors import VectorsRecipe
 from qkv.vectors.model import Word2Vec
 from qkv.vectors.space import Vectors
-from qkv.vectors.vocabulary import Vocabulary
+from qkv.vectors.vocabulary import WordCounts
 
 
 @dataclass
@@ -47,7 +47,7 @@ class VectorsRun:
 
     folder: Path
     recipe: VectorsRecipe
-    vocabulary: Vocabulary
+    vocabulary: WordCounts
     model: Word2Vec
     progress: VectorsProgress
     why: str = ""

@@ -1,4 +1,4 @@
-"""Vocabulary: the words of a text with their counts, most frequent first; subsampling and negative sampling from the counts."""
+"""WordCounts: the words of a text with their counts, most frequent first; subsampling and negative sampling from the counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DISTINCT = 10_000_000
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class WordCounts:
     """Word i is words[i] and occurs counts[i] times."""
 
     words: list[str]
@@ -41,7 +41,7 @@ class Vocabulary:
         return alias_table(self.counts.astype(np.float64) ** power)
 
 
-def count_words(sentences: Iterable[list[str]], min_count: int, max_words: int, most: int = MAX_DISTINCT) -> Vocabulary:
+def count_words(sentences: Iterable[list[str]], min_count: int, max_words: int, most: int = MAX_DISTINCT) -> WordCounts:
     """Count the words of sentences; keep those with at least `min_count` occurrences, ties in order of first occurrence."""
     found: Counter[str] = Counter()
     least = 1
@@ -64,4 +64,4 @@ def count_words(sentences: Iterable[list[str]], min_count: int, max_words: int, 
             f"the vocabulary has only one word, {frequent[0][0]!r}: give more text"
             + (f", or set vectors.min_count below {min_count}" if min_count > 1 else "")
         )
-    return Vocabulary([word for word, _ in frequent], np.array([count for _, count in frequent], dtype=np.int64))
+    return WordCounts([word for word, _ in frequent], np.array([count for _, count in frequent], dtype=np.int64))
