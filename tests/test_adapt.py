@@ -126,7 +126,7 @@ def test_adapted_it_knows_the_domain_and_both_scores_are_reported(
     assert f"general BLEU {looked[-1]['valid_general_bleu']:.2f}" in err and "general loss" in err
     card = (folder / "README.md").read_text()
     assert "| validation, general | 20 | greedy | BLEU |" in card and "validation, general: general-valid.tsv" in card
-    assert "general had no part in it" in card and "weight 3" in card
+    assert "general not used for selection" in card and "weight 3" in card
     assert "held out general" in (folder / "curves.svg").read_text()
     assert b"valid/general_bleu" in next((folder / "tensorboard").iterdir()).read_bytes()
 

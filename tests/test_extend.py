@@ -207,7 +207,7 @@ def test_an_ended_run_goes_on_and_says_what_changed(tmp_path: Path) -> None:
     assert f"changed: train.steps 1,000 -> {steps + 4}" in said and "changed: train.patience 1 -> 0" in said
     assert f"going on after update {steps}" in said and "train.keep 1 -> 2" in said
     assert done.results["training"]["updates"] == steps + 4 == done.training.progress.step
-    assert f"{steps + 4} updates" in (folder / "README.md").read_text()
+    assert f"{steps + 4} steps" in (folder / "README.md").read_text()
     assert json.loads((folder / "results.json").read_text()) == done.results
     assert [line["step"] for line in log(folder)] == list(range(1, steps + 5))
     assert len(checkpoint.all_of(folder)) == 2

@@ -150,7 +150,7 @@ def test_the_card_says_what_was_measured(ended: Path) -> None:
     assert [m["type"] for m in entry["metrics"]] == facts["metrics"] == ["bleu", "chrf", "ter"]
     for metric, score in zip(entry["metrics"], measured["test"]["scores"], strict=True):
         assert metric["value"] == round(score["value"], 4) and metric["args"]["signature"] == score["signature"]
-    for said in (f"{measured['model']['parameters']:,} parameters", "80 examples were learned from", "6 updates", "seed 1",
+    for said in (f"{measured['model']['parameters']:,} parameters", "80 training examples", "6 steps", "seed 1",
                  "unknown: set by the data", f"torch {torch.__version__}", "qkv translate"):  # fmt: skip
         assert said in text, said
     cells = {len(re.split(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
@@ -375,7 +375,7 @@ def test_the_card_states_the_warm_up_that_happened(tmp_path: Path) -> None:
     """Steps of 4 in a run of 6 by steps; in a time budget a tenth of the run at the most."""
     finished = training.run(small(steps=6, warmup=4), "recipe", tmp_path / "run", Report(quiet=True))
     assert finished.results["training"]["warmup"] == 3  # the fourth update has the whole rate
-    assert "3 updates of warm-up" in (tmp_path / "run" / "README.md").read_text()
+    assert "3 warm-up steps" in (tmp_path / "run" / "README.md").read_text()
     c = TrainConfig(steps=1000, warmup=500, time_budget=1.0)
     assert [warming_up(c, step, step / 30) for step in range(1, 5)] == [True, True, False, False]
 

@@ -27,7 +27,7 @@ def card(task: Task, results: dict[str, Any], name: str) -> str:
         "## Data\n", *learned_from(data, results),
         "## Model\n", *model(task, results),
         "## Training\n", *training(task, results),
-        f"## Licence\n\n{LICENCE}. Write here what those who made the data allow.\n",
+        f"## Licence\n\n{LICENCE}. Replace this with the licence that the training data allows.\n",
     ]  # fmt: skip
     return "\n".join(parts)
 
@@ -87,10 +87,10 @@ def scores(results: dict[str, Any]) -> list[str]:
         for which, name, value, sign in rows
     ]
     head = ["| set | examples | how | metric | score | signature |", "|---|---:|---|---|---:|---|"]
-    once = "; the test set was looked at once, afterwards" if test is not None else ""
-    watched = f" ({', '.join(results['extra_valid'])} had no part in it)" if results["extra_valid"] else ""
+    once = "; the test set was evaluated once, after training" if test is not None else ""
+    watched = f" ({', '.join(results['extra_valid'])} not used for selection)" if results["extra_valid"] else ""
     simple = [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_baseline(results)]
-    return [*head, *lines, "", f"The validation set chose the weights{watched}{once}.\n", *simple]
+    return [*head, *lines, "", f"The weights were selected on the validation set{watched}{once}.\n", *simple]
 
 
 def use(task: Task) -> str:
@@ -115,9 +115,9 @@ def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
         [f"- test: {origin(data.test)}"] if data.test else []
     )
     if "examples" in found:
-        lines.append(f"- {found['examples']:,} examples were learned from")
+        lines.append(f"- {found['examples']:,} training examples")
     else:
-        lines.append(f"- streamed: {found['examples_read']:,} records were read since the last start")
+        lines.append(f"- streamed: {found['examples_read']:,} records read since the last start")
     lines += [f"- {count:,} dropped: {reason}" for reason, count in found["dropped"].items()]
     return [*lines, ""]
 
@@ -125,7 +125,9 @@ def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
 def origin(c: CorpusConfig) -> str:
     """Where a corpus comes from, in words; of files their names, not where they are."""
     if c.grammar is not None:
-        return f"{c.grammar:,} examples of qkv's English-German grammar" + (", half of them varied" if c.casual else "")
+        return f"{c.grammar:,} examples of qkv's English-German grammar" + (
+            ", half of them in informal variants" if c.casual else ""
+        )
     if c.dataset is not None:
         return f"{c.dataset}{f' ({c.split})' if c.split else ''}"
     if c.stdlib:
@@ -141,11 +143,13 @@ def model(task: Task, results: dict[str, Any]) -> list[str]:
     c, data = task.config, task.data
     states = {*c.mixer} <= {"s4d", "selective"}
     kind = f"recurrent ({c.recurrent})" if c.recurrent else "state-space" if states else "Transformer"
-    each = " a side" if c.family == "encoder-decoder" else ""
-    sizes = f"{c.n_layers} layers{each}, width {c.d_model}" + ("" if c.recurrent or states else f", {c.n_heads} heads")
+    each = " per side" if c.family == "encoder-decoder" else ""
+    sizes = f"{c.n_layers} layers{each}, d_model {c.d_model}" + (
+        "" if c.recurrent or states else f", {c.n_heads} heads"
+    )
     lines = [f"- {kind} {c.family} of {results['model']['parameters']:,} parameters: {sizes}"]
     if task.recipe.tune.start:
-        lines.append(f"- it began as the model in {task.recipe.tune.start.rpartition('/')[2]}")
+        lines.append(f"- fine-tuned from {task.recipe.tune.start.rpartition('/')[2]}")
     if c.vocab_size:
         two = c.target_size != c.vocab_size
         sides = (
@@ -165,12 +169,11 @@ def training(task: Task, results: dict[str, Any]) -> list[str]:
     smoothing = f", label smoothing {task.smoothing:g}" if task.smoothing else ""
     speed = f", {t['target_tokens_per_second']:,} {task.unit}/s" if "target_tokens_per_second" in t else ""
     return [
-        f"- {t['updates']:,} updates, {t['epochs']:,} whole passes over the data, {spoken(60 * t['minutes'])}{speed}; "
-        f"ended because {t['ended']}",
-        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {t['warmup']:,} updates of warm-up){smoothing}, "
+        f"- {t['updates']:,} steps, {t['epochs']:,} epochs, {spoken(60 * t['minutes'])}{speed}; ended: {t['ended']}",
+        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {t['warmup']:,} warm-up steps){smoothing}, "
         f"dropout {task.config.dropout:g}, seed {t['seed']}",
         f"- {plural(t['workers'], 'workers')} with {plural(t['threads'], 'threads')} each on {plural(t['cores'], 'cores')}, "
         f"torch {t['torch']}, Python {t['python']}",
-        f"- best weights: after update {results['valid']['update']:,}",
+        f"- best weights: at step {results['valid']['update']:,}",
         "",
     ]
