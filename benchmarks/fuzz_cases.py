@@ -229,18 +229,18 @@ def resumed(folder: Path) -> None:
 def client() -> Any:
     from starlette.testclient import TestClient
 
-    from qkv.serve.app import application
-    from qkv.serve.http.auth import Keys
-    from qkv.serve.scheduling.limits import Limits
-    from qkv.serve.scheduling.registry import Service
-    from qkv.serve.scheduling.served_model import Served
+    from qkv.serve.api.service import Service
+    from qkv.serve.app import create_app
+    from qkv.serve.http.auth import ApiKeys
+    from qkv.serve.http.limits import Limits
+    from qkv.serve.scheduling.served_model import ServedModel
 
     lm = Model(*small("gpt2", max_length=64), words(), "cpu")
     two = Model(*small("transformer-base", max_length=64), words(), "cpu")
     eye = Model(*small("vit-b16", labels=("cat", "dog"), n_classes=2), None, "cpu")
-    service = Service([Served("lm", lm), Served("en-de", two, "translation", ("en", "de")), Served("eye", eye)],
-                      Limits(), Keys(()))  # fmt: skip
-    made = TestClient(application(service), "http://localhost", raise_server_exceptions=False)
+    service = Service([ServedModel("lm", lm), ServedModel("en-de", two, "translation", ("en", "de")), ServedModel("eye", eye)],
+                      Limits(), ApiKeys(()))  # fmt: skip
+    made = TestClient(create_app(service), "http://localhost", raise_server_exceptions=False)
     made.__enter__()
     return made
 

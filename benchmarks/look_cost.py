@@ -15,8 +15,8 @@ from qkv.api import Model
 from qkv.look.target import Target
 from qkv.models.build import build
 from qkv.presets import preset
-from qkv.serve.api.ablation import expected, written
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.ablation import generate_greedily, token_probabilities
+from qkv.serve.scheduling.served_model import ServedModel
 from qkv.text.train import train_tokenizer
 
 SHAPE = {"vocab_size": 49_152, "d_model": 576, "n_layers": 30, "n_heads": 9, "n_kv_heads": 3, "d_ff": 1536, "tie": "output",
@@ -40,19 +40,19 @@ def main() -> None:
     c = preset("llama-7b").changed(**SHAPE)
     model = Model(c, build(c).eval(), train_tokenizer(["a b c d"] * 20, "bpe", 40), "cpu")
     look = model.look(torch.randint(10, 30, (given.tokens,)).tolist())
-    served = Served("large", model)
+    served = ServedModel("large", model)
 
     def numbers() -> None:
         with torch.no_grad():
             output = look.network(look.batch)
         look.answers(None, 6, output)
-        expected(model, look, output)
+        token_probabilities(model, look, output)
 
     last = Target(0, given.tokens - 1)
     measured(f"Logit lens: {COLUMNS} columns in sight", lambda: look.lens(6, range(COLUMNS)))
     measured(f"Logit lens: all {given.tokens} columns", lambda: look.lens(6))
     measured("Ablation: numbers of one side", numbers)
-    measured("Ablation: text of one side, 20 tokens", lambda: written(served, look, 20))
+    measured("Ablation: text of one side, 20 tokens", lambda: generate_greedily(served, look, 20))
     measured("Ablation: heads of one layer of 30", lambda: look.effect_of_heads(last, layer=15))
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from PIL import Image
 
 from qkv.pretrained import EXAMPLE, HERE
-from qkv.serve.api.run_log import Watch
-from qkv.serve.http.sockets import bound
-from qkv.serve.scheduling.registry import Service
+from qkv.serve.api.run_log import RunLog
+from qkv.serve.api.service import Service
+from qkv.serve.http.sockets import listen
 from qkv.serve.scheduling.served_model import load_for_serving
-from qkv.serve.server import server_of
+from qkv.serve.server import create_server
 
 DOCS = Path(__file__).parent.parent / "docs"
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 375, "height": 1330}
@@ -127,7 +127,7 @@ def main() -> None:
         load_for_serving(HERE / EXAMPLE, EXAMPLE),
         *([load_for_serving(given.captions, "shapes")] if given.captions else []),
     ]
-    server, socket = server_of(Service(models, watch=given.run and Watch(given.run))), bound("127.0.0.1", 0)
+    server, socket = create_server(Service(models, run_log=given.run and RunLog(given.run))), listen("127.0.0.1", 0)
     server.install_signal_handlers = lambda: None
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()

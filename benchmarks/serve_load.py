@@ -224,7 +224,7 @@ async def recovery(target: Target, calm: float) -> float:
         await asyncio.sleep(0.05)
 
 
-async def overloaded(target: Target, seconds: float, calm: float) -> tuple[Tally, list[str]]:
+async def overload_error(target: Target, seconds: float, calm: float) -> tuple[Tally, list[str]]:
     """More clients than the queue has room for, in four quarters; memory after each."""
     before, parts, sizes, waiting = target.memory(), list[Tally](), list[float](), list[float]()
     watch = asyncio.ensure_future(longest_queue(target, waiting))
@@ -251,7 +251,7 @@ async def measure(target: Target, seconds: float, overload: float, soak: float) 
         "|---|---:|---:|---:|---:|---|",
     ]
     single, many = await crowd(target, 1, seconds), await crowd(target, 32, seconds)
-    flood, notes = await overloaded(target, overload, single.quantile(0.99))
+    flood, notes = await overload_error(target, overload, single.quantile(0.99))
     lines += [single.row("1"), many.row("32"), flood.row(f"{CROWD}, {overload:g} s")]
     await droppers(target, 300)
     empty = await emptied(target)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from served import language_model, model, running
 
-from qkv.serve.api.run_log import Watch
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.run_log import RunLog
+from qkv.serve.api.service import Service
+from qkv.serve.scheduling.served_model import ServedModel
 
 try:
     from playwright.sync_api import expect, sync_playwright
@@ -47,25 +47,25 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(run_folder: Path) -> Service:
     labels = {"max_length": 64, "labels": ("bad", "fair", "good")}
     models = [
-        Served(
+        ServedModel(
             "en-de", model("transformer-base", max_length=40), "translation", ("en", "de"), run=run_folder.resolve()
         ),
-        Served("lm", language_model()),
-        Served("classes", model("bert-base", head="classes", **labels)),
-        Served("eye", model("vit-b16", labels=("cat", "dog", "cow"))),
-        Served("writer", model("gpt2", max_length=96)),
-        Served("short", model("transformer-base", 5, max_length=80), "summary"),
-        Served("shorter", model("gpt2", 5, max_length=96), "summary"),
-        Served("tags", model("bert-base", head="tags", **labels)),
-        Served("words", model("bert-base", head="masked", max_length=64)),
-        Served("spans", model("bert-base", head="span", max_length=64)),
-        Served("two", model("bert-base", head="classes", **labels), pairs=True),
-        Served("lstm", model("lstm-lm")),
-        Served("search", model("rnnsearch"), "translation", ("en", "de")),
-        Served("t5", model("t5-small"), "translation", ("en", "de")),
-        Served("gated", model("gla-340m", max_length=96)),
+        ServedModel("lm", language_model()),
+        ServedModel("classes", model("bert-base", head="classes", **labels)),
+        ServedModel("eye", model("vit-b16", labels=("cat", "dog", "cow"))),
+        ServedModel("writer", model("gpt2", max_length=96)),
+        ServedModel("short", model("transformer-base", 5, max_length=80), "summary"),
+        ServedModel("shorter", model("gpt2", 5, max_length=96), "summary"),
+        ServedModel("tags", model("bert-base", head="tags", **labels)),
+        ServedModel("words", model("bert-base", head="masked", max_length=64)),
+        ServedModel("spans", model("bert-base", head="span", max_length=64)),
+        ServedModel("two", model("bert-base", head="classes", **labels), pairs=True),
+        ServedModel("lstm", model("lstm-lm")),
+        ServedModel("search", model("rnnsearch"), "translation", ("en", "de")),
+        ServedModel("t5", model("t5-small"), "translation", ("en", "de")),
+        ServedModel("gated", model("gla-340m", max_length=96)),
     ]
-    return Service(models, watch=Watch(run_folder))
+    return Service(models, run_log=RunLog(run_folder))
 
 
 @pytest.fixture(scope="module")

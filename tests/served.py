@@ -15,13 +15,13 @@ from starlette.testclient import TestClient
 from qkv.api import Model
 from qkv.models.build import build
 from qkv.presets import tiny
-from qkv.serve.app import application
-from qkv.serve.http.auth import Keys
-from qkv.serve.http.sockets import bound
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
-from qkv.serve.server import server_of
+from qkv.serve.api.service import Service
+from qkv.serve.app import create_app
+from qkv.serve.http.auth import ApiKeys
+from qkv.serve.http.limits import Limits
+from qkv.serve.http.sockets import listen
+from qkv.serve.scheduling.served_model import ServedModel
+from qkv.serve.server import create_server
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 
@@ -67,28 +67,28 @@ def language_model() -> Model:
     return lm
 
 
-def all_models() -> list[Served]:
-    """One for everything that can be asked."""
+def all_models() -> list[ServedModel]:
+    """One for every ability."""
     bert = {"max_length": 64, "labels": ("bad", "fair", "good")}
     return [
-        Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de")),
-        Served("de-en", model("transformer-base", 4, max_length=80), "translation", ("de", "en")),
-        Served("lm", language_model()),
-        Served("short", model("transformer-base", 5, max_length=80), "summary"),
-        Served("classes", model("bert-base", head="classes", **bert)),
-        Served("tags", model("bert-base", head="tags", **bert)),
-        Served("words", model("bert-base", head="masked", max_length=64)),
-        Served("spans", model("bert-base", head="span", max_length=64)),
-        Served("eye", model("vit-b16", labels=("cat", "dog", "cow"))),
+        ServedModel("en-de", model("transformer-base", max_length=80), "translation", ("en", "de")),
+        ServedModel("de-en", model("transformer-base", 4, max_length=80), "translation", ("de", "en")),
+        ServedModel("lm", language_model()),
+        ServedModel("short", model("transformer-base", 5, max_length=80), "summary"),
+        ServedModel("classes", model("bert-base", head="classes", **bert)),
+        ServedModel("tags", model("bert-base", head="tags", **bert)),
+        ServedModel("words", model("bert-base", head="masked", max_length=64)),
+        ServedModel("spans", model("bert-base", head="span", max_length=64)),
+        ServedModel("eye", model("vit-b16", labels=("cat", "dog", "cow"))),
     ]
 
 
 @contextmanager
-def served(models: list[Served], keys: tuple[str, ...] = (), **more: Any) -> Iterator[TestClient]:
+def served(models: list[ServedModel], keys: tuple[str, ...] = (), **more: Any) -> Iterator[TestClient]:
     """A client of a server in this process; what goes wrong in the server is an answer, not an exception."""
     limits = more.pop("limits", Limits())
-    service = Service(models, limits, Keys(keys), **more)
-    with TestClient(application(service), "http://localhost", raise_server_exceptions=False) as client:
+    service = Service(models, limits, ApiKeys(keys), **more)
+    with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
         client.service = service  # type: ignore[attr-defined]
         yield client
 
@@ -98,8 +98,8 @@ class Running(threading.Thread):
 
     def __init__(self, service: Service):
         super().__init__(daemon=True)
-        self.socket = bound("127.0.0.1", 0)
-        self.server = server_of(service)
+        self.socket = listen("127.0.0.1", 0)
+        self.server = create_server(service)
         self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
 
     def run(self) -> None:

@@ -42,7 +42,12 @@ def declared(*extras: str) -> set[str]:
 
 @pytest.mark.parametrize(("folder", "extras"), [("qkv", sorted(EXTRAS.keys() - {"dev"})), ("tests", ["dev"])])
 def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
-    own = {"qkv", "tests", *(path.stem for place in (folder, "benchmarks") for path in (ROOT / place).glob("*.py"))}
+    own = {
+        "qkv",
+        "tests",
+        "docs",
+        *(path.stem for place in (folder, "benchmarks") for path in (ROOT / place).glob("*.py")),
+    }
     # an exported model is compared with transformers where it is installed
     own |= {"transformers"} if folder == "qkv" else set()
     missing = {name: path for name, path in imported(folder).items()

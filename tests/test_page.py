@@ -14,10 +14,10 @@ pytest.importorskip("fastapi")
 from paging import TEXT, expect, go, idle, needs_browser, opened
 from served import language_model, running
 
-from qkv.serve.http.auth import Keys
-from qkv.serve.http.static import PAGE, files
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.service import Service
+from qkv.serve.http.auth import ApiKeys
+from qkv.serve.http.static import PAGE, load_files
+from qkv.serve.scheduling.served_model import ServedModel
 
 pytest_plugins = ("paging",)
 VIEWS = ["generate", "attention", "head", "lens", "ablation", "positions", "embeddings", "training"]
@@ -28,7 +28,7 @@ VIEWS = ["generate", "attention", "head", "lens", "ablation", "positions", "embe
 
 def test_the_page_fetches_nothing_from_elsewhere() -> None:
     """No address outside of this server, no inline script or style (the policy forbids them), every import is there."""
-    known = files()
+    known = load_files()
     for path in PAGE.rglob("*"):
         if path.suffix not in (".js", ".html", ".css"):
             continue
@@ -367,7 +367,7 @@ def test_what_is_wrong_is_said(page: Any, problems: list[str], url: str) -> None
 
 @needs_browser
 def test_a_key_is_asked_for(browser: Any, problems: list[str], service: Service) -> None:
-    with running(Service([Served("lm", language_model())], keys=Keys(("secret",)))) as (url, _):
+    with running(Service([ServedModel("lm", language_model())], keys=ApiKeys(("secret",)))) as (url, _):
         for page in opened(browser, problems, {"width": 1280, "height": 860}):
             go(page, url)
             page.get_by_label("API key").fill("wrong")

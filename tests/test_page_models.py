@@ -14,8 +14,8 @@ pytest.importorskip("fastapi")
 from paging import TEXT, expect, go, idle, needs_browser
 from served import model, running
 
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.service import Service
+from qkv.serve.scheduling.served_model import ServedModel
 
 pytest_plugins = ("paging",)
 
@@ -133,7 +133,7 @@ def scoring() -> Iterator[tuple[str, Any]]:
     """A server with two regressions: of pairs, with twelve heads in a layer, and of single texts; and the first of them."""
     one = {"head": "classes", "n_classes": 1, "max_length": 64}
     alike = model("bert-base", **one, n_heads=12, d_model=48)
-    models = [Served("alike", alike, pairs=True), Served("stars", model("bert-base", 4, **one), pairs=False)]
+    models = [ServedModel("alike", alike, pairs=True), ServedModel("stars", model("bert-base", 4, **one), pairs=False)]
     with running(Service(models)) as (url, _):
         yield url, alike
 
@@ -269,7 +269,7 @@ def test_examples_are_what_a_model_knows(page: Any, url: str) -> None:
 @needs_browser
 def test_a_model_that_only_embeds_opens_on_its_embeddings(page: Any) -> None:
     """And its layers and heads are counted in good English."""
-    with running(Service([Served("one", model("bert-base", head="pooled", n_layers=1, n_heads=1))])) as (url, _):
+    with running(Service([ServedModel("one", model("bert-base", head="pooled", n_layers=1, n_heads=1))])) as (url, _):
         go(page, url)
         expect(page.get_by_role("tab")).to_have_text(["Embeddings", "Attention", "Head details", "Positions"])
         expect(page.get_by_role("heading", name="Compare two texts")).to_be_visible()

@@ -13,8 +13,8 @@ pytest.importorskip("fastapi")
 from paging import TEXT, expect, go, idle, needs_browser
 from served import model, running
 
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.service import Service
+from qkv.serve.scheduling.served_model import ServedModel
 
 pytest_plugins = ("paging",)
 LONG = "two women sit on a bench in the park, and a child plays; the cat eats; who sees it?"
@@ -30,12 +30,12 @@ def service() -> Service:
     labels = ("bad", "fair", "good")
     patches = {"image_size": 32, "patch_size": 8, "max_length": 17}
     return Service([
-        Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de")),
-        Served("writer", model("gpt2", max_length=96)),
-        Served("tags", model("bert-base", head="tags", max_length=64, labels=labels)),
-        Served("eye", model("vit-b16", labels=labels, **patches)),
-        Served("rotary", model("llama2-70b", max_length=96)),
-        Served("search", model("rnnsearch"), "translation", ("en", "de")),
+        ServedModel("en-de", model("transformer-base", max_length=80), "translation", ("en", "de")),
+        ServedModel("writer", model("gpt2", max_length=96)),
+        ServedModel("tags", model("bert-base", head="tags", max_length=64, labels=labels)),
+        ServedModel("eye", model("vit-b16", labels=labels, **patches)),
+        ServedModel("rotary", model("llama2-70b", max_length=96)),
+        ServedModel("search", model("rnnsearch"), "translation", ("en", "de")),
     ])  # fmt: skip
 
 

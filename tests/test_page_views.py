@@ -15,9 +15,9 @@ from served import TEXTS, language_model, model, running
 from qkv.api import Model
 from qkv.config import CorpusConfig
 from qkv.config.usage import Usage
-from qkv.serve.api.run_log import Watch
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.run_log import RunLog
+from qkv.serve.api.service import Service
+from qkv.serve.scheduling.served_model import ServedModel
 from qkv.text.train import train_tokenizer
 
 pytest_plugins = ("paging",)
@@ -60,7 +60,7 @@ def test_curves_stand_under_the_name_of_their_own_run(
     expect(page.get_by_role("tab", name="Attention")).to_be_visible()
     expect(page.get_by_role("tab", name="Training")).to_have_count(0)
     name = f"Run {run_folder.name}"
-    with running(Service([Served("lm", language_model())], watch=Watch(run_folder))) as (other, _):
+    with running(Service([ServedModel("lm", language_model())], run_log=RunLog(run_folder))) as (other, _):
         for tab in opened(browser, problems, {"width": 1280, "height": 860}):
             go(tab, other, view="training")
             expect(tab.get_by_label("Model")).to_have_value(name)
@@ -96,7 +96,7 @@ def test_tokens_are_shown_with_visible_boundaries(browser: Any, problems: list[s
     """Of a byte-level vocabulary: no letter of its alphabet, in any view; a space, a line break and a tab can be seen."""
     words = train_tokenizer(TEXTS * 20, "byte-bpe", 300)
     writer = model("gpt2", vocab_size=words.size, max_length=96)
-    with running(Service([Served("writer", Model(writer.config, writer.network, words, "cpu"))])) as (url, _):
+    with running(Service([ServedModel("writer", Model(writer.config, writer.network, words, "cpu"))])) as (url, _):
         for page in opened(browser, problems, {"width": 1280, "height": 860}):
             go(page, url, text="the%20dog%0A%09runs")
             for tab in page.get_by_role("tab").all():
@@ -155,7 +155,7 @@ def test_examples_come_from_what_the_model_has_learned(browser: Any, problems: l
     reviews."""
     own = model("transformer-base")
     own.usage = Usage(corpus=CorpusConfig(grammar=100), examples=("the cat eats", "the dog runs"))
-    translator = Served("own", own, "translation", ("en", "de"))
+    translator = ServedModel("own", own, "translation", ("en", "de"))
     assert (
         translator.about()["examples"] == ["the cat eats", "the dog runs"] and translator.about()["data"] == "grammar"
     )

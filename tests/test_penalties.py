@@ -20,7 +20,7 @@ from qkv.generate.logits_processor import LogitsProcessor
 from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens
 from qkv.generate.search import beam_search, greedy, sample
 from qkv.generate.sequence import Sampler
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.served_model import ServedModel
 
 PENALTIES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.6},
@@ -146,7 +146,7 @@ def test_a_served_text_is_that_of_the_model(lm: Model) -> None:
     how = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
     text = "".join(lm.generate("the dog", 16, **how))
     assert text != "".join(lm.generate("the dog", 16))
-    with served([Served("lm", lm)]) as client:
+    with served([ServedModel("lm", lm)]) as client:
         asked = {"model": "lm", "prompt": "the dog", "max_tokens": 16, "temperature": 0, **how}
         assert client.post("/v1/completions", json=asked).json()["choices"][0]["text"] == text
         whole = client.post("/api/generate", json=asked).json()

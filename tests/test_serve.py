@@ -23,9 +23,9 @@ from qkv.generate.search import greedy
 from qkv.look.look import Look
 from qkv.look.result import plain
 from qkv.serve.api import sentences
-from qkv.serve.api.languages import guess
+from qkv.serve.api.languages import detect_language
 from qkv.serve.api.markup import Markup
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.served_model import ServedModel
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def client() -> Iterator[TestClient]:
 
 
 @pytest.fixture(scope="module")
-def models(client: TestClient) -> dict[str, Served]:
+def models(client: TestClient) -> dict[str, ServedModel]:
     return {one.name: one for one in client.service.models}  # type: ignore[attr-defined]
 
 
@@ -48,7 +48,7 @@ def post(client: TestClient, path: str, **body: object) -> dict:
 # --- LibreTranslate
 
 
-def test_translations_are_the_models(client: TestClient, models: dict[str, Served]) -> None:
+def test_translations_are_the_models(client: TestClient, models: dict[str, ServedModel]) -> None:
     found = post(client, "/translate", q=TEXTS[:4], source="en", target="de")
     assert found["translatedText"] == models["en-de"].model.translate(TEXTS[:4])
     one = post(client, "/translate", q=TEXTS[1], source="en", target="de", alternatives=2)
@@ -56,14 +56,16 @@ def test_translations_are_the_models(client: TestClient, models: dict[str, Serve
     assert [one["translatedText"], *one["alternatives"]] == list(dict.fromkeys(n_best))
 
 
-def test_a_text_of_several_sentences_is_translated_one_by_one(client: TestClient, models: dict[str, Served]) -> None:
+def test_a_text_of_several_sentences_is_translated_one_by_one(
+    client: TestClient, models: dict[str, ServedModel]
+) -> None:
     text = "the dog runs. A man sleeps.\n\n  two women sit"
     found = post(client, "/translate", q=text, source="en", target="de")["translatedText"]
     first, second, third = models["en-de"].model.translate(["the dog runs.", "A man sleeps.", "two women sit"])
     assert found == f"{first} {second}\n\n  {third}"
 
 
-def test_what_has_no_words_stays_as_it_is(client: TestClient, models: dict[str, Served]) -> None:
+def test_what_has_no_words_stays_as_it_is(client: TestClient, models: dict[str, ServedModel]) -> None:
     (first,) = models["en-de"].model.translate(["the dog runs."])
     texts = ["42", "...", "the dog runs.\n1.5 - 3", ""]
     found = post(client, "/translate", q=texts, source="en", target="de", alternatives=1)["translatedText"]
@@ -74,10 +76,10 @@ def test_sentences_are_split_and_joined_again() -> None:
     text = 'He met Dr. Smith at 3.5 km. "Why?" he asked. So what!  über\n\nEnde. Ärger'
     pieces = sentences.split(text)
     assert pieces[::2] == ["He met Dr. Smith at 3.5 km.", '"Why?" he asked.', "So what!  über", "Ende.", "Ärger"]
-    assert sentences.joined(pieces, pieces[::2]) == text
+    assert sentences.join(pieces, pieces[::2]) == text
 
 
-def test_of_html_only_the_prose_is_translated(client: TestClient, models: dict[str, Served]) -> None:
+def test_of_html_only_the_prose_is_translated(client: TestClient, models: dict[str, ServedModel]) -> None:
     page = '<!DOCTYPE html><p class="x">the dog\nruns<br/>a man &amp; dog</p><code>the dog</code><script>a<b</script>&nbsp; '
     found = post(client, "/translate", q=page, source="en", target="de", format="html")["translatedText"]
     parts = models["en-de"].model.translate(["the dog runs", "a man & dog"])
@@ -91,7 +93,7 @@ def test_of_html_only_the_prose_is_translated(client: TestClient, models: dict[s
     assert [run.with_prose(run.prose()) for run in runs] == ["one ", " four"]
 
 
-def test_inline_tags_go_with_their_words(client: TestClient, models: dict[str, Served]) -> None:
+def test_inline_tags_go_with_their_words(client: TestClient, models: dict[str, ServedModel]) -> None:
     page = "<p> ein <a href='x'>sehr <b>rotes</b></a>, <i>Auto</i>! </p>"
     (run,) = Markup(page).runs()
     assert run.text == "ein sehr rotes, Auto!"
@@ -126,14 +128,14 @@ def test_languages_are_known_and_guessed(client: TestClient) -> None:
     assert client.post("/detect", data={"q": german}).json()[0]["language"] == "de"
     found = post(client, "/translate", q=german, source="auto", target="en")
     assert found["detectedLanguage"]["language"] == "de" and found["detectedLanguage"]["confidence"] > 50
-    assert guess("Это русский текст", ["en", "ru", "de"])[0][0] == "ru"
-    assert guess("12345", ["en", "de"]) == [("en", 0.0), ("de", 0.0)]
+    assert detect_language("Это русский текст", ["en", "ru", "de"])[0][0] == "ru"
+    assert detect_language("12345", ["en", "de"]) == [("en", 0.0), ("de", 0.0)]
 
 
 # --- OpenAI
 
 
-def test_completions_are_what_the_model_writes(client: TestClient, models: dict[str, Served]) -> None:
+def test_completions_are_what_the_model_writes(client: TestClient, models: dict[str, ServedModel]) -> None:
     lm = models["lm"].model
     found = post(client, "/v1/completions", model="lm", prompt=[TEXTS[0], TEXTS[1]], max_tokens=8, temperature=0)
     for choice, text in zip(found["choices"], TEXTS, strict=False):
@@ -143,7 +145,7 @@ def test_completions_are_what_the_model_writes(client: TestClient, models: dict[
     assert ids["choices"][0]["text"] == found["choices"][0]["text"]
 
 
-def test_seeds_choices_and_stop_strings(client: TestClient, models: dict[str, Served]) -> None:
+def test_seeds_choices_and_stop_strings(client: TestClient, models: dict[str, ServedModel]) -> None:
     asked = {"model": "lm", "prompt": TEXTS[0], "max_tokens": 12, "temperature": 1.5, "seed": 7}
     three = post(client, "/v1/completions", **asked, n=3)["choices"]
     assert len({choice["text"] for choice in three}) == 3
@@ -154,7 +156,7 @@ def test_seeds_choices_and_stop_strings(client: TestClient, models: dict[str, Se
     assert cut["text"] == again["text"][: again["text"].find(stop)] and cut["finish_reason"] == "stop"
 
 
-def test_log_probabilities_also_of_the_prompt(client: TestClient, models: dict[str, Served]) -> None:
+def test_log_probabilities_also_of_the_prompt(client: TestClient, models: dict[str, ServedModel]) -> None:
     lm = models["lm"].model
     found = post(
         client, "/v1/completions", model="lm", prompt=TEXTS[0], max_tokens=4, temperature=0, logprobs=3, echo=True
@@ -170,7 +172,7 @@ def test_log_probabilities_also_of_the_prompt(client: TestClient, models: dict[s
     assert len(told["top_logprobs"][len(ids)]) == 3
 
 
-def test_vectors_are_the_models(client: TestClient, models: dict[str, Served]) -> None:
+def test_vectors_are_the_models(client: TestClient, models: dict[str, ServedModel]) -> None:
     found = post(client, "/v1/embeddings", model="words", input=TEXTS[:3], encoding_format="base64")
     vectors = [struct.unpack("<32f", base64.b64decode(one["embedding"])) for one in found["data"]]
     torch.testing.assert_close(torch.tensor(vectors), models["words"].model.embed(TEXTS[:3]), atol=1e-6, rtol=1e-5)
@@ -180,7 +182,7 @@ def test_vectors_are_the_models(client: TestClient, models: dict[str, Served]) -
 
 
 def test_generate_shows_what_could_have_been_and_goes_on_from_there(
-    client: TestClient, models: dict[str, Served]
+    client: TestClient, models: dict[str, ServedModel]
 ) -> None:
     for name in ("lm", "en-de"):
         found = post(client, "/api/generate", model=name, prompt=TEXTS[0], max_tokens=6, alternatives=4)
@@ -200,7 +202,7 @@ def test_generate_shows_what_could_have_been_and_goes_on_from_there(
         source = torch.tensor([models[name].prompt_ids(TEXTS[0])])
         start = torch.tensor([[*([1] if name == "en-de" else own.encode(TEXTS[0])), *other]])
         batch = Batch(start, source=source if name == "en-de" else None)
-        wanted = greedy(own.network, batch, 3, c.eos_ids, models[name].rules)[0]
+        wanted = greedy(own.network, batch, 3, c.eos_ids, models[name].processor)[0]
         assert [token["id"] for token in turned["tokens"]] == [token for token in wanted if token != 2]
 
 
@@ -214,7 +216,7 @@ def test_streams_say_the_same(client: TestClient) -> None:
     assert events[-1] == {"finish": whole["finish"]}
 
 
-def test_translations_with_tokens_and_alignments(client: TestClient, models: dict[str, Served]) -> None:
+def test_translations_with_tokens_and_alignments(client: TestClient, models: dict[str, ServedModel]) -> None:
     found = post(client, "/api/translate", model="en-de", texts=TEXTS[:2], n_best=2, alignments=True, prefix="the")
     wanted = models["en-de"].model.translate(TEXTS[:2], n_best=2, alignments=True, prefix="the")
     for one, own in zip(found["results"], wanted, strict=True):
@@ -223,7 +225,7 @@ def test_translations_with_tokens_and_alignments(client: TestClient, models: dic
         assert [each["text"] for each in one["n_best"]] == [each.text for each in own.n_best]
 
 
-def test_other_tasks_answer_as_the_library_does(client: TestClient, models: dict[str, Served]) -> None:
+def test_other_tasks_answer_as_the_library_does(client: TestClient, models: dict[str, ServedModel]) -> None:
     texts = TEXTS[:3]
     own = {name: one.model for name, one in models.items()}
     classes = post(client, "/api/classify", model="classes", texts=[texts[0], [texts[1], texts[2]]])["results"]
@@ -243,7 +245,7 @@ def test_other_tasks_answer_as_the_library_does(client: TestClient, models: dict
     assert [one["text"] for one in short] == [one.text for one in own["short"].summarize(texts)]
 
 
-def test_pictures(client: TestClient, models: dict[str, Served]) -> None:
+def test_pictures(client: TestClient, models: dict[str, ServedModel]) -> None:
     from PIL import Image
 
     picture = Image.new("RGB", (20, 16), (200, 30, 90))
@@ -253,7 +255,7 @@ def test_pictures(client: TestClient, models: dict[str, Served]) -> None:
     assert found[0]["label"] == models["eye"].model.classify([picture])[0].label
 
 
-def test_looking_inside_says_what_the_library_says(client: TestClient, models: dict[str, Served]) -> None:
+def test_looking_inside_says_what_the_library_says(client: TestClient, models: dict[str, ServedModel]) -> None:
     for name, kind in (("lm", "self"), ("en-de", "cross"), ("classes", "self")):
         own, asked = models[name].model.look(TEXTS[1]), {"model": name, "text": TEXTS[1]}
         told = post(client, "/api/look/answers", **asked)
@@ -287,7 +289,7 @@ ROUTES: dict[str, tuple[dict[str, Any], Callable[[Look, str], Any]]] = {
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(("name", "kind"), [("lm", "self"), ("en-de", "encoder"), ("classes", "self")])
 def test_a_look_route_gives_what_the_library_gives(
-    route: str, name: str, kind: str, client: TestClient, models: dict[str, Served]
+    route: str, name: str, kind: str, client: TestClient, models: dict[str, ServedModel]
 ) -> None:
     given, own = ROUTES[route]
     body = {"model": name} | ({} if route == "positions" else {"text": TEXTS[1]})
@@ -311,7 +313,7 @@ def alike(a: Any, b: Any) -> int:
     return isinstance(b, int | float)
 
 
-def test_heads_are_switched_off_for_one_question_only(client: TestClient, models: dict[str, Served]) -> None:
+def test_heads_are_switched_off_for_one_question_only(client: TestClient, models: dict[str, ServedModel]) -> None:
     """What the model writes changes, and is the same as ever for everybody else, also at the same time."""
     plain = post(client, "/api/translate", model="en-de", texts=TEXTS[0], beam=1)["results"][0]["text"]
     heads = [[layer, head] for layer in range(2) for head in range(4)]
@@ -344,7 +346,7 @@ def test_both_apis_translate_every_sentence(client: TestClient) -> None:
     assert "".join(one["text"] + one["space"] for one in split) == text
 
 
-def test_switching_off_computes_what_is_asked_for_alone(client: TestClient, models: dict[str, Served]) -> None:
+def test_switching_off_computes_what_is_asked_for_alone(client: TestClient, models: dict[str, ServedModel]) -> None:
     """One pass for the numbers of each side, the text only where it is wanted, and a layer's heads without the others."""
     body = {"model": "lm", "text": TEXTS[0], "heads": [[0, 0], [0, 1]]}
     passes: list[int] = []
@@ -363,7 +365,7 @@ def test_switching_off_computes_what_is_asked_for_alone(client: TestClient, mode
     assert last["layers"] == [1] and last["alone"][0] == pytest.approx(every["alone"][1], abs=1e-5)
 
 
-def test_what_heads_do_is_asked_at_any_token(client: TestClient, models: dict[str, Served]) -> None:
+def test_what_heads_do_is_asked_at_any_token(client: TestClient, models: dict[str, ServedModel]) -> None:
     """How likely each token is, and what each head does for it: as the library says at that place."""
     for name, kind in (("lm", "self"), ("en-de", "cross")):
         look, asked = models[name].model.look(TEXTS[0]), {"model": name, "text": TEXTS[0]}
@@ -380,13 +382,13 @@ def test_what_heads_do_is_asked_at_any_token(client: TestClient, models: dict[st
 
 
 def test_a_model_without_answers_can_be_looked_into() -> None:
-    with served([Served("vectors", model("bert-base", head="none", max_length=64))]) as client:
+    with served([ServedModel("vectors", model("bert-base", head="none", max_length=64))]) as client:
         found = post(client, "/api/look/answers", text=TEXTS[1])
         assert found["answers"] is None and found["sites"]
         assert client.get("/api/models").json()["models"][0]["attention"] == ["self"]
 
 
-def test_patching_and_words(client: TestClient, models: dict[str, Served]) -> None:
+def test_patching_and_words(client: TestClient, models: dict[str, ServedModel]) -> None:
     own, texts = models["lm"].model, ["a man rides a bicycle", "A man sleeps."]
     told = [
         post(client, "/api/look/patch", model="lm", text="the dog runs", other="the man runs", what="attention"),

@@ -1,5 +1,4 @@
-"""Serving many: whoever asks alone or in a crowd gets the same, nobody's going away leaves a trace, and what is too much is
-refused at once."""
+"""Many requests at once: the same results as alone, cancelled requests leave nothing behind, overload is rejected at once."""
 
 from __future__ import annotations
 
@@ -19,14 +18,16 @@ from served import TEXTS, all_models, language_model, model, served
 from starlette.testclient import TestClient
 
 from qkv.generate.sequence import Sampler
-from qkv.serve.app import application
-from qkv.serve.http.errors import Refusal
+from qkv.serve.api.service import Service
+from qkv.serve.app import create_app
+from qkv.serve.http.errors import ApiError
+from qkv.serve.http.limits import Limits
+from qkv.serve.http.metrics import Metrics
 from qkv.serve.scheduling import scheduler
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.metrics import Metrics
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.scheduler import Desk, Lane, Ticket
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.queue import RequestQueue
+from qkv.serve.scheduling.scheduled_text import ScheduledText
+from qkv.serve.scheduling.scheduler import Scheduler
+from qkv.serve.scheduling.served_model import ServedModel
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def client() -> Iterator[TestClient]:
 
 
 def lm_only(**limits: Any) -> Service:
-    return Service([Served("lm", language_model(), batches=1)], Limits(**limits))
+    return Service([ServedModel("lm", language_model(), batches=1)], Limits(**limits))
 
 
 def test_a_crowd_gets_what_each_gets_alone(client: TestClient) -> None:
@@ -59,11 +60,11 @@ def test_a_crowd_gets_what_each_gets_alone(client: TestClient) -> None:
 def test_overload_is_refused_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Far more than there is room for: some are answered, the others are told to come again, and afterwards all is well."""
     service = lm_only(waiting=4, rows=2, tokens=30)
-    with TestClient(application(service), "http://localhost", raise_server_exceptions=False) as client:
+    with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
         body, refusal = {"prompt": "the dog", "max_tokens": 30}, threading.Event()
-        (lane,) = service.models[0].lanes
-        step = lane.running.step
-        lane.running.step = lambda: (refusal.wait(60), step())[1]  # type: ignore[method-assign]
+        (thread,) = service.models[0].schedulers
+        step = thread.batch.step
+        thread.batch.step = lambda: (refusal.wait(60), step())[1]  # type: ignore[method-assign]
 
         def ask(_: int) -> Any:
             reply = client.post("/api/generate", json=body)
@@ -79,22 +80,22 @@ def test_overload_is_refused_and_passes(monkeypatch: pytest.MonkeyPatch) -> None
         assert int(refused.headers["Retry-After"]) >= 1 and "retry after" in refused.json()["error"]
         assert len({reply.json()["text"] for reply in replies if reply.status_code == 200}) == 1
         assert client.post("/api/generate", json=body).status_code == 200
-        assert service.models[0].desk.waiting == type(service.models[0].desk.waiting)()
+        assert service.models[0].queue.waiting == type(service.models[0].queue.waiting)()
 
 
 def test_what_takes_too_long_is_given_up() -> None:
-    service = lm_only(seconds=0.2)
-    with TestClient(application(service), "http://localhost", raise_server_exceptions=False) as client:
-        lane = service.models[0].lanes[0]
-        step = lane.running.step
-        lane.running.step = lambda: (time.sleep(0.05), step())[1]  # type: ignore[method-assign]
+    service = lm_only(seconds=1.0)
+    with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
+        thread = service.models[0].schedulers[0]
+        step = thread.batch.step
+        thread.batch.step = lambda: (time.sleep(0.05), step())[1]  # type: ignore[method-assign]
         reply = client.post("/api/generate", json={"prompt": "the dog", "max_tokens": 80})
-        assert reply.status_code == 503 and "longer than 0.2 s" in reply.json()["error"]
+        assert reply.status_code == 503 and "longer than 1 s" in reply.json()["error"]
         lines = client.post(
             "/v1/completions", json={"model": "lm", "prompt": "a", "max_tokens": 80, "stream": True}
         ).text
-        assert "longer than 0.2 s" in lines and lines.endswith("data: [DONE]\n\n")
-        settled(lambda: not lane.tickets and not lane.running.running)
+        assert "longer than 1 s" in lines and lines.endswith("data: [DONE]\n\n")
+        settled(lambda: not thread.active and not thread.batch.running)
 
 
 def settled(done: Any, seconds: float = 60.0) -> None:
@@ -109,22 +110,22 @@ def settled(done: Any, seconds: float = 60.0) -> None:
 def test_a_client_that_goes_away_frees_its_place(stream: bool, path: str, more: dict[str, Any]) -> None:
     """In the middle of an answer, streamed or not, the connection ends: at the next step nobody writes for it."""
     service = lm_only(tokens=90)
-    app = application(service)
-    lane_steps: list[int] = []
+    app = create_app(service)
+    batch_sizes: list[int] = []
     left = threading.Event()
 
     async def talk() -> None:
         async with app.app.router.lifespan_context(app.app):
-            lane = service.models[0].lanes[0]
-            step = lane.running.step
+            thread = service.models[0].schedulers[0]
+            step = thread.batch.step
 
             def held() -> Any:
                 """Up to the thirtieth token; then it waits until the client has gone."""
-                lane_steps.append(len(lane.running.running))
-                assert len(lane_steps) < 30 or left.wait(60)
+                batch_sizes.append(len(thread.batch.running))
+                assert len(batch_sizes) < 30 or left.wait(60)
                 return step()
 
-            lane.running.step = held  # type: ignore[method-assign]
+            thread.batch.step = held  # type: ignore[method-assign]
             gone, begun = asyncio.Event(), asyncio.Event()
             asked = {"prompt": "the dog", "max_tokens": 90, "temperature": 0, "stream": stream}
             body = json.dumps(asked | more).encode()
@@ -145,63 +146,63 @@ def test_a_client_that_goes_away_frees_its_place(stream: bool, path: str, more: 
                      "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
                      "asgi": {"version": "3.0", "spec_version": "2.3"}}  # fmt: skip
             task = asyncio.create_task(app(scope, receive, send))
-            while len(lane_steps) < 30:
+            while len(batch_sizes) < 30:
                 await asyncio.sleep(0.01)
             if stream:
                 await begun.wait()
             gone.set()
             await asyncio.wait_for(task, 60)
             left.set()
-            while lane.tickets:
+            while thread.active:
                 await asyncio.sleep(0.01)
-            assert not lane.running.running and len(lane_steps) == 30
+            assert not thread.batch.running and len(batch_sizes) == 30
 
     asyncio.run(talk())
 
 
-def ticket(longest: int = 5) -> Ticket:
+def scheduled_text(longest: int = 5) -> ScheduledText:
     """A text of exactly so many tokens."""
-    return Ticket([1], None, Sampler(longest, ()))
+    return ScheduledText([1], None, Sampler(longest, ()))
 
 
-def lane_of_its_own() -> Lane:
-    """A lane without a thread: the test makes its turns."""
-    return Lane(0, Desk(Limits(), 1), language_model().network, 0, 1, "lm", Metrics(), nullcontext)
+def scheduler_without_thread() -> Scheduler:
+    """A scheduler whose thread is not started: the test calls its steps."""
+    return Scheduler(0, RequestQueue(Limits(), 1), language_model().network, 0, 1, "lm", Metrics(), nullcontext)
 
 
-def test_a_client_may_go_at_any_moment_of_a_turn() -> None:
-    """Between the moment at which the lane asks who has gone and the next one: whoever stays gets all of its text."""
+def test_a_client_may_disconnect_at_any_moment_of_a_step() -> None:
+    """Also after the scheduler has removed cancelled texts: the others are completed."""
 
     async def scene() -> None:
-        lane, leaves, stays = lane_of_its_own(), ticket(5), ticket(8)
-        lane.turn([leaves, stays])
-        drop = lane.running.remove
+        thread, leaves, stays = scheduler_without_thread(), scheduled_text(5), scheduled_text(8)
+        thread.step([leaves, stays])
+        drop = thread.batch.remove
 
         def late(texts: Any) -> None:
             drop(texts)
-            leaves.gone = True
+            leaves.cancelled = True
 
-        lane.running.remove = late  # type: ignore[method-assign]
+        thread.batch.remove = late  # type: ignore[method-assign]
         for _ in range(10):
-            lane.turn([])
-        assert len((await asyncio.wait_for(stays.written(), 20)).tokens) == 8
-        assert not lane.tickets and not lane.running.running
+            thread.step([])
+        assert len((await asyncio.wait_for(stays.wait(), 20)).tokens) == 8
+        assert not thread.active and not thread.batch.running
 
     asyncio.run(scene())
 
 
-def test_texts_that_cannot_be_read_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_cannot_be_read_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
-        lane, there, new = lane_of_its_own(), ticket(), [ticket(), ticket()]
-        lane.turn([there])
+        thread, there, new = scheduler_without_thread(), scheduled_text(), [scheduled_text(), scheduled_text()]
+        thread.step([there])
         monkeypatch.setattr(scheduler, "make_batch", lambda *_: 1 / 0)
-        lane.turn(new)
+        thread.step(new)
         for one in new:
-            with pytest.raises(Refusal, match="internal error"):
-                await asyncio.wait_for(one.written(), 20)
-        while lane.running.running:
-            lane.turn([])
-        assert len((await asyncio.wait_for(there.written(), 20)).tokens) == 5
+            with pytest.raises(ApiError, match="internal error"):
+                await asyncio.wait_for(one.wait(), 20)
+        while thread.batch.running:
+            thread.step([])
+        assert len((await asyncio.wait_for(there.wait(), 20)).tokens) == 5
 
     asyncio.run(scene())
 
@@ -210,23 +211,23 @@ def test_the_queue_is_never_longer_than_its_limit(client: TestClient) -> None:
     """Also when it is empty: a request that could never wait is refused for good, not told to come again."""
 
     async def scene() -> None:
-        with pytest.raises(Refusal, match="6 texts to write at once, but this server takes at most 3") as refused:
-            Desk(Limits(waiting=3), lanes=1).put([ticket() for _ in range(6)])
+        with pytest.raises(ApiError, match="6 texts to generate at once, but this server takes at most 3") as refused:
+            RequestQueue(Limits(waiting=3), schedulers=1).put([scheduled_text() for _ in range(6)])
         assert refused.value.status == 400
 
     asyncio.run(scene())
     many = {"model": "lm", "prompt": ["the dog"] * 33, "n": 2, "max_tokens": 1}
     reply = client.post("/v1/completions", json=many)
     assert reply.status_code == 400 and "66 texts" in reply.json()["error"]["message"]
-    with served([Served("tags", model("bert-base", head="tags"))], limits=Limits(waiting=2)) as few:
+    with served([ServedModel("tags", model("bert-base", head="tags"))], limits=Limits(waiting=2)) as few:
         reply = few.post("/api/tag", json={"texts": ["the dog"] * 3})
         assert reply.status_code == 400 and "at most 2" in reply.json()["error"]
 
 
 def test_a_call_that_took_too_long_does_not_hold_up_the_next() -> None:
     """Its answer is refused, and the thread stops computing it at the next pass of the network."""
-    service = Service([Served("tags", model("bert-base", head="tags"))], Limits(seconds=0.5))
-    with TestClient(application(service), "http://localhost", raise_server_exceptions=False) as client:
+    service = Service([ServedModel("tags", model("bert-base", head="tags"))], Limits(seconds=0.5))
+    with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
         tagger = service.models[0].model
         tag, batch = tagger.tag, tagger.batch([[1, 5, 2]])
 
@@ -243,30 +244,32 @@ def test_a_call_that_took_too_long_does_not_hold_up_the_next() -> None:
 
 def test_whoever_is_gone_is_forgotten_while_waiting() -> None:
     async def scene() -> None:
-        desk = Desk(Limits(waiting=3), lanes=2)
-        tickets = [ticket() for _ in range(6)]
-        desk.put(tickets[:3])
-        with pytest.raises(Refusal, match="queue is full"):
-            desk.put(tickets[3:])
-        tickets[1].gone = True  # in the middle of the queue
-        desk.put(tickets[3:4])
-        tickets[0].gone = True
-        assert desk.take(0, [], 0) == [tickets[2]]  # half of what waits: there are two lanes
-        assert desk.take(1, [], 0) == [tickets[3]]
-        desk.close()
-        assert desk.take(0, [], 1) is None
-        with pytest.raises(Refusal, match="shutting down"):
-            desk.put(tickets[:1])
+        queue = RequestQueue(Limits(waiting=3), schedulers=2)
+        texts = [scheduled_text() for _ in range(6)]
+        queue.put(texts[:3])
+        with pytest.raises(ApiError, match="queue is full"):
+            queue.put(texts[3:])
+        texts[1].cancelled = True  # in the middle of the queue
+        queue.put(texts[3:4])
+        texts[0].cancelled = True
+        assert queue.take(0, [], 0) == [texts[2]]  # half of what waits: there are two schedulers
+        assert queue.take(1, [], 0) == [texts[3]]
+        queue.close()
+        assert queue.take(0, [], 1) is None
+        with pytest.raises(ApiError, match="shutting down"):
+            queue.put(texts[:1])
 
     asyncio.run(scene())
 
 
-def test_a_failure_in_a_lane_or_a_call_costs_only_those_in_it() -> None:
-    service = Service([Served("lm", language_model(), batches=1), Served("tags", model("bert-base", head="tags"))])
-    with TestClient(application(service), "http://localhost", raise_server_exceptions=False) as client:
+def test_a_failure_in_a_batch_fails_only_the_texts_in_it() -> None:
+    service = Service(
+        [ServedModel("lm", language_model(), batches=1), ServedModel("tags", model("bert-base", head="tags"))]
+    )
+    with TestClient(create_app(service), "http://localhost", raise_server_exceptions=False) as client:
         good = client.post("/api/generate", json={"prompt": "the dog"}).json()
-        lane = service.models[0].lanes[0]
-        lane.running.step = lambda: 1 / 0  # type: ignore[method-assign, assignment]
+        thread = service.models[0].schedulers[0]
+        thread.batch.step = lambda: 1 / 0  # type: ignore[method-assign, assignment]
         assert client.post("/api/generate", json={"prompt": "the dog"}).status_code == 500
         assert client.post("/api/generate", json={"prompt": "the dog"}).json() == good
         tagger = service.models[1].model
@@ -284,7 +287,7 @@ def test_calls_that_wait_are_answered_together_and_a_bad_one_alone(client: TestC
     def slow(texts: list[Any]) -> Any:
         sizes.append(len(texts))
         if len(sizes) == 1:
-            settled(lambda: len(tagger.caller.waiting) == 6)
+            settled(lambda: len(tagger.batcher.waiting) == 6)
         return tag(texts)
 
     tagger.model.tag = slow

@@ -16,15 +16,15 @@ from starlette.testclient import TestClient
 
 from qkv.api import Model
 from qkv.serve.api.inspection import INTEGRALS
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.http.limits import Limits
+from qkv.serve.scheduling.served_model import ServedModel
 
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     gated = model("gpt2", mixer=["softmax", "gated-linear"], position="none", attention_dropout=0.0, max_length=96)
-    summary = Served("letter", model("gpt2", max_length=96), "summary")
-    with served([*all_models(), summary, Served("hybrid", gated)]) as found:
+    summary = ServedModel("letter", model("gpt2", max_length=96), "summary")
+    with served([*all_models(), summary, ServedModel("hybrid", gated)]) as found:
         yield found
 
 
@@ -145,7 +145,7 @@ def test_pairs_are_read_as_their_task_reads_them(client: TestClient, models: dic
 
 def test_as_many_texts_are_asked_for_as_the_model_was_trained_on() -> None:
     pairs, single = (
-        Served(str(two), model("bert-base", head="classes", max_length=64), pairs=two) for two in (True, False)
+        ServedModel(str(two), model("bert-base", head="classes", max_length=64), pairs=two) for two in (True, False)
     )
     with served([pairs, single]) as client:
         for own, wrong in ((pairs, "the dog"), (single, ["the dog", "a man"])):
@@ -158,14 +158,14 @@ def test_as_many_texts_are_asked_for_as_the_model_was_trained_on() -> None:
 
 
 def test_names_of_tokens_are_counted_as_the_text_that_they_are() -> None:
-    translator = Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
+    translator = ServedModel("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
     with served([translator], limits=Limits(looked=40)) as client:
         assert "at most 40" in refused(client, "answers", text="</s>" * 30)  # 30 names, and over 40 tokens
         assert post(client, "answers", text="the dog")["tokens"]
 
 
 def test_a_score_is_no_probability() -> None:
-    regression = Served("grade", model("bert-base", head="classes", n_classes=1, max_length=64))
+    regression = ServedModel("grade", model("bert-base", head="classes", n_classes=1, max_length=64))
     with served([regression]) as client:
         (told,) = client.get("/api/models").json()["models"]
         assert told["scores"]
@@ -219,7 +219,7 @@ def test_what_the_model_writes_obeys_the_rules_of_search() -> None:
         head = one.network.head
         head.bias = torch.nn.Parameter(torch.zeros(one.config.target_size))
         head.bias[[0, 1]] = 1e3  # <pad>, <s>
-    with served([Served("odd", one, "translation", ("en", "de"))]) as client:
+    with served([ServedModel("odd", one, "translation", ("en", "de"))]) as client:
         own = one.look(TEXTS[1])
         assert not {0, 1} & set(own.batch.inputs[0, 1:].tolist())
         said = one.translate([TEXTS[1]], beam=1)[0]

@@ -22,14 +22,15 @@ pytest.importorskip("fastapi")
 from served import TEXTS, language_model, model, running, served
 
 from qkv.serve import server
-from qkv.serve.api.run_log import Watch
-from qkv.serve.http.sockets import bound
+from qkv.serve import settings as server_settings
+from qkv.serve.api.run_log import RunLog
+from qkv.serve.api.service import Service
+from qkv.serve.http.limits import Limits
+from qkv.serve.http.sockets import listen
 from qkv.serve.scheduling import workers
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
-from qkv.serve.scheduling.workers import Settings, usual
-from qkv.serve.server import models_of
+from qkv.serve.scheduling.served_model import ServedModel
+from qkv.serve.server import load_models
+from qkv.serve.settings import default_workers
 
 JSON = {"Content-Type": "application/json"}
 
@@ -41,7 +42,7 @@ def connected(url: str) -> socket.socket:
 
 def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says nothing, one that never ends its headers, at once or behind an answered request."""
-    monkeypatch.setattr(server, "HEADERS", 1.0)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 1.0)
     with running(Service([])) as (url, _):
         for said in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
             with connected(url) as one:
@@ -93,20 +94,20 @@ def test_files_are_found_by_their_names_only() -> None:
 
 def test_languages_go_to_the_model_as_it_is_named(tmp_path: Path) -> None:
     model("transformer-base", max_length=80).save(tmp_path / "demo" / "best")
-    (one,) = models_of([str(tmp_path / "demo" / "best")], ["demo=en-de"], "cpu")
-    assert one.name == "demo" and one.pair == ("en", "de") and "translate" in one.can
+    (one,) = load_models([str(tmp_path / "demo" / "best")], ["demo=en-de"], "cpu")
+    assert one.name == "demo" and one.pair == ("en", "de") and "translate" in one.abilities
 
 
 def test_word_vectors_are_refused_in_a_line(run, tmp_path: Path) -> None:
     (tmp_path / "words.vec").write_text("2 3\nthe 1 0 0\ndog 0 1 0\n")
     code, _, problem = run("serve", tmp_path / "words.vec", "--workers", "1", "--port", "0")
-    assert code == 2 and "no network that could be served" in problem and problem.count("\n") == 1
+    assert code == 2 and "word vectors, not a network" in problem and problem.count("\n") == 1
 
 
 def test_a_run_is_watched_as_it_grows(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": NaN, "valid_loss": 1.5}\nbroken\n{"step": 3, "lo')
-    with served([], watch=Watch(tmp_path)) as client:
+    with served([], run_log=RunLog(tmp_path)) as client:
         first = client.get("/api/run").json()
         assert [line["step"] for line in first["lines"]] == [1, 2] and first["lines"][1]["loss"] is None
         log.write_text(
@@ -120,7 +121,9 @@ def test_a_run_is_watched_as_it_grows(tmp_path: Path) -> None:
 
 def test_a_real_openai_client() -> None:
     openai = pytest.importorskip("openai")
-    with running(Service([Served("lm", language_model()), Served("words", model("bert-base", head="masked"))])) as (
+    with running(
+        Service([ServedModel("lm", language_model()), ServedModel("words", model("bert-base", head="masked"))])
+    ) as (
         url,
         _,
     ):
@@ -152,7 +155,7 @@ def test_a_real_openai_client() -> None:
 
 def test_a_real_libretranslate_client() -> None:
     api = pytest.importorskip("libretranslatepy")
-    one = Served("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
+    one = ServedModel("en-de", model("transformer-base", max_length=80), "translation", ("en", "de"))
     with running(Service([one])) as (url, _):
         lt = api.LibreTranslateAPI(url)
         assert lt.translate(TEXTS[0], "en", "de") == one.model.translate([TEXTS[0]])[0]
@@ -168,7 +171,7 @@ def test_the_command_serves_a_folder_and_ends_gracefully(tmp_path: Path) -> None
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
-        url = next(line for line in process.stderr if "http://" in line).split()[4].rstrip("/")
+        url = next(line for line in process.stderr if "http://" in line).split()[2].rstrip("/")
         body = json.dumps({"prompt": "the dog", "max_tokens": 80}).encode()
         kind = "Host: localhost\r\nContent-Type: application/json"
         head = f"POST /api/generate HTTP/1.1\r\n{kind}\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
@@ -224,7 +227,7 @@ def test_workers_share_a_port_and_are_replaced(tmp_path: Path) -> None:
         return [pid for pid in every if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     try:
-        url = next(line for line in process.stderr if "http://" in line).split()[4].rstrip("/")
+        url = next(line for line in process.stderr if "http://" in line).split()[2].rstrip("/")
 
         def ask(path: str, body: dict | None = None) -> Any:
             given = None if body is None else json.dumps(body).encode()
@@ -276,16 +279,17 @@ def test_small_models_get_a_worker_for_each_core(tmp_path: Path, monkeypatch: py
     (tmp_path / "best").mkdir()
     (tmp_path / "best" / "model.safetensors").write_bytes(b"x" * 1000)
     small = 1 if any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd")) else 3
-    assert usual([str(tmp_path)], "auto") == usual([f"me={tmp_path}"], "cpu") == small
+    assert default_workers([str(tmp_path)], "auto") == default_workers([f"me={tmp_path}"], "cpu") == small
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(workers, "free_cores", lambda: 5)  # of more: the others are busy with something else
-    assert usual([str(tmp_path)], "cpu") == (5 if small == 3 else 1)
-    monkeypatch.setattr(workers, "SMALL", 999)
-    assert usual([str(tmp_path)], "cpu") == usual([], "cpu") == usual([str(tmp_path)], "cuda") == 1
-    own = Settings([], limits=Limits(waiting=50, connections=4, texts=2, sentences=3)).shared(2).limits
-    assert own.waiting == 25 and own.connections == 2
-    most = Settings([]).shared(64).limits  # the largest request is not refused for ever
-    assert most.waiting >= max(most.sentences, most.texts)
+    monkeypatch.setattr(server_settings, "free_cores", lambda: 5)  # of more: the others are busy with something else
+    assert default_workers([str(tmp_path)], "cpu") == (5 if small == 3 else 1)
+    monkeypatch.setattr(server_settings, "SMALL", 999)
+    assert (
+        default_workers([str(tmp_path)], "cpu")
+        == default_workers([], "cpu")
+        == default_workers([str(tmp_path)], "cuda")
+        == 1
+    )
 
 
 def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
@@ -297,40 +301,40 @@ def test_wrong_arguments_are_said_in_a_line(run, tmp_path: Path) -> None:
         code, _, problem = run("serve", tmp_path / "lm", *wrong, "--workers", "1", "--port", "0")
         assert code == 2 and words in problem and problem.count("\n") == 1
     with pytest.raises(Exception, match="choose another"):
-        taken = bound("127.0.0.1", 0)
+        taken = listen("127.0.0.1", 0)
         taken.listen()
-        bound("127.0.0.1", taken.getsockname()[1])
-    with bound("127.0.0.1", 0, sharing=True) as first, pytest.raises(Exception, match="choose another"):
+        listen("127.0.0.1", taken.getsockname()[1])
+    with listen("127.0.0.1", 0, shared=True) as first, pytest.raises(Exception, match="choose another"):
         first.listen()
-        bound("127.0.0.1", first.getsockname()[1], sharing=True)  # another server, which must not share it
+        listen("127.0.0.1", first.getsockname()[1], shared=True)  # another server, which must not share it
 
 
 @pytest.mark.parametrize("sharing", [False, True])
 def test_a_port_is_free_when_its_server_has_ended(sharing: bool) -> None:
     """Though connections that the server closed first linger for a minute."""
-    with bound("127.0.0.1", 0, sharing) as one:
+    with listen("127.0.0.1", 0, sharing) as one:
         one.listen()
         port = one.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
             one.accept()[0].close()
             assert client.recv(1) == b""
     for again in (False, True):
-        bound("127.0.0.1", port, again).close()
+        listen("127.0.0.1", port, again).close()
 
 
-def test_nobody_begins_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end comes while the first worker is being greeted: no other is begun, and the first is told."""
-    monkeypatch.setattr(workers, "work", answering)
-    group = workers.Workers(Settings([]), 3, "127.0.0.1", 0)
-    begun: list[Any] = []
-    monkeypatch.setattr(group, "begin", lambda: (type(group).begin(group), begun.append(len(group.running)))[0])
-    group.run(lambda lines: os.kill(os.getpid(), signal.SIGTERM))
-    assert max(begun) == 1 and not group.running
+def test_no_worker_starts_during_the_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM comes while the first worker reports that it is ready: no other is started, and the first gets the signal."""
+    supervisor = workers.Supervisor(become_ready, 3)
+    running: list[int] = []
+    start = supervisor.start
+    monkeypatch.setattr(supervisor, "start", lambda one: (start(one), running.append(len(supervisor.running())))[0])
+    supervisor.run(lambda lines: os.kill(os.getpid(), signal.SIGTERM))
+    assert len(running) == 3 and max(running) == 1 and not supervisor.running()
 
 
-def answering(settings: Any, host: str, port: int, count: int, news: Any) -> None:
-    workers.unheard(signal.SIG_UNBLOCK)
-    news.send(["ready"])
+def become_ready(number: int, reports: Any) -> None:
+    workers.mask_end_signals(signal.SIG_UNBLOCK)
+    reports.send(workers.Ready(["ready"]))
     time.sleep(60)
 
 

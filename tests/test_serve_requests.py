@@ -19,10 +19,10 @@ from starlette.testclient import TestClient
 from qkv.generate.detokenize import detokenize
 from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens
 from qkv.generate.sequence import GeneratedToken
-from qkv.serve.api import inspection, libretranslate, native, openai, sentences
-from qkv.serve.api.logprobs import Reader, chat_logprobs, completion_logprobs
-from qkv.serve.api.markup import Markup, Run
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api import inspection_requests, libretranslate, native, native_tasks, openai, sentences
+from qkv.serve.api.logprobs import TokenFormatter, chat_logprobs, completion_logprobs
+from qkv.serve.api.markup import Markup, ProseRun
+from qkv.serve.scheduling.served_model import ServedModel
 from qkv.text.train import train_tokenizer
 
 
@@ -110,7 +110,7 @@ def test_many_words_in_many_tags_are_placed_at_once() -> None:
     assert found is not None and found.startswith("<b>" * 90 + "a")
 
 
-def around(run: Run) -> list[tuple[str, list[str]]]:
+def around(run: ProseRun) -> list[tuple[str, list[str]]]:
     """The tags of a run, and the words within each."""
     return [(one.opening, run.text[one.begin : one.end].split()) for one in run.elements() or ()]
 
@@ -146,7 +146,7 @@ def test_tokens_are_told_as_they_stand_in_the_text() -> None:
     steps = [GeneratedToken(token, -1.0, []) for token in ids]
     before = words.encode("the dog", special=False)
     text = "".join(detokenize(ids, words, before))
-    reader = Reader(words, before)
+    reader = TokenFormatter(words, before)
     told = [
         completion_logprobs(reader, steps[at : at + 3], 0) for at in range(0, len(steps), 3)
     ]  # as a stream tells them
@@ -157,7 +157,7 @@ def test_tokens_are_told_as_they_stand_in_the_text() -> None:
         if at not in special and not token.startswith("bytes:"):
             assert text[offsets[at] :].startswith(token)
     assert offsets == sorted(offsets) and offsets[0] == 0 and any(token.startswith("bytes:") for token in tokens)
-    records = chat_logprobs(Reader(words, before), steps)["content"]
+    records = chat_logprobs(TokenFormatter(words, before), steps)["content"]
     spelled = bytes(byte for record in records for byte in record["bytes"] or ())
     assert spelled.decode() == text and [at for at, one in enumerate(records) if one["bytes"] is None] == sorted(
         special
@@ -193,20 +193,20 @@ def test_log_probabilities_of_a_stream_are_those_of_the_whole(client: TestClient
 def test_a_prompt_is_checked_before_its_probabilities_are_computed(client: TestClient) -> None:
     lm = next(one for one in client.service.models if one.name == "lm")  # type: ignore[attr-defined]
     read: list[int] = []
-    lm.read = lambda ids, top: read.append(len(ids))
+    lm.prompt_steps = lambda ids, top: read.append(len(ids))
     try:
         for prompt in ([5] * 200, [10**6], ["the dog", "word " * 1000]):
             body = {"model": "lm", "prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1}
             assert client.post("/v1/completions", json=body).status_code == 400
         assert read == []
     finally:
-        del lm.read
+        del lm.prompt_steps
 
 
 # --- requests
 
 
-REQUESTS = [value for part in (native, openai, libretranslate, inspection) for value in vars(part).values()
+REQUESTS = [value for part in (native, native_tasks, openai, libretranslate, inspection_requests) for value in vars(part).values()
             if isinstance(value, type) and issubclass(value, BaseModel) and value is not BaseModel]  # fmt: skip
 
 
@@ -280,9 +280,9 @@ def test_stop_strings_and_prefixes_are_bounded(client: TestClient) -> None:
 
 def test_the_time_of_a_request_is_counted_from_its_arrival() -> None:
     """What takes two rounds has no more time than what takes one."""
-    from qkv.serve.scheduling.limits import Limits
+    from qkv.serve.http.limits import Limits
 
-    with served([Served("lm", language_model())], limits=Limits(seconds=50)) as client:
+    with served([ServedModel("lm", language_model())], limits=Limits(seconds=50)) as client:
         seen: list[float] = []
         service = client.service  # type: ignore[attr-defined]
         remaining = service.remaining

@@ -22,12 +22,12 @@ from starlette.testclient import TestClient
 
 from qkv.commands import serve
 from qkv.serve import server
-from qkv.serve.api import inspection, libretranslate, native
-from qkv.serve.app import application
+from qkv.serve.api import images, inspection_requests, libretranslate
+from qkv.serve.api.service import Service
+from qkv.serve.app import create_app
+from qkv.serve.http.limits import Limits
 from qkv.serve.scheduling import streaming
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.served_model import ServedModel
 from qkv.text.tokenizer import Tokenizer
 
 
@@ -80,9 +80,9 @@ def test_every_field_of_every_request_is_bounded(client: TestClient) -> None:
 def test_entries_of_a_list_are_not_all_checked_when_one_is_wrong() -> None:
     """Each wrong entry of a body of a megabyte would be an error of its own, with a copy of the input."""
     for request, field in (
-        (inspection.Contexts, "texts"),
-        (inspection.Ablation, "heads"),
-        (inspection.Ablation, "layers"),
+        (inspection_requests.ContextsRequest, "texts"),
+        (inspection_requests.AblationRequest, "heads"),
+        (inspection_requests.AblationRequest, "layers"),
     ):
         with pytest.raises(ValidationError) as caught:
             request.model_validate({"word": "a", field: [{}] * 50_000})
@@ -112,8 +112,8 @@ def test_what_takes_long_runs_outside_of_the_event_loop(client: TestClient, monk
 
     spied(Tokenizer, "encode")
     spied(Tokenizer, "plain")
-    spied(native, "unpack")
-    spied(libretranslate, "guess")
+    spied(images, "unpack")
+    spied(libretranslate, "detect_language")
     asked: dict[str, dict[str, Any]] = {
         "/api/look/contexts": {"model": "lm", "word": "man", "texts": ["a man rides", "A man sleeps."]},
         "/api/look/answers": {"model": "lm", "text": "the dog", "chat": True},
@@ -126,7 +126,7 @@ def test_what_takes_long_runs_outside_of_the_event_loop(client: TestClient, monk
     for path, body in asked.items():
         reply = client.post(path, json=body)
         assert reply.status_code == 200, (path, reply.text)
-    assert {name for name, _ in seen} == {"encode", "plain", "unpack", "guess"}
+    assert {name for name, _ in seen} == {"encode", "plain", "unpack", "detect_language"}
     assert not [name for name, within in seen if within]
 
 
@@ -161,7 +161,7 @@ def test_decoding_pictures_is_within_the_time_limit(
         begun.append(given)
         assert go_on.wait(60)
 
-    monkeypatch.setattr(native, "picture", slow)
+    monkeypatch.setattr(images, "decode_image", slow)
     with served([one for one in all_models() if one.name == "eye"], limits=Limits(seconds=0.2)) as client:
         reply = client.post(path, json=body)
         go_on.set()
@@ -195,13 +195,13 @@ def test_names_are_allowed_by_options(tmp_path: Path, monkeypatch: pytest.Monkey
         def run(self, sockets: list[Any]) -> None:
             sockets[0].close()
 
-    monkeypatch.setattr(server, "server_of", lambda service, began: (made.append(service), Nothing())[1])
+    monkeypatch.setattr(server, "create_server", lambda service, began: (made.append(service), Nothing())[1])
     for host, allowed in (("127.0.0.1", ["Box.Example", "proxy.example:8443"]), ("0.0.0.0", []), ("localhost", ["*"])):
         serve.run(host=host, port=0, workers=1, watch=tmp_path, allowed_host=allowed)
     for service, name, status in ((made[0], "box.example:80", 200), (made[0], "proxy.example", 200), (made[0], "evil.example", 421),
                                   (made[1], socket.gethostname(), 200), (made[1], "evil.example", 421),
                                   (made[2], "evil.example", 200)):  # fmt: skip
-        with TestClient(application(service), "http://localhost") as client:
+        with TestClient(create_app(service), "http://localhost") as client:
             assert client.get("/languages", headers={"Host": name}).status_code == status
 
 
@@ -247,8 +247,8 @@ def test_an_error_in_a_stream_is_an_event_logged_and_counted(
     def broken(*_: Any) -> str:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(streaming.Pieces, "add", broken)
-    with served([Served("lm", language_model())]) as client:
+    monkeypatch.setattr(streaming.Detokenizer, "add", broken)
+    with served([ServedModel("lm", language_model())]) as client:
         reply = client.post(path, json=body | {"stream": True})
         counted = [line for line in client.get("/metrics").text.splitlines() if line.startswith("qkv_failures_total")]
     assert reply.status_code == 200

@@ -27,7 +27,7 @@ from qkv.models.build import build
 from qkv.models.example import example
 from qkv.parts.tap import record
 from qkv.presets import tiny
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.served_model import ServedModel
 
 Numbers = NDArray[np.float64]
 TEXT = "two women sit on a bench"
@@ -104,7 +104,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    with served([Served(name, model(name, **fields)) for name, fields in MODELS.items()]) as found:
+    with served([ServedModel(name, model(name, **fields)) for name, fields in MODELS.items()]) as found:
         yield found
 
 
@@ -183,7 +183,7 @@ def test_every_step_is_the_networks(client: TestClient, case: tuple[str, str]) -
     the network's), and the same as what flows through the network, read at its taps."""
     name, kind = case
     place, norm_name, stream = CASES[case]
-    own = client.service.named(name, "look").model  # type: ignore[attr-defined]
+    own = client.service.find(name, "look").model  # type: ignore[attr-defined]
     network, batch = own.network, look(own, name).batch
     layer, norm = network.get_submodule(place), f"{place.rpartition('.')[0]}.{norm_name}"
     taps = {
@@ -231,7 +231,7 @@ def look(own: Model, name: str) -> Any:
 
 def test_equal_tokens_have_equal_keys_until_they_are_rotated(client: TestClient) -> None:
     """k = x W_K knows nothing of positions; the rotation is what tells four equal tokens apart."""
-    own = client.service.named("llama2-70b", "look").model  # type: ignore[attr-defined]
+    own = client.service.find("llama2-70b", "look").model  # type: ignore[attr-defined]
     found = own.look([9, 9, 9, 9]).walk(0, 3)
     assert (found.x == found.x[0]).all() and torch.allclose(found.key, found.key[0], atol=1e-6)
     assert torch.equal(found.rotated_key[0], found.key[0])  # at position 0 by an angle of 0
@@ -242,7 +242,7 @@ def test_equal_tokens_have_equal_keys_until_they_are_rotated(client: TestClient)
 @pytest.mark.parametrize("name", ["rnnsearch", "luong"])
 def test_every_step_of_a_recurrent_decoder_is_the_networks(client: TestClient, name: str) -> None:
     """One token after the other: state, query, weights, context and the state that follows."""
-    own = client.service.named(name, "look").model  # type: ignore[attr-defined]
+    own = client.service.find(name, "look").model  # type: ignore[attr-defined]
     network, batch = own.network, look(own, name).batch
     found = asked(client, name, kind="cross")
     attention = network.decoder.attention
@@ -278,7 +278,7 @@ def test_every_step_of_a_recurrent_decoder_is_the_networks(client: TestClient, n
                                             ("rnnsearch", "cross")])  # fmt: skip
 def test_a_row_belongs_to_what_was_read_and_not_to_what_is_predicted(client: TestClient, name: str, kind: str) -> None:
     """Another token in place of X changes the vector of the row "after X, predicting Y"; one in place of Y does not."""
-    own = client.service.named(name, "look").model  # type: ignore[attr-defined]
+    own = client.service.find(name, "look").model  # type: ignore[attr-defined]
     one = own.look(TEXT, TARGET)
     found, tokens = one.walk(-1, 0, kind), [token.strip() for token in one.tokens]
     after, predicting = ([token.strip() for token in some] for some in (found.after, found.predicting))

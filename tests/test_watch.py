@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from qkv.serve.api.run_log import TAIL, Watch
+from qkv.serve.api.run_log import TAIL, RunLog
 
 
 def text(steps: range, loss: float) -> str:
     return "".join(json.dumps({"step": step, "loss": loss}) + "\n" for step in steps)
 
 
-def known(watch: Watch) -> list[tuple[int, float]]:
+def known(watch: RunLog) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in watch.since(0, 10_000)["lines"]]
 
 
@@ -25,7 +25,7 @@ def known(watch: Watch) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("count", [8, 400])
 def test_a_resumed_run_that_is_longer_than_before(tmp_path: Path, replaced: bool, count: int) -> None:
     """It is cut at update 5 and passes the place up to which it was read before anybody looks again."""
-    log, watch = tmp_path / "log.jsonl", Watch(tmp_path)
+    log, watch = tmp_path / "log.jsonl", RunLog(tmp_path)
     log.write_text(text(range(1, count), 2.0))
     first = watch.since(0, 10_000)
     assert first["last"] == count - 1 and (count < 100 or log.stat().st_size > TAIL)
@@ -40,7 +40,7 @@ def test_a_resumed_run_that_is_longer_than_before(tmp_path: Path, replaced: bool
 
 
 def test_a_run_that_writes_on_behind_what_it_did_before(tmp_path: Path) -> None:
-    log, watch = tmp_path / "log.jsonl", Watch(tmp_path)
+    log, watch = tmp_path / "log.jsonl", RunLog(tmp_path)
     log.write_text(text(range(1, 9), 2.0))
     cuts = watch.since(0, 10)["cuts"]
     with open(log, "a") as file:
@@ -50,7 +50,7 @@ def test_a_run_that_writes_on_behind_what_it_did_before(tmp_path: Path) -> None:
 
 
 def test_growing_is_no_cut(tmp_path: Path) -> None:
-    log, watch = tmp_path / "log.jsonl", Watch(tmp_path)
+    log, watch = tmp_path / "log.jsonl", RunLog(tmp_path)
     assert watch.since(0, 10) == {"run": tmp_path.name, "last": 0, "cuts": 0, "lines": [], "ended": False}
     for end in (200, 400):  # beyond the bytes by which the log is known again
         log.write_text(text(range(1, end), 2.0))

@@ -1,15 +1,22 @@
-"""`qkv serve`: models behind a page and standard APIs."""
+"""`qkv serve`: models behind a web page and HTTP APIs."""
 
 from __future__ import annotations
 
 import socket
 import sys
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.commands.common import Device, DeviceOption
+from qkv.errors import QkvError
+from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE
+
+if TYPE_CHECKING:
+    from qkv.serve.settings import Settings
 
 FOLDERS = typer.Argument(
     metavar="[NAME=]FOLDER…",
@@ -23,19 +30,22 @@ KEYS = typer.Option(
 LANGUAGES = typer.Option(
     "--languages", help="NAME=en-de: the languages of a translator whose folder does not name them."
 )
-LIMIT = typer.Option("--limit", help="NAME=VALUE: change a limit of requests, such as tokens=256 (all: docs/serve.md).")
+LIMIT = typer.Option(
+    "--limit", help="NAME=VALUE: change a limit on requests, such as tokens=256 (see docs/serve.md for all)."
+)
 WORKERS = typer.Option(
     min=0,
     max=256,
-    help="Processes, each with the models and its share of the cores; 0 = one per core if models are small.",
+    help="Worker processes, each with a copy of the models; 0 = one per free core for small models, else one.",
 )
 ALLOWED = typer.Option(
     "--allowed-host",
-    help="A host name by which the server is reached, beside localhost, --host and IP addresses; * = any.",
+    help="A host name by which clients may address the server, besides localhost, --host and IP addresses; * = any.",
 )
-PUBLIC = "everybody who reaches this machine may use it: --api-keys FILE or the variable QKV_API_KEYS asks for a key"
+PUBLIC = "anyone who can reach this machine can use the server: require a key with --api-keys FILE or QKV_API_KEYS"
 EVERYWHERE = ("0.0.0.0", "::", "")
-NEEDED = ("fastapi", "starlette", "uvicorn", "prometheus_client")
+LOCAL = ("127.0.0.1", "localhost", "::1")
+NEEDED = ("fastapi", "starlette", "uvicorn", "prometheus_client", "python_multipart")
 
 
 def run(
@@ -66,40 +76,51 @@ def run(
     [dim]qkv serve runs/demo back=runs/de-en --port 8080 --api-keys keys.txt[/]
     [dim]qkv serve --run runs/demo[/]
     """
-    from qkv.errors import QkvError
-    from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE
+    require_packages()
+    from qkv.serve.http.auth import load_api_keys
+    from qkv.serve.http.limits import parse_limits
+    from qkv.serve.settings import Settings
 
-    notes = [] if folders or watch else [ABOUT_EXAMPLE]
-    folders = folders or ([] if watch else [EXAMPLE])
-    try:
-        import prometheus_client  # noqa: F401  # of the workers: what is missing is said here, once
-        import uvicorn  # noqa: F401
-
-        from qkv.serve.http.auth import keys_of
-        from qkv.serve.http.sockets import address, bound
-        from qkv.serve.scheduling.limits import limits_of
-        from qkv.serve.scheduling.workers import Settings, Workers, usual
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in NEEDED:
-            raise
-        raise QkvError(f"serving needs {error.name}: pip install 'qkv[serve]'") from None
-    limits, keys = limits_of(limit or []), keys_of(api_key or [], api_keys)
-    # who listens everywhere is also reached by the name of the machine
+    # a server that listens on all interfaces is also addressed by the name of the machine
     names = [socket.gethostname() if host in EVERYWHERE else host, *(allowed_host or ())]
-    own = Settings(folders, languages or [], limits, keys, watch, cors or (), names, device.value)
-    count = workers or usual(own.folders, device.value)
-    # of several workers each listens for itself: this one only keeps the port
-    listening = bound(host, port, sharing=count > 1)
+    models = folders or ([] if watch else [EXAMPLE])
+    settings = Settings(
+        models, languages or [], parse_limits(limit or []), load_api_keys(api_key or [], api_keys), watch, cors or (),
+        names, device.value,
+    )  # fmt: skip
+    notes = [] if folders or watch else [ABOUT_EXAMPLE]
+    notes += [PUBLIC] if host not in LOCAL and not settings.keys.digests else []
+    start(settings, host, port, workers, notes)
 
-    def began(lines: list[str]) -> None:
-        at = address(host, listening)
-        public = host not in ("127.0.0.1", "localhost", "::1") and not keys.digests
-        greeting = f"the page is at {at}/ , what can be asked at {at}/docs ; Ctrl-C ends it"
-        print(*notes, *lines, *[PUBLIC] * public, greeting, sep="\n", file=sys.stderr, flush=True)
 
-    if count > 1:
-        return Workers(own, count, host, listening.getsockname()[1]).run(began)
-    from qkv.serve.server import described, server_of, service_of
+def require_packages() -> None:
+    """Raise a one-line error if a package of the extra `serve` is missing."""
+    for name in NEEDED:
+        try:
+            import_module(name)
+        except ModuleNotFoundError:
+            raise QkvError(f"serving needs {name}: pip install 'qkv[serve]'") from None
 
-    service = service_of(own)
-    return server_of(service, lambda: began(described(service))).run(sockets=[listening])
+
+def start(settings: Settings, host: str, port: int, workers: int, notes: list[str]) -> None:
+    """Serve in this process, or supervise several worker processes."""
+    from qkv.serve.http.sockets import listen, url
+    from qkv.serve.scheduling.workers import SharedCounts, Supervisor
+    from qkv.serve.server import create_server, create_service, describe_models, serve_worker
+    from qkv.serve.settings import default_workers
+
+    count = workers or default_workers(settings.folders, settings.device)
+    # each of several workers has a socket of its own: the one of this process only reserves the port
+    listening = listen(host, port, shared=count > 1)
+
+    def announce(lines: list[str]) -> None:
+        at = url(host, listening)
+        last = f"web page: {at}/ API reference: {at}/docs (Ctrl-C to stop)"
+        print(*notes, *lines, last, sep="\n", file=sys.stderr, flush=True)
+
+    if count == 1:
+        service = create_service(settings)
+        return create_server(service, lambda: announce(describe_models(service))).run(sockets=[listening])
+    counts = SharedCounts(count, len(settings.folders))
+    target = partial(serve_worker, settings, host, listening.getsockname()[1], count, counts)
+    return Supervisor(target, count, counts).run(announce)

@@ -1,1 +1,1 @@
-"""Serving: models behind standard HTTP APIs and a page. What comes in is bounded, what is computed is batched."""
+"""HTTP server: trained models behind standard APIs and a web page, with bounded requests and continuous batching."""

@@ -1,4 +1,4 @@
-"""The application: routes, errors in each API's shape, the front before them."""
+"""The ASGI application: routes, error responses, OpenAPI schema, and the middleware before them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
@@ -15,109 +15,109 @@ from starlette.responses import JSONResponse, Response
 
 import qkv
 from qkv.errors import QkvError
-from qkv.serve.api import inspection, libretranslate, native, openai
+from qkv.serve.api import inspection, libretranslate, native, native_tasks, openai
+from qkv.serve.api.service import Service, require_key
 from qkv.serve.http import static
-from qkv.serve.http.errors import Refusal
-from qkv.serve.http.middleware import Front
-from qkv.serve.scheduling.registry import Service
+from qkv.serve.http.errors import ApiError
+from qkv.serve.http.middleware import Middleware
 
-ABOUT = "Models trained or opened by qkv, behind LibreTranslate's API, OpenAI's, and one of our own."
+ABOUT = "Transformer models behind LibreTranslate's API, OpenAI's API, and a native API."
+status_routes = APIRouter(tags=["Server"])
 
 
-def application(service: Service) -> Front:
-    """An ASGI application that serves the models of `service`; its threads live as long as it does."""
+def create_app(service: Service) -> Middleware:
+    """Create the ASGI application of a service; the threads of its models live as long as the application."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start()
+        service.registry.start()
         yield
-        service.close()
+        service.registry.close()
 
     app = FastAPI(
         title="qkv", version=qkv.__version__, description=ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan
     )
-    server(app, service)
-    for part in (libretranslate, openai, native, inspection):
-        app.include_router(part.router(service))
-    app.include_router(static.router(app))
-    errors(app)
-    app.openapi = lambda: schema(app)  # type: ignore[method-assign]
+    for routes in (status_routes, libretranslate.routes, openai.routes, native.routes, native_tasks.routes,
+                   inspection.routes, static.router(app)):  # fmt: skip
+        app.include_router(routes)
+    add_error_handlers(app)
+    app.openapi = lambda: openapi_schema(app)  # type: ignore[method-assign]
     if service.origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(service.origins), allow_methods=["GET", "POST"],
                            allow_headers=["Authorization", "Content-Type"])  # fmt: skip
-    service.front = Front(app, service.limits, service.metrics, service.hosts)
-    return service.front
+    middleware = Middleware(app, service.limits, service.metrics, service.hosts, service.requests)
+    app.state.service, app.state.middleware = service, middleware
+    return middleware
 
 
-def server(app: FastAPI, service: Service) -> None:
-    """How the server itself is."""
+@status_routes.get("/health")
+async def health(request: Request) -> Response:
+    """Health check. Status 503 if a thread that computes requests has ended: restart the server."""
+    state = request.app.state
+    dead = state.service.registry.dead_threads()
+    if dead and not state.middleware.closing:
+        return JSONResponse({"status": "failed", "dead_threads": dead}, 503)
+    return JSONResponse({"status": "closing" if state.middleware.closing else "ok"})
 
-    @app.get("/health", tags=["Server"])
-    async def health() -> dict[str, str]:
-        """Whether it answers."""
-        closing = service.front is not None and service.front.closing
-        return {"status": "closing" if closing else "ok"}
 
-    @app.get("/metrics", tags=["Server"], dependencies=[Depends(service.asks_for_key)])
-    async def metrics() -> Response:
-        """Requests, times, queues, batches and tokens, for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+@status_routes.get("/metrics", dependencies=[Depends(require_key)])
+async def metrics(request: Request) -> Response:
+    """Numbers and durations of requests, queue lengths, batch sizes and tokens, in Prometheus' format."""
+    text = request.app.state.service.metrics.text()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 # --- errors
 
 
-def errors(app: FastAPI) -> None:
-    """Every error as a Refusal, and that in the shape of its API."""
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every exception with an error in the format of its API."""
 
-    def refuse(request: Request, error: Refusal) -> Response:
-        return JSONResponse(error.content(request.url.path), error.status, error.headers())
+    async def handle(request: Request, error: Exception) -> Response:
+        response = api_error(error)
+        return JSONResponse(response.body(request.url.path), response.status, response.headers())
 
-    async def refused(request: Request, error: Any) -> Response:
-        return refuse(request, error)
-
-    async def wrong(request: Request, error: Any) -> Response:
-        return refuse(request, Refusal(400, str(error)))
-
-    async def invalid(request: Request, error: Any) -> Response:
-        return refuse(request, in_words(error))
-
-    async def other(request: Request, error: Any) -> Response:
-        return refuse(request, Refusal(error.status_code, str(error.detail)))
-
-    async def broken(request: Request, error: Exception) -> Response:
-        return refuse(request, Refusal(500, "internal error: the server's log has the details"))
-
-    for kind, handler in ((Refusal, refused), (QkvError, wrong), (RequestValidationError, invalid),
-                          (HTTPException, other), (Exception, broken)):  # fmt: skip
-        app.add_exception_handler(kind, handler)
+    for kind in (ApiError, QkvError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)
 
 
-def in_words(error: RequestValidationError) -> Refusal:
-    """What is wrong with a request, at most three things at once."""
+def api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, QkvError):
+        return ApiError(400, str(error))
+    if isinstance(error, RequestValidationError):
+        return validation_error(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail))
+    return ApiError(500, "internal error: the server's log has the details")
+
+
+def validation_error(error: RequestValidationError) -> ApiError:
+    """Describe at most three problems of a request."""
     problems, first = list[str](), None
     for problem in error.errors()[:3]:
-        place = ".".join(str(part)[:50] for part in problem["loc"][1:])
-        first = first or place or None
-        what = problem["ctx"].get("error", problem["msg"]) if problem["type"] == "json_invalid" else problem["msg"]
-        problems.append(
-            "the request is not JSON: " + str(what) if problem["type"] == "json_invalid" else f"{place}: {what}"
-        )
-    return Refusal(400, "; ".join(problems)[:500], param=first)
+        field = ".".join(str(part)[:50] for part in problem["loc"][1:])
+        first = first or field or None
+        if problem["type"] == "json_invalid":
+            problems.append(f"the request is not JSON: {problem['ctx'].get('error', problem['msg'])}")
+        else:
+            problems.append(f"{field}: {problem['msg']}")
+    return ApiError(400, "; ".join(problems)[:500], param=first)
 
 
-def schema(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI schema; errors are 4xx with a message, never FastAPI's 422."""
+def openapi_schema(app: FastAPI) -> dict[str, Any]:
+    """Return the OpenAPI schema; errors are 4xx with a message, never FastAPI's 422."""
     if app.openapi_schema is None:
-        found = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         shape = {"type": "object", "required": ["error"], "properties": {"error": {}}}
-        refusal = {"content": {"application/json": {"schema": shape}}}
-        for methods in found["paths"].values():
+        content = {"content": {"application/json": {"schema": shape}}}
+        for methods in schema["paths"].values():
             for operation in methods.values():
                 operation["responses"].pop("422", None)
-                operation["responses"]["4XX"] = {"description": "The request is wrong, and why", **refusal}
-                operation["responses"]["503"] = {"description": "Too busy: see Retry-After", **refusal}
+                operation["responses"]["4XX"] = {"description": "Invalid request, with the reason", **content}
+                operation["responses"]["503"] = {"description": "Overloaded: see Retry-After", **content}
         for name in ("HTTPValidationError", "ValidationError"):
-            found.get("components", {}).get("schemas", {}).pop(name, None)
-        app.openapi_schema = found
+            schema.get("components", {}).get("schemas", {}).pop(name, None)
+        app.openapi_schema = schema
     return app.openapi_schema

@@ -1,1 +1,1 @@
-"""APIs: LibreTranslate's, OpenAI's, the native one and inspection."""
+"""HTTP APIs: LibreTranslate's, OpenAI's, the native one, and inspection of models."""

@@ -1,4 +1,4 @@
-"""Said: what a network that is looked into says as it is now, heads switched off or not."""
+"""Predictions and text of an inspected network as it is now, with heads ablated or not."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from qkv.look.attention import to_index
 from qkv.look.look import Look
 from qkv.look.target import Target
 from qkv.models.output import Output
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.scheduling.served_model import ServedModel
 from qkv.tasks.inspection import LONGEST_SUMMARY
 from qkv.tasks.summary import NO_REPEAT
 
 
-def writes(model: Model) -> bool:
+def can_generate(model: Model) -> bool:
     c = model.config
     return c.family != "encoder" and c.head == "vocabulary" and model.tokenizer is not None
 
 
-def measured(one: Look, position: int | None) -> Target:
-    """The token that stands behind `position`, where the model writes and there is one; else the model's own answer."""
-    ids = one.batch.inputs
-    if position is None or one.config.family == "encoder" or one.config.head != "vocabulary" or ids is None:
-        return one.target(position)
+def effect_target(look: Look, position: int | None) -> Target:
+    """Return the token after `position` if the model generates and there is one; otherwise the model's own prediction."""
+    ids = look.batch.inputs
+    if position is None or look.config.family == "encoder" or look.config.head != "vocabulary" or ids is None:
+        return look.target(position)
     (place,) = to_index([position], ids.size(1), "token").tolist()
-    return one.target(place, answer=int(ids[0, place + 1]) if place + 1 < ids.size(1) else None)
+    return look.target(place, answer=int(ids[0, place + 1]) if place + 1 < ids.size(1) else None)
 
 
 @torch.no_grad()
-def expected(model: Model, one: Look, output: Output) -> list[dict[str, Any]] | None:
-    """How likely the network, by its output, finds each token that it writes (of a text, each but the first) after those before it;
-    None of one that does not write. It is predicted at `position`."""
-    if not writes(model) or one.batch.inputs is None:
+def token_probabilities(model: Model, look: Look, output: Output) -> list[dict[str, Any]] | None:
+    """Return the probability of each output token given those before it (of a text, each but the first), and the position at
+    which it is predicted; None for a model that does not generate."""
+    if not can_generate(model) or look.batch.inputs is None:
         return None
-    own = output.head(output.hidden[:, one.first : -1], None)[0].float().softmax(-1)  # (T - first - 1, V)
-    next_ = one.batch.inputs[0, one.first + 1 :]
-    chances = own.gather(-1, next_[:, None])[:, 0].tolist()
-    tokens = one.tokens[one.first + 1 :]
-    return [{"token": token, "probability": p, "position": one.first + n}
-            for n, (token, p) in enumerate(zip(tokens, chances, strict=True))]  # fmt: skip
+    probabilities = output.head(output.hidden[:, look.first : -1], None)[0].float().softmax(-1)  # (T - first - 1, V)
+    next_ids = look.batch.inputs[0, look.first + 1 :]
+    own = probabilities.gather(-1, next_ids[:, None])[:, 0].tolist()
+    tokens = look.tokens[look.first + 1 :]
+    return [{"token": token, "probability": p, "position": look.first + n}
+            for n, (token, p) in enumerate(zip(tokens, own, strict=True))]  # fmt: skip
 
 
-def written(served: Served, one: Look, most: int) -> str | None:
-    """What the network as it is now writes on, or of a translator or a writer of summaries instead; None of one that does not
-    write, and where no token is wanted."""
+def generate_greedily(served: ServedModel, look: Look, max_tokens: int) -> str | None:
+    """Continue the input with the network as it is now; a translator or summarizer generates its output anew. None for a model
+    that does not generate, or if no token is requested."""
     model, c = served.model, served.config
-    if not writes(model) or not most:
+    if not can_generate(model) or not max_tokens:
         return None
-    assert one.batch.inputs is not None
-    known = one.batch.inputs
+    assert look.batch.inputs is not None
+    known = look.batch.inputs
     if c.family == "encoder-decoder":
-        known, most = known[:, :1], 2 * len(one.source) + 20
-    elif one.first:
-        known, most = known[:, : one.first + 1], LONGEST_SUMMARY
-    room = min(most, model.room(known[0].tolist()), c.max_length)
-    rules = model.looker().rules() if c.family == "encoder-decoder" else served.rules
-    if one.first and served.task == "summary":  # as the summary itself was written
+        known, max_tokens = known[:, :1], 2 * len(look.source) + 20
+    elif look.first:
+        known, max_tokens = known[:, : look.first + 1], LONGEST_SUMMARY
+    room = min(max_tokens, model.room(known[0].tolist()), c.max_length)
+    rules = model.looker().rules() if c.family == "encoder-decoder" else served.processor
+    if look.first and served.task == "summary":  # with the same rules as the summary itself
         rules = served.translator.processor(TranslationParams(no_repeat_ngram=NO_REPEAT))
-    (ids,) = greedy(one.network, replace(one.batch, inputs=known, mask=None), int(room), c.eos_ids, rules)
+    (ids,) = greedy(look.network, replace(look.batch, inputs=known, mask=None), int(room), c.eos_ids, rules)
     return model.target_words().decode(ids)

@@ -1,398 +1,308 @@
-"""Looking: what look/ finds inside a model, over HTTP. One input a request; it is read by the plain network, in the thread of
-the model's calls, while texts are written by its packed twin."""
+"""Inspection API: attention, logit lens, ablation, patching and attribution (look/) over HTTP.
+
+One input per request. It is read by the plain network in the thread of the model's batcher, while its packed copy generates.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
 from fastapi import APIRouter, Depends, Request
-from pydantic import Field
 
 from qkv.look.attention import sites, to_index
+from qkv.look.embedding_space import positions as position_table
 from qkv.look.look import Look
 from qkv.look.result import plain
-from qkv.serve.api.ablation import expected, measured, written
-from qkv.serve.api.native import Ask, pictures
-from qkv.serve.http.errors import Refusal
-from qkv.serve.scheduling.limits import BoundedStr, Many
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
+from qkv.serve.api.ablation import effect_target, generate_greedily, token_probabilities
+from qkv.serve.api.images import decode_images
+from qkv.serve.api.inspection_requests import (
+    AblatedRequest,
+    AblationRequest,
+    AnswersRequest,
+    AttentionKindRequest,
+    AttentionRequest,
+    AttributionRequest,
+    ContextsRequest,
+    EffectsRequest,
+    InspectRequest,
+    LensRequest,
+    NeighboursRequest,
+    PatchRequest,
+    PositionsRequest,
+    WalkRequest,
+)
+from qkv.serve.api.service import Service, require_key
+from qkv.serve.http.errors import ApiError
+from qkv.serve.scheduling.served_model import ServedModel
 
-Index = Annotated[int, Field(ge=-(2**31), le=2**31)]
-Indices = Annotated[list[Index], Field(max_length=10_000, fail_fast=True)]
-Head = Annotated[list[Index], Field(min_length=2, max_length=2, fail_fast=True)]
-Kind = Literal["self", "encoder", "decoder", "cross"] | None
 DIGITS = 8
-"""Behind the point, of all numbers: what follows from them, recomputed, is right to five digits in a sum of many."""
-WRITTEN = 20
-"""Tokens that a translation may have beyond twice its source: more is not looked into, whatever it is made of."""
+"""Decimal places of all numbers: a sum of many of them is right to five digits."""
+EXTRA_TOKENS = 20
+"""Tokens that a translation may have beyond twice its source to be inspected."""
 INTEGRALS = 16
-"""Answers that one request may have explained by integrated gradients: each takes up to 128 rounds, not 2."""
+"""Most predictions to explain by integrated gradients in one request: each takes up to 128 passes, not 2."""
 
+routes = APIRouter(prefix="/api/look", tags=["Inspection"], dependencies=[Depends(require_key)])
 
-class Looked(Ask):
-    """What is looked at."""
 
-    text: BoundedStr | None = None
-    """What the model reads."""
-    image: BoundedStr | None = None
-    """A picture (PNG, JPEG ...) in base64, for a model that reads them."""
-    target: BoundedStr | None = None
-    """What an encoder-decoder (or a decoder that writes summaries) writes; without it, its own answer."""
-    pair: BoundedStr | None = None
-    """The second text of a model that compares two; the question about a text in which it is answered."""
-    chat: bool = False
-    """The text is a message to the assistant."""
+# --- attention
 
 
-class Answers(Looked):
-    position: Index | None = None
-    """The token at which it is asked; without one, the last."""
-    top_k: int = Field(default=10, ge=1, le=2**31)
+@routes.post("/answers")
+async def answers(asked: AnswersRequest, request: Request) -> Any:
+    """Return the tokens, the model's prediction at one of them (if it predicts there), and its attention layers."""
+    request.app.state.service.limits.check("top", asked.top_k, "answers")
 
+    def work(look: Look) -> dict[str, Any]:
+        layers = [{key: value for key, value in asdict(site).items() if key != "name"} for site in sites(look.network)]
+        # a masked language model predicts at a gap only
+        no_gap = look.config.head in ("masked", "masked-next") and look.place is None and asked.position is None
+        predicts = look.config.head not in ("pooled", "none") and not no_gap
+        found = look.answers(asked.position, asked.top_k).to_json() if predicts else None
+        return {"tokens": look.tokens, "source": look.source, "sites": layers, "answers": found, "place": look.place}
 
-class Attention(Looked):
-    layer: Index = -1
-    heads: Indices | None = None
-    """Without any, all of the layer."""
-    kind: Kind = None
-    rows: Indices | None = None
-    """Without any, all tokens."""
+    return await inspect(request, asked, work)
 
 
-class Walk(Looked):
-    layer: Index = -1
-    head: Index = 0
-    kind: Kind = None
+@routes.post("/attention")
+async def attention(asked: AttentionRequest, request: Request) -> Any:
+    """Return the exact attention weights of a layer: (heads, rows, columns)."""
+    return await inspect(request, asked, lambda one: one.attention(asked.layer, asked.heads, asked.kind, asked.rows))
 
 
-class OfKind(Looked):
-    kind: Kind = None
+@routes.post("/walk")
+async def walk(asked: WalkRequest, request: Request) -> Any:
+    """Compute one head step by step: x, q, k, v, scores, mask, softmax, output.
 
+    With rotary positions also `angles`, `rotated_query` and `rotated_key`. `bias` (tokens, tokens) is what positions add to the
+    scores, `value_bias` (tokens, width) what they add to the mixed values, `residual` the stream to which the output is added.
+    `shared` are the heads with the same keys and values."""
+    return await inspect(request, asked, lambda one: one.walk(asked.layer, asked.head, asked.kind))
 
-class Effects(OfKind):
-    position: Index | None = None
-    """The token at whose answer heads are measured; without one, the last."""
-    layer: Index | None = None
-    """Measure the heads of this layer; without one, those of all."""
 
+@routes.post("/heads")
+async def heads(asked: AttentionKindRequest, request: Request) -> Any:
+    """Return each head's mean attention to the previous token, the first, itself, and the token after an earlier occurrence."""
+    return await inspect(request, asked, lambda one: one.heads(asked.kind))
 
-class Lens(Looked):
-    top_k: int = Field(default=5, ge=1, le=2**31)
-    columns: Indices | None = None
-    """Tokens at which to look; without any, all."""
 
+@routes.post("/rollout")
+async def rollout(asked: AttentionKindRequest, request: Request) -> Any:
+    """Return the attention rollout: how much of each token is in each final vector, over all layers."""
+    return await inspect(request, asked, lambda one: one.rollout(asked.kind))
 
-class Off(Looked):
-    heads: Annotated[list[Head], Field(max_length=10_000, fail_fast=True)] = []
-    """[layer, head] each: these are switched off."""
-    layers: Indices = []
-    """Whole layers that are switched off."""
-    kind: Kind = None
-    max_tokens: int = Field(default=20, ge=0, le=2**31)
-    """Tokens to write; 0 = no text."""
 
+# --- residual stream
 
-class Ablation(Off):
-    position: Index | None = None
-    """The token at which it is asked; without one, the last, or the gap of a text with one."""
-    top_k: int = Field(default=10, ge=1, le=2**31)
 
+@routes.post("/lens")
+async def lens(asked: LensRequest, request: Request) -> Any:
+    """Return the prediction after every sublayer (logit lens), at all tokens or at `columns`; `input_tokens` are all tokens."""
+    request.app.state.service.limits.check("top", asked.top_k, "answers")
+    work = lambda one: one.lens(asked.top_k, asked.columns).to_json() | {"input_tokens": one.tokens}  # noqa: E731
+    return await inspect(request, asked, work)
 
-class Patch(Looked):
-    other: BoundedStr | None = None
-    """Another text of as many tokens, from which activations are taken."""
-    other_image: BoundedStr | None = None
-    """Of a model that reads pictures, the other picture, in base64."""
-    other_target: BoundedStr | None = None
-    what: Literal["stream", "attention", "cross", "feedforward", "heads"] = "stream"
-    source: bool = False
-    """Patch the reading half of an encoder-decoder."""
 
+@routes.post("/residual")
+async def residual(asked: InspectRequest, request: Request) -> Any:
+    """Return the norms of the residual stream at each token and layer, and how far each sublayer turns it."""
+    return await inspect(request, asked, lambda one: one.residual())
 
-class Attribution(Looked):
-    method: Literal["gradient", "integrated", "occlusion"] = "integrated"
-    positions: Indices | None = None
-    """Tokens whose answers are explained; without any, the last."""
 
+@routes.post("/taps")
+async def taps(asked: InspectRequest, request: Request) -> Any:
+    """List all taps with the shapes of their activations."""
+    return await inspect(request, asked, lambda one: {"taps": one.taps()})
 
-class Positions(Ask):
-    length: int = Field(default=64, ge=1, le=256)
-    source: bool = False
-    """Those of the reading half of an encoder-decoder."""
 
+# --- interventions
 
-class Neighbours(Ask):
-    word: str = Field(min_length=1, max_length=200)
-    top_k: int = Field(default=10, ge=1, le=2**31)
 
+@routes.post("/ablation")
+async def ablation(asked: AblationRequest, request: Request) -> Any:
+    """Ablate heads or layers; return the model's predictions and text before and after."""
+    service: Service = request.app.state.service
+    service.limits.check("top", asked.top_k, "answers")
+    service.limits.check("tokens", asked.max_tokens, "tokens")
+    served = service.find(asked.model, "look")
 
-class Contexts(Ask):
-    word: str = Field(min_length=1, max_length=200)
-    texts: Many[BoundedStr] = Field(min_length=1)
-    layer: Index = -1
-
-
-def router(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/api/look", tags=["Looking inside"], dependencies=[Depends(service.asks_for_key)])
-    for part in (maps, stream, ablations, changes, words):
-        part(routes, service)
-    return routes
-
-
-# --- what is there
-
-
-def maps(routes: APIRouter, service: Service) -> None:
-    look = partial(looked, service)
-
-    @routes.post("/answers")
-    async def answers(asked: Answers, request: Request) -> Any:
-        """The tokens, what the model answers at one of them (if it answers), and which attention there is to look at."""
-        service.limits.at_most("top", asked.top_k, "answers")
+    def predict(look: Look) -> dict[str, Any]:
+        with torch.no_grad():
+            output = look.network(look.batch)
+        found = look.answers(asked.position, asked.top_k, output).to_json()
+        return {"answers": found, "expected": token_probabilities(served.model, look, output),
+                "text": generate_greedily(served, look, asked.max_tokens)}  # fmt: skip
 
-        def work(one: Look) -> dict[str, Any]:
-            there = [
-                {key: value for key, value in asdict(site).items() if key != "name"} for site in sites(one.network)
-            ]
-            # a model that fills gaps is not asked where there is none
-            gapless = one.config.head in ("masked", "masked-next") and one.place is None and asked.position is None
-            answers = one.config.head not in ("pooled", "none") and not gapless
-            found = one.answers(asked.position, asked.top_k).to_json() if answers else None
-            return {"tokens": one.tokens, "source": one.source, "sites": there, "answers": found, "place": one.place}
+    def work(look: Look) -> dict[str, Any]:
+        before = predict(look)
+        with ablate(look, asked):
+            after = predict(look) if asked.heads or asked.layers else before
+        return {"tokens": look.tokens, "source": look.source, "before": before, "after": after}
 
-        return await look(request, asked, work)
+    return await inspect(request, asked, work)
 
-    @routes.post("/attention")
-    async def attention(asked: Attention, request: Request) -> Any:
-        """Exact attention weights of a layer: (heads, rows, columns)."""
-        return await look(request, asked, lambda one: one.attention(asked.layer, asked.heads, asked.kind, asked.rows))
 
-    @routes.post("/walk")
-    async def through_a_head(asked: Walk, request: Request) -> Any:
-        """One head step by step: x, q, k, v, where positions are rotary their rotation (`angles`, `rotated_query`,
-        `rotated_key`), scores, mask, softmax, output; `bias` (tokens, tokens) is what positions add to the scores, `value_bias`
-        (tokens, width) what they add to the mixed values, `residual` the stream that the output is added to. `shared` are the
-        heads that have the same keys and values."""
-        return await look(request, asked, lambda one: one.walk(asked.layer, asked.head, asked.kind))
-
-    @routes.post("/heads")
-    async def heads(asked: OfKind, request: Request) -> Any:
-        """Where each head looks on average: at the previous token, the first, itself, what followed before."""
-        return await look(request, asked, lambda one: one.heads(asked.kind))
-
-    @routes.post("/rollout")
-    async def rollout(asked: OfKind, request: Request) -> Any:
-        """How much of each token is in each vector at the end, all layers together."""
-        return await look(request, asked, lambda one: one.rollout(asked.kind))
-
-
-def stream(routes: APIRouter, service: Service) -> None:
-    look = partial(looked, service)
-
-    @routes.post("/lens")
-    async def lens(asked: Lens, request: Request) -> Any:
-        """What would be answered after every sublayer (logit lens), at all tokens or at `columns`; `input_tokens` are all of them."""
-        service.limits.at_most("top", asked.top_k, "answers")
-        work = lambda one: one.lens(asked.top_k, asked.columns).to_json() | {"input_tokens": one.tokens}  # noqa: E731
-        return await look(request, asked, work)
+@routes.post("/generate")
+async def generate(asked: AblatedRequest, request: Request) -> Any:
+    """Generate greedily with heads and layers ablated; null for a model that does not generate."""
+    service: Service = request.app.state.service
+    service.limits.check("tokens", asked.max_tokens, "tokens")
+    served = service.find(asked.model, "look")
 
-    @routes.post("/residual")
-    async def residual(asked: Looked, request: Request) -> Any:
-        """The stream itself: how long each token's vector is at each point, and how far each sublayer turns it."""
-        return await look(request, asked, lambda one: one.residual())
+    def work(look: Look) -> dict[str, Any]:
+        with ablate(look, asked):
+            return {"text": generate_greedily(served, look, asked.max_tokens)}
 
-    @routes.post("/taps")
-    async def taps(asked: Looked, request: Request) -> Any:
-        """Every tap, with the shape of what flows through it."""
-        return await look(request, asked, lambda one: {"taps": one.taps()})
+    return await inspect(request, asked, work)
 
 
-# --- what if
+@routes.post("/effects")
+async def effects(asked: EffectsRequest, request: Request) -> Any:
+    """Return the logit of a prediction with each head ablated.
 
+    `word` is the measured prediction: the next token of the text, or at its end (and for models that do not generate) the model's
+    own prediction."""
 
-def ablations(routes: APIRouter, service: Service) -> None:
-    look = partial(looked, service)
+    def work(look: Look) -> Any:
+        return look.effect_of_heads(effect_target(look, asked.position), asked.kind, asked.layer)
 
-    @routes.post("/ablation")
-    async def ablation(asked: Ablation, request: Request) -> Any:
-        """Switch heads or layers off: what the model answers and writes before and after."""
-        service.limits.at_most("top", asked.top_k, "answers")
-        service.limits.at_most("tokens", asked.max_tokens, "tokens")
-        served = service.named(asked.model, "look")
-
-        def work(one: Look) -> dict[str, Any]:
-            def said() -> dict[str, Any]:
-                with torch.no_grad():
-                    output = one.network(one.batch)
-                answers = one.answers(asked.position, asked.top_k, output).to_json()
-                found = {"answers": answers, "expected": expected(served.model, one, output)}
-                return {**found, "text": written(served, one, asked.max_tokens)}
+    return await inspect(request, asked, work)
 
-            before = said()
-            with switched_off(one, asked):
-                after = said() if asked.heads or asked.layers else before
-            return {"tokens": one.tokens, "source": one.source, "before": before, "after": after}
 
-        return await look(request, asked, work)
+@routes.post("/patch")
+async def patch(asked: PatchRequest, request: Request) -> Any:
+    """Replace activations by those of another text, one at a time; return how the prediction changes."""
+    service: Service = request.app.state.service
+    if asked.other is not None and service.find(asked.model, "look").config.image_size is not None:
+        raise ApiError(400, "this model reads images: give the other one as other_image, in base64")
+    second = InspectRequest(model=asked.model, text=asked.other, image=asked.other_image, target=asked.other_target,
+                            pair=asked.pair, chat=asked.chat)  # fmt: skip
+    other = await prepare_look(request, second)
+    return await inspect(request, asked, lambda one: one.patch(other(), None, asked.what, asked.source))
 
-    @routes.post("/generate")
-    async def generate(asked: Off, request: Request) -> Any:
-        """The text that the model writes, greedily, with these heads and layers switched off; null of one that does not write."""
-        service.limits.at_most("tokens", asked.max_tokens, "tokens")
-        served = service.named(asked.model, "look")
 
-        def work(one: Look) -> dict[str, Any]:
-            with switched_off(one, asked):
-                return {"text": written(served, one, asked.max_tokens)}
+@routes.post("/attribution")
+async def attribution(asked: AttributionRequest, request: Request) -> Any:
+    """Return how much each token contributed to a prediction."""
 
-        return await look(request, asked, work)
+    def work(look: Look) -> Any:
+        positions = asked.positions
+        if positions is not None:  # each once
+            positions = list(dict.fromkeys(to_index(positions, len(look.tokens), "token").tolist()))
+        count = len(positions or ())
+        if asked.method == "integrated" and count > INTEGRALS:
+            raise ApiError(400, f"{count} predictions to explain by integrated gradients, but this server takes at most "
+                           f"{INTEGRALS} at once: choose fewer positions or another method")  # fmt: skip
+        return look.attribution(asked.method, positions)
 
+    return await inspect(request, asked, work)
 
-def changes(routes: APIRouter, service: Service) -> None:
-    look = partial(looked, service)
 
-    @routes.post("/effects")
-    async def effects(asked: Effects, request: Request) -> Any:
-        """What each head does for the answer: its logit with that head switched off. `word` is the answer that is measured: of a
-        text the token that stands there next, at its end (and of other models) what the model itself answers."""
+def ablate(look: Look, asked: AblatedRequest) -> AbstractContextManager[Look]:
+    """Ablate the heads and layers of a request within a block."""
+    return look.without([(layer, head) for layer, head in asked.heads], asked.layers, asked.kind)
 
-        def work(one: Look) -> Any:
-            return one.effect_of_heads(measured(one, asked.position), asked.kind, asked.layer)
 
-        return await look(request, asked, work)
+# --- embeddings
 
-    @routes.post("/patch")
-    async def patch(asked: Patch, request: Request) -> Any:
-        """Put what the model thinks of another text into this one, a place at a time: what moves the answer over?"""
-        if asked.other is not None and service.named(asked.model, "look").config.image_size is not None:
-            raise Refusal(400, "this model reads pictures: give the other one as other_image, in base64")
-        second = Looked(model=asked.model, text=asked.other, image=asked.other_image, target=asked.other_target,
-                        pair=asked.pair, chat=asked.chat)  # fmt: skip
-        other = await opened(service, request, second)
-        return await look(request, asked, lambda one: one.patch(other(), None, asked.what, asked.source))
 
-    @routes.post("/attribution")
-    async def attribution(asked: Attribution, request: Request) -> Any:
-        """How much each token did for an answer."""
+@routes.post("/positions")
+async def positions(asked: PositionsRequest, request: Request) -> Any:
+    """Return the position embeddings and their similarities."""
+    served = request.app.state.service.find(asked.model, "look")
+    return await compute(request, served, lambda: position_table(served.model.network, asked.length, asked.source))
 
-        def work(one: Look) -> Any:
-            positions = asked.positions
-            if positions is not None:  # each once
-                positions = list(dict.fromkeys(to_index(positions, len(one.tokens), "token").tolist()))
-            if asked.method == "integrated" and len(positions or ()) > INTEGRALS:
-                raise Refusal(400, f"{len(positions or ())} answers by integrated gradients, but this server explains at most "
-                              f"{INTEGRALS} at once: ask for some of them, or take another method")  # fmt: skip
-            return one.attribution(asked.method, positions)
 
-        return await look(request, asked, work)
+@routes.post("/neighbours")
+async def neighbours(asked: NeighboursRequest, request: Request) -> Any:
+    """Return the nearest words in embedding space."""
+    service: Service = request.app.state.service
+    served = service.find(asked.model, "embed")
+    service.limits.check("top", asked.top_k, "words")
+    return await compute(request, served, lambda: served.model.neighbours(asked.word, asked.top_k))
 
 
-def switched_off(one: Look, asked: Off) -> AbstractContextManager[Look]:
-    """Within the block the heads and layers of a request are off."""
-    return one.without([(layer, head) for layer, head in asked.heads], asked.layers, asked.kind)
+@routes.post("/contexts")
+async def contexts(asked: ContextsRequest, request: Request) -> Any:
+    """Return the similarities of one word's contextual vectors in several texts."""
+    service: Service = request.app.state.service
+    served = service.find(asked.model, "embed")
+    service.limits.check_texts(asked.texts)
+    await service.to_thread(request, check_tokens, served, asked.texts)
+    return await compute(request, served, lambda: served.model.contexts(asked.word, asked.texts, asked.layer))
 
 
-# --- words
+# --- helpers
 
 
-def words(routes: APIRouter, service: Service) -> None:
-    @routes.post("/positions")
-    async def positions(asked: Positions, request: Request) -> Any:
-        """How the model tells order: the table of positions, and how alike they are."""
-        from qkv.look.embedding_space import positions as table
+async def inspect(request: Request, asked: InspectRequest, work: Callable[[Look], Any]) -> Any:
+    """Compute `work` on the input of a request."""
+    look = await prepare_look(request, asked)
+    served = request.app.state.service.find(asked.model, "look")
+    return await compute(request, served, lambda: work(look()))
 
-        served = service.named(asked.model, "look")
-        network = served.model.network
-        return await called(service, request, served, lambda: table(network, asked.length, asked.source))
 
-    @routes.post("/neighbours")
-    async def neighbours(asked: Neighbours, request: Request) -> Any:
-        """The words whose vectors are nearest to that of a word."""
-        served = service.named(asked.model, "embed")
-        service.limits.at_most("top", asked.top_k, "words")
-        return await called(service, request, served, lambda: served.model.neighbours(asked.word, asked.top_k))
-
-    @routes.post("/contexts")
-    async def contexts(asked: Contexts, request: Request) -> Any:
-        """How alike the vectors of one word are in several texts."""
-        served = service.named(asked.model, "embed")
-        service.limits.texts_of(asked.texts)
-        await service.threaded(request, limited, service, served, asked.texts)
-        return await called(
-            service, request, served, lambda: served.model.contexts(asked.word, asked.texts, asked.layer)
-        )
-
-
-# --- how it is asked
-
-
-async def looked(service: Service, request: Request, asked: Looked, work: Callable[[Look], Any]) -> Any:
-    """One input, looked into."""
-    look = await opened(service, request, asked)
-    return await called(service, request, service.named(asked.model, "look"), lambda: work(look()))
-
-
-async def opened(service: Service, request: Request, asked: Looked) -> Callable[[], Look]:
-    """What is asked about, checked; the call, which belongs into the thread of the network, makes it a Look."""
-    served = service.named(asked.model, "look")
-    if served.config.image_size is not None:  # a text would be the name of a file to such a model: it never gets there
+async def prepare_look(request: Request, asked: InspectRequest) -> Callable[[], Look]:
+    """Check an input; return a function that creates its Look, to be called in the thread that owns the network."""
+    service: Service = request.app.state.service
+    served = service.find(asked.model, "look")
+    if served.config.image_size is not None:  # a text would be taken for the name of a file: it never gets there
         if asked.image is None or asked.pair is not None:
-            raise Refusal(400, "this model reads pictures: give an image in base64")
-        (picture,) = await service.attended(request, pictures([asked.image], served))
-        await service.threaded(request, limited, service, served, [asked.target])
-        return lambda: served.model.look(picture, asked.target)
+            raise ApiError(400, "this model reads images: give an image in base64")
+        (image,) = await service.wait_for(request, decode_images([asked.image], served))
+        await service.to_thread(request, check_tokens, served, [asked.target])
+        return lambda: served.model.look(image, asked.target)
     if asked.text is None:
-        raise Refusal(400, "there is nothing to look at: give a text")
-    served.checked(1 if asked.pair is None else 2)
-    await service.threaded(request, limited, service, served, [asked.text, asked.pair, asked.target])
+        raise ApiError(400, "there is nothing to inspect: give a text")
+    served.check_pair(1 if asked.pair is None else 2)
+    await service.to_thread(request, check_tokens, served, [asked.text, asked.pair, asked.target])
     given: Any = asked.text
     if asked.chat:
-        service.named(asked.model, "chat")
-        given = await service.threaded(request, served.prompt_ids, asked.text, asked.chat)
-        service.limits.at_most("looked", len(given), "tokens in a text to inspect")
+        service.find(asked.model, "chat")
+        given = await service.to_thread(request, served.prompt_ids, asked.text, asked.chat)
+        service.limits.check("looked", len(given), "tokens in a text to inspect")
     summary = served.task == "summary" and served.config.family == "decoder" and not asked.chat
 
     def look() -> Look:
-        """What is really read: tasks read a text in ways of their own, and some models what they write themselves."""
+        """Check the tokens that are really read: a task may add some, and a model its own output."""
         found = served.model.look(given, asked.target, asked.pair, summary)
-        count, most = max(len(found.tokens), len(found.source)), 2 * service.limits.looked + WRITTEN
+        count, most = max(len(found.tokens), len(found.source)), 2 * service.limits.looked + EXTRA_TOKENS
         if count > most:
-            raise Refusal(400, f"{count:,} tokens to look into, but this server takes at most {most:,}", param="looked")
+            raise ApiError(400, f"{count:,} tokens to inspect, but this server takes at most {most:,}", param="looked")
         return found
 
     return look
 
 
-def limited(service: Service, served: Served, texts: Sequence[str | None]) -> None:
-    """Texts that are looked into are shorter than those that are only read: tables grow with the square of their length."""
+def check_tokens(served: ServedModel, texts: Sequence[str | None]) -> None:
+    """Check the lengths of texts to inspect: results grow with the square of the number of tokens."""
     for text in filter(None, texts):
-        service.limits.at_most("characters", len(text), "characters in a text")
+        served.limits.check("characters", len(text), "characters in a text")
         if (words := served.model.tokenizer) is not None:
-            count = max(len(words.encode(text)), len(words.plain([text])[0]))  # some tasks read names of tokens as text
-            service.limits.at_most("looked", count, "tokens in a text to inspect")
+            count = max(len(words.encode(text)), len(words.plain([text])[0]))  # some tasks read special tokens as text
+            served.limits.check("looked", count, "tokens in a text to inspect")
 
 
-async def called(service: Service, request: Request, served: Served, work: Callable[[], Any]) -> Any:
-    """In the thread that has the network for itself; numbers are rounded."""
+async def compute(request: Request, served: ServedModel, work: Callable[[], Any]) -> Any:
+    """Run `work` in the thread that owns the network; numbers are rounded."""
 
-    def whole(items: list[Any]) -> list[Any]:
+    def run(items: list[Any]) -> list[Any]:
         with torch.enable_grad():
             found = work()
-        return [rounded(found.to_json() if hasattr(found, "to_json") else plain(found))]
+        return [round_numbers(found.to_json() if hasattr(found, "to_json") else plain(found))]
 
-    (found,) = await service.attended(request, served.caller.ask(object(), whole, [None]))
-    return {"model": served.name, **found}
+    service: Service = request.app.state.service
+    (result,) = await service.wait_for(request, served.batcher.submit(object(), run, [None]))
+    return {"model": served.name, **result}
 
 
-def rounded(value: Any) -> Any:
+def round_numbers(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
+        return {key: round_numbers(one) for key, one in value.items()}
+    return [round_numbers(one) for one in value] if isinstance(value, list) else value

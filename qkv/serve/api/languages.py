@@ -1,4 +1,4 @@
-"""Languages: their names, and a guess which one a text is in, by its letters and its commonest words."""
+"""Names of languages, and language detection by script and common words."""
 
 from __future__ import annotations
 
@@ -41,28 +41,30 @@ SCRIPTS = {
     "BENGALI": ("bn",), "THAI": ("th",),
 }  # fmt: skip
 READ = 2000
-"""Characters that are looked at."""
+"""Characters of a text that are examined."""
 
 
-def name_of(code: str) -> str:
+def language_name(code: str) -> str:
     return NAMES.get(code, code)
 
 
 @cache
-def common(code: str) -> frozenset[str]:
+def common_words(code: str) -> frozenset[str]:
     return frozenset(COMMON.get(code, "").split())
 
 
-def guess(text: str, among: Sequence[str]) -> list[tuple[str, float]]:
-    """The languages of `among` in which the text could be, the likeliest first, with a share of 100; 0 = no sign of it."""
+def detect_language(text: str, candidates: Sequence[str]) -> list[tuple[str, float]]:
+    """Score each candidate as the language of the text, the most likely first; scores sum to 100, or all are 0 without evidence."""
     text = text[:READ].lower()
     words = re.findall(r"\w+", text)
     script = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
-    signs = dict.fromkeys(among, 0.0)
-    for code in signs:
-        known = common(code)
-        signs[code] += sum(word in known for word in words) / max(len(words), 1)
-        signs[code] += sum(count for name, count in script.items() if code in SCRIPTS.get(name, ())) / max(len(text), 1)
-    total = sum(signs.values())
-    shares = [(code, 100 * sign / total if total else 0.0) for code, sign in signs.items()]
-    return sorted(shares, key=lambda share: -share[1])
+    evidence = dict.fromkeys(candidates, 0.0)
+    for code in evidence:
+        known = common_words(code)
+        evidence[code] += sum(word in known for word in words) / max(len(words), 1)
+        evidence[code] += sum(count for name, count in script.items() if code in SCRIPTS.get(name, ())) / max(
+            len(text), 1
+        )
+    total = sum(evidence.values())
+    scores = [(code, 100 * value / total if total else 0.0) for code, value in evidence.items()]
+    return sorted(scores, key=lambda score: -score[1])

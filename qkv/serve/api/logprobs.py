@@ -1,4 +1,4 @@
-"""Told: tokens as a client sees them, with their log-probabilities."""
+"""Log-probabilities of tokens in the formats of the APIs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from qkv.generate.sequence import GeneratedToken
 from qkv.text.tokenizer import Tokenizer
 
 LEAST = -9999.0
-"""A log-probability of minus infinity, which JSON cannot say; OpenAI's own number for it."""
+"""Stands for minus infinity, which JSON does not have; the number that OpenAI uses."""
 
 
-def number(log_prob: float) -> float:
+def finite(log_prob: float) -> float:
     return log_prob if math.isfinite(log_prob) else LEAST
 
 
-class Reader:
-    """The tokens of one text, one after another: how each reads behind those before it, and where in the text it begins."""
+class TokenFormatter:
+    """Formats the tokens of one text in their order: how each reads after those before it, and at which character it starts."""
 
     def __init__(self, words: Tokenizer, before: Sequence[int] = ()):
         self.words, self.pieces = words, Detokenizer(words, before)
         self.offset = 0
-        """Characters of the text so far. A special token is none of it, and part of a character none yet."""
+        """Characters of the text so far; a special token has none, and part of a character none yet."""
 
-    def pass_by(self, token: int) -> None:
-        """The text goes on with this token."""
+    def advance(self, token: int) -> None:
+        """Append a token to the text."""
         self.offset += len(self.pieces.add(token))
 
     def name(self, token: int) -> str:
         return self.words.backend.id_to_token(token) or ""
 
     def bytes_of(self, token: int) -> bytes | None:
-        """The bytes of a token, which may be part of a character; None of a special one, which stands for no text."""
+        """Return the bytes of a token, which may be part of a character; None for a special token."""
         added = self.words.display.added.get(token)
         if added is not None:
             return None if added.special else self.name(token).encode("utf-8", "replace")
@@ -44,53 +44,59 @@ class Reader:
         return self.pieces.after([*self.pieces.fresh, token]).encode("utf-8", "replace")
 
     def text(self, token: int) -> str:
-        """How it would read here: a special one by its name, part of a character by its bytes, as OpenAI writes them."""
-        own = self.bytes_of(token)
-        if own is None:
+        """Return how a token would read here: a special one by its name, part of a character as "bytes:\\xf0", as OpenAI does."""
+        data = self.bytes_of(token)
+        if data is None:
             return self.name(token)
         try:
-            return own.decode()
+            return data.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def completion_logprobs(reader: Reader, steps: Sequence[GeneratedToken], top: int) -> dict[str, Any]:
-    """The object of /v1/completions: columns."""
+def completion_logprobs(formatter: TokenFormatter, steps: Sequence[GeneratedToken], top: int) -> dict[str, Any]:
+    """Return the `logprobs` object of /v1/completions: columns."""
     tokens, own, tops, offsets = list[str](), list[float | None](), list[dict[str, float] | None](), list[int]()
     for step in steps:
-        tokens.append(reader.text(step.token))
-        offsets.append(reader.offset)
-        # the first token of a prompt has no probability: nothing stands before it
-        own.append(None if math.isnan(step.log_prob) else number(step.log_prob))
-        likely = {reader.text(token): number(log_prob) for token, log_prob in step.top}
-        tops.append(likely | {tokens[-1]: number(step.log_prob)} if likely else None)  # the chosen one is always told
-        reader.pass_by(step.token)
+        tokens.append(formatter.text(step.token))
+        offsets.append(formatter.offset)
+        # the first token of a prompt has no probability
+        own.append(None if math.isnan(step.log_prob) else finite(step.log_prob))
+        likely = {formatter.text(token): finite(log_prob) for token, log_prob in step.top}
+        tops.append(
+            likely | {tokens[-1]: finite(step.log_prob)} if likely else None
+        )  # the chosen one is always included
+        formatter.advance(step.token)
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops if top else None, "text_offset": offsets}
 
 
-def chat_logprobs(reader: Reader, steps: Sequence[GeneratedToken]) -> dict[str, Any]:
-    """The object of /v1/chat/completions: a record for each token."""
+def chat_logprobs(formatter: TokenFormatter, steps: Sequence[GeneratedToken]) -> dict[str, Any]:
+    """Return the `logprobs` object of /v1/chat/completions: one record per token."""
 
     def record(token: int, log_prob: float) -> dict[str, Any]:
-        own = reader.bytes_of(token)
-        return {"token": reader.text(token), "logprob": number(log_prob), "bytes": None if own is None else list(own)}
+        data = formatter.bytes_of(token)
+        return {
+            "token": formatter.text(token),
+            "logprob": finite(log_prob),
+            "bytes": None if data is None else list(data),
+        }
 
     content = []
     for step in steps:
         content.append(record(step.token, step.log_prob) | {"top_logprobs": [record(*each) for each in step.top]})
-        reader.pass_by(step.token)
+        formatter.advance(step.token)
     return {"content": content, "refusal": None}
 
 
-def token_records(reader: Reader, steps: Sequence[GeneratedToken]) -> list[dict[str, Any]]:
-    """Our own: id, text, how it is displayed, probability, and what could have stood there instead."""
+def token_records(formatter: TokenFormatter, steps: Sequence[GeneratedToken]) -> list[dict[str, Any]]:
+    """Return the native format: id, text, display form, probability and alternatives of each token."""
 
     def record(token: int, log_prob: float) -> dict[str, Any]:
-        own = {"id": token, "text": reader.text(token), "display": reader.words.display(token)}
-        return own | {"probability": math.exp(min(number(log_prob), 0.0))}
+        fields = {"id": token, "text": formatter.text(token), "display": formatter.words.display(token)}
+        return fields | {"probability": math.exp(min(finite(log_prob), 0.0))}
 
     records = []
     for step in steps:
         records.append(record(step.token, step.log_prob) | {"alternatives": [record(*each) for each in step.top]})
-        reader.pass_by(step.token)
+        formatter.advance(step.token)
     return records

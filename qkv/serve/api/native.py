@@ -1,77 +1,61 @@
-"""Our own API: what each trained model does, under its name: /api/models, generate, translate, summarize, classify, tag,
-fill, answer, describe, run."""
+"""Native API: list of models, log of a training run, and models that generate (generate, translate, summarize)."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from qkv.data.images import Pixels, open_picture, unpack
-from qkv.errors import FileError
 from qkv.generate.sampling import SamplingParams
 from qkv.generate.translate import Translation
 from qkv.serve.api import sentences
-from qkv.serve.api.libretranslate import Way, links_of, ways_of
-from qkv.serve.api.logprobs import number, token_records
-from qkv.serve.http.errors import Refusal
-from qkv.serve.http.middleware import listed
-from qkv.serve.scheduling.limits import BoundedStr, Many
-from qkv.serve.scheduling.registry import Service
-from qkv.serve.scheduling.served_model import Served
-from qkv.serve.scheduling.streaming import (
-    Manner,
-    Penalties,
-    Prompt,
-    Stream,
-    Writing,
-    begin,
-    event,
-    refusal_of,
-    seed_of,
-    stops_of,
-)
+from qkv.serve.api.logprobs import TokenFormatter, finite, token_records
+from qkv.serve.api.sampling_options import PenaltyFields, check_stops, valid_seed
+from qkv.serve.api.service import Service, require_key
+from qkv.serve.api.translation import TextTranslation, align_words, translate_texts
+from qkv.serve.http.errors import ApiError
+from qkv.serve.http.events import EventStream, event
+from qkv.serve.http.forms import as_list
+from qkv.serve.http.limits import BoundedStr, Many
+from qkv.serve.scheduling.streaming import GenerationOptions, Prompt, TextStream, error_of, start_streams
 
 Name = Annotated[str | None, Field(max_length=200)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
-Id = Annotated[int, Field(ge=0, le=2**31)]
-TextOrPair = BoundedStr | Annotated[Many[BoundedStr], Field(min_length=2, max_length=2)]
+TokenId = Annotated[int, Field(ge=0, le=2**31)]
 FIELDS = 100
-"""Fields of a request that are looked at."""
+"""Most fields of a request."""
 
 
-class Ask(BaseModel):
-    """What all requests have: which model, where there are several. A field that is not known is an error."""
+class NativeRequest(BaseModel):
+    """Fields of all requests. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     model: Name = None
-    """Its name; without one, the first that can do it."""
+    """Name of the model; default: the first that is able to do it."""
 
     @model_validator(mode="before")
     @classmethod
-    def few(cls, given: Any) -> Any:
-        """Each unknown field is an error of its own: a request of nothing else would have as many."""
+    def check_fields(cls, given: Any) -> Any:
+        """Reject a request with very many fields: each unknown one would be a separate error."""
         if isinstance(given, dict) and len(given) > FIELDS:
-            raise ValueError(f"{len(given):,} fields, but no request has more than {FIELDS}")
+            raise ValueError(f"{len(given):,} fields, but a request has at most {FIELDS}")
         return given
 
 
-class Generate(Ask, Penalties):
+class GenerateRequest(NativeRequest, PenaltyFields):
     prompt: BoundedStr
-    """What to go on from; of an encoder-decoder the source."""
+    """Text to continue; the source of an encoder-decoder."""
     chat: bool = False
-    """The prompt is a message to the assistant."""
+    """Treat the prompt as a user message and apply the chat template."""
     system: BoundedStr | None = None
-    """A system message (implies chat)."""
-    prefix: Many[Id] = []
-    """Token ids that the answer begins with: those before an alternative, and the alternative."""
+    """System message (implies chat)."""
+    prefix: Many[TokenId] = []
+    """Token ids with which the output starts, for example to continue from an alternative."""
     max_tokens: Count = 100
     temperature: float = Field(default=0.0, ge=0, le=100, allow_inf_nan=False)
     top_k: int = Field(default=0, ge=0, le=2**31)
@@ -80,307 +64,159 @@ class Generate(Ask, Penalties):
     seed: int | None = Field(default=None, ge=0, lt=2**62)
     stop: Many[BoundedStr] = []
     alternatives: int = Field(default=5, ge=0, le=2**31)
-    """So many of the likeliest tokens are told at each step."""
+    """Number of most likely tokens to return for each step."""
     stream: bool = False
 
+    def options(self, service: Service) -> GenerationOptions:
+        sampling = SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+        stop = check_stops(service.limits, self.stop)
+        return GenerationOptions(
+            self.max_tokens, sampling, valid_seed(self.seed), self.alternatives, stop, self.penalties()
+        )
 
-class Search(Ask):
+
+class BeamRequest(NativeRequest):
     texts: BoundedStr | Many[BoundedStr]
     """One text or several."""
     beam: Count | None = None
-    """Hypotheses per text; without it, as the model was scored."""
+    """Beam size; default: the model's."""
     n_best: Count = 1
+    """Number of results per text."""
     max_length: Count | None = None
-    """Longest answer in tokens."""
+    """Longest output in tokens."""
+
+    def check(self, service: Service) -> list[str]:
+        """Return the texts after checking the limits."""
+        texts = as_list(self.texts)
+        service.limits.check_texts(texts)
+        service.limits.check("alternatives", self.n_best - 1, "answers beside the first")
+        service.limits.check("tokens", self.max_length or 0, "tokens")
+        return texts
 
 
-class Translate(Search):
+class NativeTranslateRequest(BeamRequest):
     prefix: str | None = Field(default=None, max_length=1000)
-    """How every translation begins."""
+    """Text with which every translation starts."""
     alignments: bool = False
-    """Which source word the decoder attends to while it predicts each word."""
+    """Return word alignments from the decoder's cross-attention."""
 
 
-class Sentences(Ask):
+class SentencesRequest(NativeRequest):
     text: BoundedStr
-    """What is split into sentences."""
+    """Text to split into sentences."""
 
 
-class Texts(Ask):
-    texts: BoundedStr | Many[BoundedStr]
-    top_k: Count = 5
+routes = APIRouter(prefix="/api", tags=["qkv"], dependencies=[Depends(require_key)])
 
 
-class Classify(Ask):
-    texts: BoundedStr | Many[TextOrPair] | None = None
-    """Texts, or pairs of texts."""
-    images: Many[BoundedStr] | None = None
-    """Pictures (PNG, JPEG ...) in base64, for a model that reads them."""
-    top_k: Count | None = None
+@routes.get("/models")
+async def models(request: Request) -> dict[str, Any]:
+    """List the models with their sizes and abilities, and the limits of the server."""
+    service: Service = request.app.state.service
+    return {"models": [model.about() for model in service.models], "limits": service.limits.model_dump(),
+            "run": service.run_log and service.run_log.name, "run_model": service.run_model()}  # fmt: skip
 
 
-class Tag(Ask):
-    texts: BoundedStr | Many[BoundedStr | Many[BoundedStr]]
-    """Sentences, or lists of words."""
+@routes.get("/run")
+def run(
+    request: Request,
+    since: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    points: Annotated[int, Query(ge=1, le=100_000)] = 2000,
+) -> Any:
+    """Return the log of the training run (`qkv serve --run FOLDER`) after step `since`."""
+    service: Service = request.app.state.service
+    if service.run_log is None:
+        raise ApiError(404, "no run is shown: start the server with --run FOLDER")
+    return service.run_log.since(since, points)
 
 
-class Answer(Ask):
-    question: BoundedStr
-    context: BoundedStr
-    no_answer: bool = False
-    """Whether the model may say that there is none."""
-    max_answer: Count = 30
+@routes.post("/generate")
+async def generate(asked: GenerateRequest, request: Request) -> Any:
+    """Continue a prompt; return every token with its probability and the most likely alternatives."""
+    service: Service = request.app.state.service
+    served = service.find(asked.model, "chat" if asked.chat or asked.system is not None else "generate")
+    service.limits.check_texts([asked.prompt, asked.system or ""])
+    service.limits.check("top", asked.alternatives, "alternatives")
+    service.limits.check("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
+    options = asked.options(service)
+    ids = await service.to_thread(request, served.prompt_ids, asked.prompt, asked.chat, asked.system)
+    (stream,) = start_streams(served, [Prompt(ids, asked.prefix)], options)
+    if asked.stream:
+        return EventStream(stream_events(service, request, stream))
+    try:
+        await service.wait_for(request, stream.wait())
+    finally:
+        stream.close()
+    return await service.to_thread(request, format_generation, stream)
 
 
-class Describe(Ask):
-    images: Many[BoundedStr]
-    """Pictures (PNG, JPEG ...) in base64."""
-    beam: Count | None = None
-    n_best: Count = 1
+def format_generation(stream: TextStream) -> dict[str, Any]:
+    formatter = TokenFormatter(stream.served.model.target_words(), stream.context)
+    return {"model": stream.served.name, "text": stream.text, "tokens": token_records(formatter, stream.steps),
+            "finish": stream.finish, "prompt_tokens": len(stream.prompt.ids)}  # fmt: skip
 
 
-class Embed(Ask):
-    texts: BoundedStr | Many[BoundedStr]
-    pooling: str = Field(default="mean", pattern="^(mean|cls|last)$", max_length=10)
-
-
-def router(service: Service) -> APIRouter:
-    routes = APIRouter(prefix="/api", tags=["qkv"], dependencies=[Depends(service.asks_for_key)])
-    writing(routes, service)
-    reading(routes, service)
-    seeing(routes, service)
-
-    @routes.get("/models")
-    async def models() -> dict[str, Any]:
-        """The models that are here: family, sizes, what they can do; and what the server allows."""
-        return {"models": [one.about() for one in service.models], "limits": service.limits.model_dump(),
-                "run": service.watch and service.watch.name, "run_model": service.run_model()}  # fmt: skip
-
-    @routes.get("/run")
-    def run(
-        since: Annotated[int, Query(ge=0, le=2**62)] = 0, points: Annotated[int, Query(ge=1, le=100_000)] = 2000
-    ) -> Any:
-        """The log of the run that is watched (`qkv serve --run FOLDER`), after update `since`."""
-        if service.watch is None:
-            raise Refusal(404, "no run is watched: start the server with --run FOLDER")
-        return service.watch.since(since, points)
-
-    return routes
-
-
-# --- models that write
-
-
-def writing(routes: APIRouter, service: Service) -> None:
-    @routes.post("/generate")
-    async def generate(asked: Generate, request: Request) -> Any:
-        """Go on from a prompt; every token with its probability and what could have stood there."""
-        served = service.named(asked.model, "chat" if asked.chat or asked.system is not None else "generate")
-        service.limits.texts_of([asked.prompt, asked.system or ""])
-        service.limits.at_most("top", asked.alternatives, "alternatives")
-        service.limits.at_most("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
-        ids = await service.threaded(request, served.prompt_ids, asked.prompt, asked.chat, asked.system)
-        how = SamplingParams(asked.temperature, asked.top_k, asked.top_p, asked.min_p)
-        stop = stops_of(service.limits, asked.stop)
-        manner = Manner(asked.max_tokens, how, seed_of(asked.seed), asked.alternatives, stop, asked.rules())
-        (one,) = begin(served, [Prompt(ids, asked.prefix)], manner)
-        if asked.stream:
-            return Stream(streamed(service, request, one))
-        try:
-            await service.attended(request, one.whole())
-        finally:
-            one.close()
-        return said(one)
-
-    @routes.post("/translate")
-    async def translate(asked: Translate, request: Request) -> dict[str, Any]:
-        """Translations with scores, tokens and their probabilities, n-best lists, word alignments. A text is translated sentence by
-        sentence; with `prefix` as a whole."""
-        served = service.named(asked.model, "translate")
-        texts = checked(service, asked)
-        how = served.request(
-            asked.beam, asked.n_best, max_length=asked.max_length, prefixes=[asked.prefix] if asked.prefix else ()
-        )
-        ways = await service.attended(request, ways_of(served, texts, how))
-        results = [shown(n_best(own)) for own in ways]
-        if asked.alignments:
-            links = [await service.attended(request, links_of(served, best)) for best, *_ in ways]
-            results = [one | {"alignment": own} for one, own in zip(results, links, strict=True)]
-        return {"model": served.name, "results": results}
-
-    @routes.post("/sentences")
-    async def split(asked: Sentences, request: Request) -> dict[str, Any]:
-        """The sentences of a text, as they are translated: {"text", "translated": whether it has words, "space" behind it}."""
-        service.limits.texts_of([asked.text])
-        pieces = [*await service.threaded(request, sentences.split, asked.text), ""]
-        records = [{"text": text, "translated": sentences.worded(text), "space": space}
-                   for text, space in zip(pieces[::2], pieces[1::2], strict=True)]  # fmt: skip
-        return {"sentences": records}
-
-    @routes.post("/summarize")
-    async def summarize(asked: Search, request: Request) -> dict[str, Any]:
-        """A short text for each."""
-        served = service.named(asked.model, "summarize")
-        how = served.request(asked.beam, asked.n_best, max_length=asked.max_length)
-        found = await service.attended(request, served.search(checked(service, asked), how))
-        return {"model": served.name, "results": [shown(one) for one in found]}
-
-
-def n_best(ways: Sequence[Way]) -> Translation:
-    """The best translation of a text, with all others."""
-    found = [way.whole() for way in ways]
-    return replace(found[0], n_best=found if len(found) > 1 else [])
-
-
-def checked(service: Service, asked: Search) -> list[str]:
-    """The texts of a search, within the limits."""
-    texts = listed(asked.texts)
-    service.limits.texts_of(texts)
-    service.limits.at_most("alternatives", asked.n_best - 1, "answers beside the first")
-    service.limits.at_most("tokens", asked.max_length or 0, "tokens")
-    return texts
-
-
-def shown(one: Translation) -> dict[str, Any]:
-    """A translation in JSON, with all others of its n-best list."""
-    own = {"text": one.text, "score": number(one.score), "tokens": one.tokens,
-           "log_probs": [number(each) for each in one.token_log_probs]}  # fmt: skip
-    if one.problem:
-        raise Refusal(400, one.problem)
-    return own | ({"n_best": [shown(each) for each in one.n_best]} if len(one.n_best) > 1 else {})
-
-
-def said(one: Writing) -> dict[str, Any]:
-    return {"model": one.served.name, "text": one.text, "tokens": token_records(one.reader(), one.steps),
-            "finish": one.finish, "prompt_tokens": len(one.prompt.ids)}  # fmt: skip
-
-
-async def streamed(service: Service, request: Request, one: Writing) -> AsyncIterator[str]:
-    """Events {"text", "tokens"}, at last {"finish"}."""
-    reader = one.reader()
+async def stream_events(service: Service, request: Request, stream: TextStream) -> AsyncIterator[str]:
+    """Yield events {"text", "tokens"}, at last {"finish"}."""
+    formatter = TokenFormatter(stream.served.model.target_words(), stream.context)
     try:
         async with asyncio.timeout(service.remaining(request)):
-            async for text, steps in one.pieces():
-                yield event({"text": text, "tokens": token_records(reader, steps)})
-        yield event({"finish": one.finish})
+            async for text, steps in stream.pieces():
+                yield event({"text": text, "tokens": token_records(formatter, steps)})
+        yield event({"finish": stream.finish})
     except Exception as error:
-        yield event(refusal_of(error, one.served).content("/api"))
+        yield event(error_of(error, stream.served).body("/api"))
     finally:
-        one.close()
+        stream.close()
 
 
-# --- models that read
+@routes.post("/translate")
+async def translate(asked: NativeTranslateRequest, request: Request) -> dict[str, Any]:
+    """Translate texts sentence by sentence, or with `prefix` as a whole; return scores, tokens, n-best lists, alignments."""
+    service: Service = request.app.state.service
+    served = service.find(asked.model, "translate")
+    texts = asked.check(service)
+    prefixes = [asked.prefix] if asked.prefix else ()
+    how = served.request(asked.beam, asked.n_best, max_length=asked.max_length, prefixes=prefixes)
+    found = await service.wait_for(request, translate_texts(served, texts, how))
+    results = [format_translation(merge(ways)) for ways in found]
+    if asked.alignments:
+        links = [await service.wait_for(request, align_words(served, best)) for best, *_ in found]
+        results = [one | {"alignment": own} for one, own in zip(results, links, strict=True)]
+    return {"model": served.name, "results": results}
 
 
-def reading(routes: APIRouter, service: Service) -> None:
-    @routes.post("/classify")
-    async def classify(asked: Classify, request: Request) -> dict[str, Any]:
-        """The class of each text, pair or picture, with probabilities; of a model that was trained on numbers, its score."""
-        served, limits = service.named(asked.model, "classify"), service.limits
-        sees = served.config.image_size is not None
-        if asked.texts is not None if sees else asked.images is not None:
-            raise Refusal(
-                400, "this model reads pictures: give images" if sees else "this model reads texts: give texts"
-            )
-        if sees:
-            items: list[Any] = await service.attended(request, pictures(asked.images or [], served))
-        else:
-            items = [tuple(one) if isinstance(one, list) else one for one in listed(asked.texts or [])]
-            limits.texts_of([text for one in items for text in ([one] if isinstance(one, str) else one)])
-            for one in items:
-                served.checked(1 if isinstance(one, str) else 2)
-        something(items)
-        work = lambda some: served.model.classify(some, asked.top_k)  # noqa: E731
-        found = await service.attended(request, served.caller.ask(("classify", asked.top_k), work, items))
-        return {"model": served.name, "results": [one.to_json() for one in found]}
-
-    @routes.post("/tag")
-    async def tag(asked: Tag, request: Request) -> dict[str, Any]:
-        """A tag for every word."""
-        served = service.named(asked.model, "tag")
-        texts = something(listed(asked.texts))
-        service.limits.texts_of([one if isinstance(one, str) else " ".join(one) for one in texts])
-        found = await service.attended(request, served.caller.ask("tag", served.model.tag, texts))
-        return {"model": served.name, "results": [[word._asdict() for word in own] for own in found]}
-
-    @routes.post("/fill")
-    async def fill(asked: Texts, request: Request) -> dict[str, Any]:
-        """Words for the gaps, written [MASK] or <mask>."""
-        served = service.named(asked.model, "fill")
-        texts = read_texts(service, asked.texts)
-        service.limits.at_most("top", asked.top_k, "words for a gap")
-        work = lambda some: served.model.fill(some, asked.top_k)  # noqa: E731
-        found = await service.attended(request, served.caller.ask(("fill", asked.top_k), work, texts))
-        return {"model": served.name, "results": [one.to_json() for one in found]}
-
-    @routes.post("/answer")
-    async def answer(asked: Answer, request: Request) -> dict[str, Any]:
-        """The words of a text that answer a question."""
-        served = service.named(asked.model, "answer")
-        service.limits.texts_of([asked.question, asked.context])
-        how = (asked.no_answer, min(asked.max_answer, service.limits.tokens))
-
-        def work(pairs: list[tuple[str, str]]) -> Any:
-            return served.model.answer([question for question, _ in pairs], [context for _, context in pairs], *how)
-
-        pair = (asked.question, asked.context)
-        (found,) = await service.attended(request, served.caller.ask(("answer", how), work, [pair]))
-        return {"model": served.name, **found._asdict()}
+def merge(ways: list[TextTranslation]) -> Translation:
+    """Return the best translation of a text with all others as its n-best list."""
+    translations = [way.merge() for way in ways]
+    return replace(translations[0], n_best=translations if len(translations) > 1 else [])
 
 
-def seeing(routes: APIRouter, service: Service) -> None:
-    @routes.post("/describe")
-    async def describe(asked: Describe, request: Request) -> dict[str, Any]:
-        """A sentence about each picture."""
-        served = service.named(asked.model, "describe")
-        beam = served.beam(asked.beam, asked.n_best).size
-        items = something(await service.attended(request, pictures(asked.images, served)))
-        work = lambda some: served.model.describe(some, beam, n_best=asked.n_best)  # noqa: E731
-        found = await service.attended(request, served.caller.ask(("describe", beam, asked.n_best), work, items))
-        return {"model": served.name, "results": [shown(one) for one in found]}
-
-    @routes.post("/embed")
-    async def embed(asked: Embed, request: Request) -> dict[str, Any]:
-        """A vector for each text."""
-        served = service.named(asked.model, "embed")
-        texts = read_texts(service, asked.texts)
-        work = lambda some: served.model.embed(some, asked.pooling, truncate=True).tolist()  # noqa: E731
-        found = await service.attended(request, served.caller.ask(("embed", asked.pooling), work, texts))
-        return {"model": served.name, "results": found}
+def format_translation(one: Translation) -> dict[str, Any]:
+    """Convert a translation and its n-best list to JSON."""
+    if one.problem:
+        raise ApiError(400, one.problem)
+    fields = {"text": one.text, "score": finite(one.score), "tokens": one.tokens,
+              "log_probs": [finite(each) for each in one.token_log_probs]}  # fmt: skip
+    return fields | ({"n_best": [format_translation(each) for each in one.n_best]} if len(one.n_best) > 1 else {})
 
 
-def read_texts(service: Service, given: Any) -> list[Any]:
-    """One or several texts, none of them empty, within the limits."""
-    texts = something(listed(given))
-    service.limits.texts_of(texts)
-    return texts
+@routes.post("/sentences")
+async def split_sentences(asked: SentencesRequest, request: Request) -> dict[str, Any]:
+    """Split a text into the sentences that are translated: {"text", "translated": whether it has words, "space" after it}."""
+    service: Service = request.app.state.service
+    service.limits.check_texts([asked.text])
+    pieces = [*await service.to_thread(request, sentences.split, asked.text), ""]
+    records = [{"text": text, "translated": sentences.has_words(text), "space": space}
+               for text, space in zip(pieces[::2], pieces[1::2], strict=True)]  # fmt: skip
+    return {"sentences": records}
 
 
-def something(items: list[Any]) -> list[Any]:
-    if not items or not all(items_given(items)):
-        raise Refusal(400, "there is nothing to read: the list, or an entry of it, is empty")
-    return items
-
-
-def items_given(items: Sequence[Any]) -> list[bool]:
-    return [not isinstance(one, str | list | tuple) or len(one) > 0 for one in items]
-
-
-async def pictures(given: Sequence[str], served: Served) -> list[Pixels]:
-    """Decode pictures from base64 in a thread, one at a time: between two of them the request can be given up."""
-    served.limits.at_most("texts", len(given), "pictures")
-    return [await asyncio.to_thread(picture, one, served) for one in given]
-
-
-def picture(given: str, served: Served) -> Pixels:
-    """Decode one picture; its size is checked before its pixels are unpacked."""
-    try:
-        data = base64.b64decode(given.partition(",")[2] if given.startswith("data:") else given, validate=True)
-    except ValueError:
-        raise Refusal(400, "the picture is not base64: send the bytes of a PNG, JPEG ... file in base64") from None
-    try:
-        image = open_picture(io.BytesIO(data), "the picture")
-        served.limits.at_most("pixels", image.width * image.height, "pixels")
-        return unpack(image, served.config.image_size or 0, served.config.n_channels, "the picture")
-    except FileError:
-        raise Refusal(400, "the picture cannot be read: send a PNG, JPEG ... file in base64") from None
+@routes.post("/summarize")
+async def summarize(asked: BeamRequest, request: Request) -> dict[str, Any]:
+    """Summarize each text."""
+    service: Service = request.app.state.service
+    served = service.find(asked.model, "summarize")
+    how = served.request(asked.beam, asked.n_best, max_length=asked.max_length)
+    found = await service.wait_for(request, served.search(asked.check(service), how))
+    return {"model": served.name, "results": [format_translation(one) for one in found]}

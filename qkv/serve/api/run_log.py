@@ -1,4 +1,4 @@
-"""Watch: the log of a run in training, as it grows."""
+"""The log of a training run, read as it grows."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from qkv.errors import FileError
 
 LOG = "log.jsonl"
 MOST = 1_000_000
-"""Lines that are kept."""
+"""Most lines to keep."""
 TAIL = 4096
-"""Bytes before the place up to which the log was read, by which it is known again."""
+"""Bytes before the current offset that are compared to recognise a log that was replaced."""
 
 
-class Watch:
-    """Reads what was added since it last looked. A run that is resumed goes on from an earlier update: what its log said of
-    later ones is forgotten, whether the run cut its log or only writes on behind it."""
+class RunLog:
+    """Reads the lines that were added since the last call. A resumed run continues from an earlier step: lines of later steps are
+    discarded, whether the run truncates its log or appends to it."""
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise FileError(f"{folder} is no run's folder: --run takes what `qkv train` writes to")
+            raise FileError(f"{folder} is not a folder: --run takes the folder of a run, which `qkv train` writes")
         self.folder, self.name = folder, folder.resolve().name
         self.lines: list[dict[str, Any]] = []
         self.offset, self.inode, self.tail = 0, 0, b""
         self.cuts = 0
-        """How often lines were forgotten: whoever has seen another count asks for all of them again."""
+        """How often lines were discarded: a client that knows another count must fetch all lines again."""
         self.lock = threading.Lock()
 
     def read(self) -> None:
-        """Whole lines only; one that is no JSON is left out."""
+        """Read complete lines; those that are not JSON are left out."""
         try:
             with open(self.folder / LOG, "rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
@@ -61,22 +61,22 @@ class Watch:
         if not isinstance(found, dict) or not isinstance(found.get("step"), int):
             return
         if self.lines and found["step"] <= self.lines[-1]["step"]:
-            self.forget(found["step"])
+            self.discard(found["step"])
         if len(self.lines) < MOST:
-            self.lines.append({key: finite(value) for key, value in found.items()})
+            self.lines.append({key: json_value(value) for key, value in found.items()})
 
-    def forget(self, step: int) -> None:
-        """What is known of this update and later ones."""
+    def discard(self, step: int) -> None:
+        """Remove the lines of this step and later ones."""
         self.lines = [line for line in self.lines if line["step"] < step]
         self.cuts += 1
 
     def restart(self) -> None:
-        """This is another log than it was: it is read from its beginning."""
+        """Start over: the log was replaced."""
         self.cuts += bool(self.lines)
         self.lines, self.offset, self.tail = [], 0, b""
 
     def since(self, step: int, points: int) -> dict[str, Any]:
-        """Lines after an update, thinned to about so many; those with a look at the held-out set are all kept."""
+        """Return the lines after a step, reduced to about `points`; those with validation results are all kept."""
         with self.lock:
             self.read()
             new = [line for line in self.lines if line["step"] > step]
@@ -91,6 +91,6 @@ class Watch:
         return {"run": self.name, "last": last, "cuts": cuts, "lines": kept, "ended": ended}
 
 
-def finite(value: Any) -> Any:
-    """JSON has no NaN."""
+def json_value(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not have, by None."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Sentences: a translator reads one at a time; what stands between them is kept."""
+"""Splitting texts into sentences, which are translated one by one, and the white space between them, which is kept."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ END = re.compile(
     r"(?<=[.!?…。！？])(?<!\b[A-Z]\.)(?<!\b(?:Mr|Ms|Dr|St|Nr|No)\.)(?<!\bMrs\.)(?<!\bProf\.)[\"”»)'’]*(\s+)"
     r"(?=[\"“«(¿¡‘„]*[^\W_a-zß-öø-ÿ])"
 )
-"""The space behind a sentence: a mark that ends it, and then no small letter."""
+"""The space after a sentence: it follows a mark that ends a sentence, and no lower-case letter follows it."""
 SPACE = re.compile(r"\s+")
-"""All of a space at once: what looks for a line break within it would begin anew at each of its characters."""
+"""Matches all white space at once: searching for a line break within it would take quadratic time."""
 
 
 def split(text: str) -> list[str]:
-    """Pieces whose join is the text: sentences at even places, spaces and line breaks between them at odd ones."""
+    """Split a text into pieces whose join is the text: sentences at even indices, white space between them at odd ones."""
     pieces: list[str] = []
     begin = 0
     for space in SPACE.finditer(text):
         if "\n" in space[0]:
-            pieces += [*of_line(text[begin : space.start()]), space[0]]
+            pieces += [*split_line(text[begin : space.start()]), space[0]]
             begin = space.end()
-    return [*pieces, *of_line(text[begin:])]
+    return [*pieces, *split_line(text[begin:])]
 
 
-def of_line(text: str) -> list[str]:
-    """The same for what stands between two line breaks."""
+def split_line(text: str) -> list[str]:
+    """Split a text without line breaks."""
     pieces, begin = list[str](), 0
     for found in END.finditer(text):
         pieces += [text[begin : found.start(1)], found[1]]
@@ -35,11 +35,12 @@ def of_line(text: str) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def worded(piece: str) -> bool:
-    """Whether there is more than numbers, marks, signs and spaces; what is no character at all is for the translator to refuse."""
+def has_words(piece: str) -> bool:
+    """Return whether there is more than digits, punctuation, symbols and spaces; control characters count, so that the
+    translator reports them."""
     return any(unicodedata.category(one)[0] in "LMC" for one in piece)
 
 
-def joined(pieces: Sequence[str], sentences: Sequence[str]) -> str:
-    """The text with other sentences in the places of its own."""
+def join(pieces: Sequence[str], sentences: Sequence[str]) -> str:
+    """Join the white space of `pieces` with other sentences."""
     return "".join(sentences[number // 2] if number % 2 == 0 else space for number, space in enumerate(pieces))

@@ -1,1 +1,1 @@
-"""HTTP: middleware, authentication, errors, static files, sockets."""
+"""HTTP layer: limits, errors, authentication, middleware, forms, server-sent events, static files, sockets, metrics."""

@@ -1,23 +1,21 @@
-"""The front of the server, before any route: the host is checked, bodies are read whole and bounded, forms become JSON, answers
-get the headers that keep a browser safe, and everything is counted."""
+"""Middleware before all routes: checks the host, limits the body, converts forms to JSON, adds security headers, counts."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 
-from qkv.serve.http.errors import GONE, Refusal, busy
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.metrics import Metrics
+from qkv.serve.http.errors import CLIENT_CLOSED, ApiError, overload_error, shutting_down
+from qkv.serve.http.forms import form_to_json
+from qkv.serve.http.limits import Limits, SharedCount
+from qkv.serve.http.metrics import Metrics
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,128 +24,137 @@ Send = Callable[[Message], Awaitable[None]]
 
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
           "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")  # fmt: skip
-SAFE = [(b"content-security-policy", POLICY.encode()), (b"x-content-type-options", b"nosniff"),
-        (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin")]  # fmt: skip
+SECURITY_HEADERS = [(b"content-security-policy", POLICY.encode()), (b"x-content-type-options", b"nosniff"),
+                    (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin")]  # fmt: skip
 ARRIVED = "qkv.arrived"
-"""In the scope of a request: when it came."""
+"""Key in the scope of a request: its arrival time."""
 DRAINED = 32_000_000
-"""Bytes of a body that is too large which are still read and thrown away, so that its sender hears why."""
-OPENING = re.compile(rb'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.S)
-FIELDS = 1000
-"""Fields of a form."""
-FORMS = ("/translate", "/detect")
-"""Routes that also read forms, and fields in the address, as LibreTranslate's clients send them. The others read JSON only: a
+"""Bytes of an oversized body that are read and discarded, so that its sender receives the error."""
+BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|([\[{])|([\]}])', re.S)
+"""A string (skipped), an opening bracket or a closing one."""
+FORM_ROUTES = ("/translate", "/detect")
+"""Routes that also accept forms and query strings, as LibreTranslate's clients send them. All others accept JSON only: a web
 page of another site can send a form anywhere, but no JSON."""
-JSON = re.compile(r"application/([\w.-]+\+)?json")
+JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json")
 HOST = re.compile(r"\[(?P<address>[\da-f:.]+)\](:\d+)?|(?P<name>[\w.-]+?)\.?(:\d+)?", re.I)
-URLENCODED = "application/x-www-form-urlencoded"
-BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})', re.I)
-NAME = re.compile(rb'^content-disposition:[^\r\n]{0,200}?\bname="([^"\r\n]*)"', re.I | re.M)
 
 
-class Front:
-    """The outermost layer (ASGI)."""
+class Middleware:
+    """The outermost ASGI layer."""
 
-    def __init__(self, app: Any, limits: Limits, metrics: Metrics, hosts: Collection[str] = ()):
+    def __init__(
+        self, app: Any, limits: Limits, metrics: Metrics, hosts: Collection[str] = (), count: SharedCount | None = None
+    ):
         self.app, self.limits, self.metrics = app, limits, metrics
         self.hosts = {"localhost", *(host_name(host) or host.lower() for host in hosts)}
-        """Names under which the server may be addressed."""
+        """Host names by which clients may address the server."""
         self.closing = False
-        """The server ends: who is here is served, nobody else."""
-        self.open = 0
-        """Requests that are being answered."""
+        """Whether the server is shutting down: requests in progress are answered, new ones rejected."""
+        self.in_progress = 0
+        self.count = count or SharedCount()
+        """Requests in progress in all worker processes."""
+        metrics.sample(metrics.open, lambda: self.in_progress)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1000})
-            else:
-                await self.app(scope, receive, send)
-            return
-        status, start = GONE, time.monotonic()
+                return await send({"type": "websocket.close", "code": 1000})
+            return await self.app(scope, receive, send)
+        status, start = CLIENT_CLOSED, time.monotonic()
         scope[ARRIVED] = start
 
-        async def told(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], *SAFE]
+                message["headers"] = [*message["headers"], *SECURITY_HEADERS]
             await send(message)
 
-        self.open += 1
-        self.metrics.open.set(self.open)
+        self.in_progress += 1
+        self.count.set(self.in_progress)
         try:
-            await self.bounded(scope, receive, told)
+            await self.forward(scope, receive, send_with_headers)
         finally:
-            self.open -= 1
-            self.metrics.open.set(self.open)
-            self.metrics.refresh()
+            self.in_progress -= 1
+            self.count.set(self.in_progress)
             route = getattr(scope.get("route"), "path", "other")
-            self.metrics.requests.labels(route, status).inc()
-            self.metrics.seconds.labels(route).observe(time.monotonic() - start)
+            self.metrics.record_request(route, status, time.monotonic() - start)
+        return None
 
-    async def bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an acceptable request on to the application, with its body; answer any other with an error."""
         try:
-            if self.closing and scope["path"] != "/health":
-                raise busy("this server is shutting down", retry=5)
-            if self.open > self.limits.connections and scope["path"] != "/health":
-                raise busy(f"{self.limits.connections:,} requests are already in progress")
-            headers = Headers(scope=scope)
-            if scope["path"] != "/health":  # load balancers ask for it by any name, or by none
-                check_host(headers.get("host", ""), self.hosts)
-            async with asyncio.timeout(self.limits.seconds):
-                body = await self.body(headers, receive)
-            body = as_json(body, headers, scope)
-            not_too_deep(body, self.limits.nesting)
-        except TimeoutError:
-            refusal = Refusal(408, "the request did not arrive in time")
-            await self.refuse(refusal, scope, receive, send)
-        except Refusal as refused:
-            await self.refuse(refused, scope, receive, send)
+            bodies = [await self.accept(scope, receive)]
         except ConnectionAbortedError:
             return
-        else:
-            await self.app(scope, given(body, receive), send)
+        except ApiError as error:
+            headers = {**error.headers(), "Connection": "close"}
+            await JSONResponse(error.body(scope["path"]), error.status, headers)(scope, receive, send)
+            return
 
-    async def refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-        content = refusal.content(scope["path"])
-        await JSONResponse(content, refusal.status, {**refusal.headers(), "Connection": "close"})(scope, receive, send)
+        async def receive_again() -> Message:
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False} if bodies else await receive()
 
-    async def body(self, headers: Headers, receive: Receive) -> bytes:
-        """All of it; one that is too large is not kept."""
-        parts, size = list[bytes](), 0
-        more = True
-        while more and size <= DRAINED:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ConnectionAbortedError
-            part, more = message.get("body", b""), message.get("more_body", False)
-            size += len(part)
-            if size <= self.limits.body:
-                parts.append(part)
-        if size > self.limits.body:
-            raise Refusal(413, f"the request has more than {self.limits.body:,} bytes: send less at a time")
-        return b"".join(parts)
+        await self.app(scope, receive_again, send)
+
+    async def accept(self, scope: Scope, receive: Receive) -> bytes:
+        """Check a request and return its body, which is JSON."""
+        headers = Headers(scope=scope)
+        if scope["path"] != "/health":  # load balancers use any host name or none, and ask a busy server too
+            if self.closing:
+                raise shutting_down()
+            if self.count.total() > self.limits.connections:
+                raise overload_error(f"{self.limits.connections:,} requests are already in progress")
+            check_host(headers.get("host", ""), self.hosts)
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                body = await read_body(receive, self.limits.body)
+        except TimeoutError:
+            raise ApiError(408, f"the request did not arrive within {self.limits.seconds:g} s") from None
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if scope["path"] in FORM_ROUTES:
+            body = await form_to_json(body, kind, headers, scope)
+        elif body and not JSON_TYPE.fullmatch(kind):
+            given = f"the Content-Type of the body is {kind[:100]!r}" if kind else "the body has no Content-Type"
+            raise ApiError(415, f"{given}: send JSON with the header `Content-Type: application/json`")
+        check_nesting(body, self.limits.nesting)
+        return body
+
+
+async def read_body(receive: Receive, most: int) -> bytes:
+    """Read a request body of at most so many bytes; a larger one is not kept in memory."""
+    parts, size, more = list[bytes](), 0, True
+    while more and size <= DRAINED:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionAbortedError
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size <= most:
+            parts.append(part)
+    if size > most:
+        raise ApiError(413, f"the request has more than {most:,} bytes: send fewer texts per request")
+    return b"".join(parts)
 
 
 def check_host(given: str, allowed: Collection[str]) -> None:
-    """Refuse a request that addresses the server by a name that it does not know.
+    """Reject a request that addresses the server by an unknown host name.
 
-    A web page can let the name of its own site resolve to 127.0.0.1 and so, for the browser, become the same site as this
-    server (DNS rebinding); but its requests carry that name. An address in place of a name cannot be abused like this.
+    A web page can let the name of its own site resolve to 127.0.0.1 and so become, for the browser, the same site as this
+    server (DNS rebinding); but its requests carry that name. An IP address cannot be abused like this.
     """
     name = host_name(given)
     if "*" in allowed or name in allowed or is_address(name):
         return
-    raise Refusal(
+    raise ApiError(
         421, f"the host {given[:100]!r} is not allowed: start the server with `--allowed-host {name[:100] or 'NAME'}`"
     )
 
 
 def host_name(given: str) -> str:
-    """The name or address in "name:port"; empty where it is neither."""
-    found = HOST.fullmatch(given)
-    return "" if found is None else (found["address"] or found["name"]).lower()
+    """Extract the name or address from "name:port"; return "" if it is neither."""
+    match = HOST.fullmatch(given)
+    return "" if match is None else (match["address"] or match["name"]).lower()
 
 
 def is_address(name: str) -> bool:
@@ -158,87 +165,12 @@ def is_address(name: str) -> bool:
     return True
 
 
-def given(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that first gives the body, then what comes after it: that the client has gone."""
-    waiting = [body]
-
-    async def again() -> Message:
-        if waiting:
-            return {"type": "http.request", "body": waiting.pop(), "more_body": False}
-        return await receive()
-
-    return again
-
-
-def as_json(body: bytes, headers: Headers, scope: Scope) -> bytes:
-    """A form as the JSON that says the same. Where forms are read, a body without a type, or JSON that is said to be a form, as
-    `curl -d` and urllib do, is taken for JSON."""
-    said = headers.get("content-type", "")
-    kind = said.partition(";")[0].strip().lower()
-    if scope["path"] not in FORMS:
-        if body and not JSON.fullmatch(kind):
-            found = f"the Content-Type of the body is {kind[:100]!r}" if kind else "the body has no Content-Type"
-            raise Refusal(415, f"{found}: send JSON with the header `Content-Type: application/json`")
-        return body
-    pairs = form_of(body, kind, said, scope)
-    if pairs is not None:
-        body = json.dumps(fields_of(pairs)).encode()
-    elif kind not in ("", URLENCODED) or not body:
-        return body
-    own = [(name, value) for name, value in scope["headers"] if name not in (b"content-type", b"content-length")]
-    length = str(len(body)).encode()
-    scope["headers"] = [*own, (b"content-type", b"application/json"), (b"content-length", length)]
-    return body
-
-
-def form_of(body: bytes, kind: str, said: str, scope: Scope) -> list[tuple[str, str]] | None:
-    """The names and values of a form of either kind, and of the address. None: it is no form."""
-    query = scope["query_string"].decode("latin-1") if scope["method"] == "POST" else ""
-    try:
-        if kind == "multipart/form-data":
-            found = parts_of(body, said)
-        elif kind in ("", URLENCODED) and not body.lstrip().startswith(b"{") and (kind or not body):
-            found = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=FIELDS)
-        else:
-            return None
-        return parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS) + found if found or query else None
-    except (UnicodeDecodeError, ValueError):
-        raise Refusal(400, "this form cannot be read: it is not UTF-8, or has too many fields") from None
-
-
-def parts_of(body: bytes, kind: str) -> list[tuple[str, str]]:
-    """The fields of a multipart form (RFC 7578), each behind a line with the boundary; files among them are left out."""
-    boundary = BOUNDARY.search(kind)
-    if boundary is None:
-        raise Refusal(400, "this form cannot be read: its type names no boundary")
-    _, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary[1].encode("latin-1"), FIELDS)
-    found = []
-    for part in parts:
-        head, _, value = part.partition(b"\r\n\r\n")
-        name = NAME.search(head)
-        if name is not None and b"filename" not in head:
-            found.append((name[1].decode(), value.decode()))
-    return found
-
-
-def fields_of(pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A field that occurs several times is a list."""
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        fields[name] = value if name not in fields else [*listed(fields[name]), value]
-    return fields
-
-
-def listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def not_too_deep(body: bytes, most: int) -> None:
-    """Count brackets outside of strings before anything unfolds them."""
+def check_nesting(body: bytes, most: int) -> None:
+    """Reject deeply nested JSON before it is parsed, by counting brackets outside of strings."""
     if body.count(b"[") + body.count(b"{") <= most:
         return
     depth = 0
-    for found in OPENING.finditer(body):
-        depth += (found.lastindex == 1) - (found.lastindex == 2)
+    for bracket in BRACKET.finditer(body):
+        depth += (bracket.lastindex == 1) - (bracket.lastindex == 2)
         if depth > most:
-            raise Refusal(400, f"the request's JSON has more than {most} levels: it should be flat")
+            raise ApiError(400, f"the JSON of the request has more than {most} levels: send a flatter structure")

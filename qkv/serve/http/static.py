@@ -1,5 +1,7 @@
-"""Pages: the page at `/`, its files below /static, and /docs, made from the schema. All of it is read when the server starts:
-no name from a request reaches the file system, and nothing is fetched from elsewhere."""
+"""Static files: the web page at `/`, its files below /static, and /docs, rendered from the OpenAPI schema.
+
+Everything is read when the server starts: no name from a request reaches the file system, nothing is fetched from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse, Response
 
-from qkv.serve.http.errors import Refusal
+from qkv.serve.http.errors import ApiError
 
 PAGE = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
          ".mjs": "text/javascript; charset=utf-8", ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png",
          ".ico": "image/x-icon", ".woff2": "font/woff2", ".webmanifest": "application/manifest+json",
          ".txt": "text/plain; charset=utf-8"}  # fmt: skip
-FRESH = {"Cache-Control": "no-cache"}
+NO_CACHE = {"Cache-Control": "no-cache"}
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; background: Canvas; color: CanvasText }
@@ -28,38 +30,40 @@ h3 code { padding: .1rem .4rem; border: 1px solid #8884; border-radius: .3rem }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0 }
 """
 WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title>
-<link rel="stylesheet" href="/docs/style.css"><h1>qkv</h1><p>This server answers. <a href="/docs">What can be asked</a>.</p></html>"""
+<link rel="stylesheet" href="/docs/style.css"><h1>qkv</h1><p>The server is running. <a href="/docs">API reference</a>.</p></html>"""
 
 
-def files(folder: Path = PAGE) -> dict[str, Response]:
-    """Every file of the page, by its name below the folder, with its type; others than those of a page are left out."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in TYPES)
+def load_files(folder: Path = PAGE) -> dict[str, Response]:
+    """Read every file of the page with a known media type, by its path below the folder."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in TYPES)
     return {
-        path.relative_to(folder).as_posix(): Response(path.read_bytes(), media_type=TYPES[path.suffix], headers=FRESH)
-        for path in found
+        path.relative_to(folder).as_posix(): Response(
+            path.read_bytes(), media_type=TYPES[path.suffix], headers=NO_CACHE
+        )
+        for path in paths
     }
 
 
 def router(app: FastAPI) -> APIRouter:
-    routes, known = APIRouter(include_in_schema=False), files()
+    routes, files = APIRouter(include_in_schema=False), load_files()
 
     @routes.get("/")
     async def index() -> Response:
-        return known.get("index.html") or HTMLResponse(WELCOME)
+        return files.get("index.html") or HTMLResponse(WELCOME)
 
     @routes.get("/static/{name:path}")
     async def static(name: str) -> Response:
-        if name not in known:
-            raise Refusal(404, "there is no such file")
-        return known[name]
+        if name not in files:
+            raise ApiError(404, "there is no such file")
+        return files[name]
 
     @routes.get("/favicon.ico")
     async def icon() -> Response:
-        return known.get("favicon.ico") or known.get("favicon.svg") or Response(status_code=204)
+        return files.get("favicon.ico") or files.get("favicon.svg") or Response(status_code=204)
 
     @routes.get("/docs")
     async def docs() -> Response:
-        return HTMLResponse(documentation(app.openapi()))
+        return HTMLResponse(render_docs(app.openapi()))
 
     @routes.get("/docs/style.css")
     async def style() -> Response:
@@ -71,23 +75,23 @@ def router(app: FastAPI) -> APIRouter:
 # --- /docs
 
 
-def documentation(schema: dict[str, Any]) -> str:
-    """One page: every route, and its fields with their meaning."""
+def render_docs(schema: dict[str, Any]) -> str:
+    """Render the API reference: every route and its fields."""
     groups: dict[str, list[str]] = {}
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             tag = (operation.get("tags") or ["Server"])[0]
-            groups.setdefault(tag, []).append(route(path, method, operation, schema))
+            groups.setdefault(tag, []).append(render_route(path, method, operation, schema))
     body = "".join(f"<h2>{html.escape(tag)}</h2>{''.join(routes)}" for tag, routes in groups.items())
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f'<title>{html.escape(schema["info"]["title"])}</title><link rel="stylesheet" href="/docs/style.css"></head><body>'
         f"<main><h1>{html.escape(schema['info']['title'])}</h1><p>{html.escape(schema['info'].get('description', ''))} "
-        f'The schema: <a href="/openapi.json">openapi.json</a>.</p>{body}</main></body></html>'
+        f'OpenAPI schema: <a href="/openapi.json">openapi.json</a>.</p>{body}</main></body></html>'
     )
 
 
-def route(path: str, method: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
+def render_route(path: str, method: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
     about = html.escape(operation.get("description", ""))
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     rows = [
@@ -95,29 +99,29 @@ def route(path: str, method: str, operation: dict[str, Any], schema: dict[str, A
         for parameter in operation.get("parameters", ())
     ]
     record = schema["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]] if content else {}
-    needed = record.get("required", ())
-    rows += [(name, field, name in needed) for name, field in record.get("properties", {}).items()]
-    table = "".join(row(name, field, required) for name, field, required in rows)
-    fields = f"<table><tr><th>field</th><th>type</th><th>meaning</th></tr>{table}</table>" if rows else ""
+    required_fields = record.get("required", ())
+    rows += [(name, field, name in required_fields) for name, field in record.get("properties", {}).items()]
+    table = "".join(render_field(name, field, required) for name, field, required in rows)
+    fields = f"<table><tr><th>field</th><th>type</th><th>description</th></tr>{table}</table>" if rows else ""
     return f"<h3><code>{method.upper()} {html.escape(path)}</code></h3><p>{about}</p>{fields}"
 
 
-def row(name: str, field: dict[str, Any], required: bool) -> str:
+def render_field(name: str, field: dict[str, Any], required: bool) -> str:
     about = field.get("description", "")
     default = "" if required or field.get("default") is None else f" Default: {field['default']!r}."
-    cells = (f"<code>{html.escape(name)}</code>{'' if required else ' ?'}", html.escape(kind(field)),
+    cells = (f"<code>{html.escape(name)}</code>{'' if required else ' ?'}", html.escape(type_name(field)),
              html.escape(about + default))  # fmt: skip
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def kind(field: dict[str, Any]) -> str:
-    """The type of a field in words."""
+def type_name(field: dict[str, Any]) -> str:
+    """Name the type of a schema field."""
     if "$ref" in field:
         return str(field["$ref"].rpartition("/")[2])
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(kind(each) for each in field["anyOf"] if each.get("type") != "null"))
+        return " or ".join(dict.fromkeys(type_name(each) for each in field["anyOf"] if each.get("type") != "null"))
     if "enum" in field or "const" in field:
         return " or ".join(f'"{each}"' for each in field.get("enum", [field.get("const")]))
     if field.get("type") == "array":
-        return f"list of {kind(field.get('items', {}))}"
-    return str(field.get("type", "anything"))
+        return f"list of {type_name(field.get('items', {}))}"
+    return str(field.get("type", "any"))

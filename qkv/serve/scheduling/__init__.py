@@ -1,1 +1,1 @@
-"""Scheduling: queues, batches, streams of tokens, worker processes."""
+"""Scheduling: request queues, continuous batching, streams of tokens, loaded models, worker processes."""

@@ -1,5 +1,4 @@
-"""Calls: questions that a model answers in one pass (classify, tag, fill, embed, look inside). Those that wait while
-another is computed, and ask for the same in the same way, are answered together."""
+"""Batching of requests that take one pass (classify, tag, fill, embed, inspect): those that wait for the same are computed together."""
 
 from __future__ import annotations
 
@@ -15,58 +14,61 @@ from torch import nn
 
 from qkv.errors import QkvError
 from qkv.generate.free_cores import on_free_cores
-from qkv.serve.http.errors import Refusal, busy
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.metrics import Metrics
+from qkv.serve.http.errors import ApiError, overload_error, shutting_down
+from qkv.serve.http.limits import Limits, SharedCount
+from qkv.serve.http.metrics import Metrics
 
 Work = Callable[[list[Any]], Sequence[Any]]
-"""Items -> an answer for each, in their order."""
-TOGETHER = 64
-"""Items that are answered at once."""
+"""Items -> a result for each, in their order."""
+BATCH_ITEMS = 64
+"""Most items of one batch."""
 
 
 @dataclass(eq=False)
 class Call:
+    """Items to compute, and the future of their results."""
+
     key: Hashable
-    """Calls with the same key may be answered together."""
+    """Calls with the same key may be computed together."""
     work: Work
     items: list[Any]
-    answer: asyncio.Future[list[Any]]
-    """Cancelled when nobody waits for it any more: the client has gone, or the time is over."""
+    results: asyncio.Future[list[Any]]
+    """Cancelled when nobody waits for it any more: the client disconnected, or the time is over."""
     loop: asyncio.AbstractEventLoop
 
 
-class GivenUp(Exception):
+class AbandonedError(Exception):
     """Nobody waits for what is being computed."""
 
 
-class Caller(threading.Thread):
-    """One thread that answers the calls to one model."""
+class Batcher(threading.Thread):
+    """One thread that computes the calls to one model."""
 
     def __init__(self, name: str, networks: Sequence[nn.Module], limits: Limits, metrics: Metrics,
-                 alone: Callable[[], AbstractContextManager[Any]]):  # fmt: skip
-        super().__init__(name=f"{name}-calls", daemon=True)
-        self.model, self.limits, self.metrics, self.alone = name, limits, metrics, alone
-        self.halves = [module for network in networks for module in (network, *network.children())]
+                 exclusive: Callable[[], AbstractContextManager[Any]], count: SharedCount | None = None):  # fmt: skip
+        super().__init__(name=f"{name}-batcher", daemon=True)
+        self.model, self.limits, self.metrics, self.exclusive = name, limits, metrics, exclusive
+        self.modules = [module for network in networks for module in (network, *network.children())]
         self.waiting: deque[Call] = deque()
+        self.count = count or SharedCount()
+        """Items that wait for this model in all worker processes."""
         self.changed = threading.Condition()
         self.closing = False
 
-    async def ask(self, key: Hashable, work: Work, items: Sequence[Any]) -> list[Any]:
-        """An answer for each item."""
+    async def submit(self, key: Hashable, work: Work, items: Sequence[Any]) -> list[Any]:
+        """Return the results of `work` for these items, computed in the batcher's thread."""
         loop = asyncio.get_running_loop()
         call = Call(key, work, list(items), loop.create_future(), loop)
-        self.limits.at_most("waiting", len(call.items), "texts to read at once")
+        self.limits.check("waiting", len(call.items), "texts to read at once")
         with self.changed:
             if self.closing:
-                raise busy("this server is shutting down", retry=5)
-            self.forget()
-            count = sum(len(other.items) for other in self.waiting)
-            if count + len(call.items) > self.limits.waiting:
-                raise busy(f"the queue is full ({count} texts)")
+                raise shutting_down()
+            self.remove_cancelled()
+            if not self.count.try_set(items_of(self.waiting) + len(call.items), self.limits.waiting):
+                raise overload_error(f"the queue is full ({self.count.total()} texts)")
             self.waiting.append(call)
             self.changed.notify()
-        return await call.answer
+        return await call.results
 
     def close(self) -> None:
         with self.changed:
@@ -75,15 +77,15 @@ class Caller(threading.Thread):
 
     def run(self) -> None:
         while calls := self.take():
-            with self.alone():
-                self.metrics.rows.labels(self.model).observe(sum(len(call.items) for call in calls))
-                self.answer(calls)
+            with self.exclusive():
+                self.compute(calls)
+            self.metrics.record_batch(self.model, items_of(calls))
 
     def take(self) -> list[Call]:
-        """The first who waits, and all behind it who ask for the same; none at the end of the server."""
+        """Wait for a call; return it with all others of the same key. None are left when the server ends."""
         with self.changed:
             while True:
-                self.forget()
+                self.remove_cancelled()
                 if self.waiting:
                     break
                 if self.closing:
@@ -92,44 +94,50 @@ class Caller(threading.Thread):
             first = self.waiting.popleft()
             taken, rest, count = [first], deque[Call](), len(first.items)
             for call in self.waiting:
-                fits = call.key == first.key and count + len(call.items) <= TOGETHER
+                fits = call.key == first.key and count + len(call.items) <= BATCH_ITEMS
                 (taken if fits else rest).append(call)
                 count += len(call.items) if fits else 0
             self.waiting = rest
+            self.count.set(items_of(rest))
             return taken
 
-    def forget(self) -> None:
-        """Whoever has gone while waiting takes no place."""
-        self.waiting = deque(call for call in self.waiting if not call.answer.cancelled())
+    def remove_cancelled(self) -> None:
+        self.waiting = deque(call for call in self.waiting if not call.results.cancelled())
+        self.count.set(items_of(self.waiting))
 
-    def answer(self, calls: list[Call]) -> None:
-        """Together; if that fails each for itself, so that what is wrong with one is told to it alone."""
+    def compute(self, calls: list[Call]) -> None:
+        """Compute calls together; if that fails each by itself, so that an error reaches only the call that caused it."""
         try:
-            with wanted(calls, self.halves), on_free_cores():
-                found = list(calls[0].work([item for call in calls for item in call.items]))
-        except GivenUp:
-            return None
+            with watch_for_abandonment(calls, self.modules), on_free_cores():
+                results = list(calls[0].work([item for call in calls for item in call.items]))
+        except AbandonedError:
+            return
         except Exception as error:
-            if len(calls) == 1:
-                if not isinstance(error, QkvError | Refusal):
-                    self.metrics.failures.labels(self.model).inc()
-                return settle(calls[0], error)
-            for call in calls:
-                self.answer([call])
-            return None
+            if len(calls) > 1:
+                for call in calls:
+                    self.compute([call])
+                return
+            if not isinstance(error, QkvError | ApiError):
+                self.metrics.record_failure(self.model)
+            settle(calls[0], error)
+            return
         for call in calls:
-            own, found = found[: len(call.items)], found[len(call.items) :]
+            own, results = results[: len(call.items)], results[len(call.items) :]
             settle(call, own)
-        return None
+
+
+def items_of(calls: Sequence[Call] | deque[Call]) -> int:
+    """Count the items of all calls."""
+    return sum(len(call.items) for call in calls)
 
 
 @contextmanager
-def wanted(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Within the block no pass of these modules begins once nobody waits for the calls."""
+def watch_for_abandonment(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Within the block, end the computation at the next pass of a module once nobody waits for the calls."""
 
     def check(*_: Any) -> None:
-        if all(call.answer.cancelled() for call in calls):
-            raise GivenUp
+        if all(call.results.cancelled() for call in calls):
+            raise AbandonedError
 
     handles = [module.register_forward_pre_hook(check) for module in modules]
     try:
@@ -140,15 +148,17 @@ def wanted(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Iterator[None
 
 
 def settle(call: Call, outcome: list[Any] | Exception) -> None:
-    def told() -> None:
-        if call.answer.done():
+    """Set the results of a call, or its error, in its event loop."""
+
+    def set_outcome() -> None:
+        if call.results.done():
             return
         if isinstance(outcome, Exception):
-            call.answer.set_exception(outcome)
+            call.results.set_exception(outcome)
         else:
-            call.answer.set_result(outcome)
+            call.results.set_result(outcome)
 
     try:
-        call.loop.call_soon_threadsafe(told)
-    except RuntimeError:  # its loop has ended, and so has whoever waited in it
+        call.loop.call_soon_threadsafe(set_outcome)
+    except RuntimeError:  # the loop is closed, and with it whoever was waiting
         return

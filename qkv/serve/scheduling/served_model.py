@@ -1,4 +1,4 @@
-"""Served: one model behind the server, what it can do, and the threads that do it."""
+"""A loaded model behind the server: its abilities, and the threads that compute its requests."""
 
 from __future__ import annotations
 
@@ -25,71 +25,82 @@ from qkv.generate.sequence import GeneratedToken, Generation, Hypothesis
 from qkv.generate.translate import EncodedText, Translation, TranslationParams, Translator, with_n_best
 from qkv.look.attention import sites
 from qkv.models.inputs import carries
-from qkv.serve.http.errors import Refusal
-from qkv.serve.scheduling.batcher import Caller
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.metrics import Metrics
-from qkv.serve.scheduling.scheduler import Desk, Lane, Ticket
+from qkv.serve.http.errors import ApiError
+from qkv.serve.http.limits import Limits, SharedCount
+from qkv.serve.http.metrics import Metrics
+from qkv.serve.scheduling.batcher import Batcher
+from qkv.serve.scheduling.queue import RequestQueue
+from qkv.serve.scheduling.scheduled_text import ScheduledText
+from qkv.serve.scheduling.scheduler import Scheduler
 from qkv.tasks.summary import Summarizer
 
 Pair = tuple[str, str]
 """Source language, target language."""
-ALIGNED = TranslationParams(alignments=True)
-MANY = 2000
-"""Characters that are made into tokens without holding up other requests."""
+WITH_ALIGNMENTS = TranslationParams(alignments=True)
 CHUNK = 64
-"""Tokens of a prompt whose logits are formed at once."""
+"""Tokens of a prompt whose logits are computed at once."""
+Prepared = tuple[list[int], list[int] | None, Generation]
+"""A text to generate: the tokens that are known of it, the tokens of its source, and how it is searched or sampled."""
 
 
 @dataclass(eq=False)
-class Served:
-    """A loaded model. `start` begins its threads, `close` ends them when all that was asked is answered."""
+class ServedModel:
+    """A loaded model. `start` starts its threads, `close` ends them when all requests are answered."""
 
     name: str
     model: Model
     task: str | None = None
-    """What it was trained for, where a recipe says so."""
+    """The task that it was trained for, if known."""
     pair: Pair | None = None
     """The languages of a translator."""
     pairs: bool | None = None
-    """Whether its classes are of pairs of texts; None where no recipe says so: it reads both."""
+    """Whether a classifier reads pairs of texts; None = unknown: it reads both."""
     note: str | None = None
-    """What its user should know, where it ships with qkv."""
+    """A note for users, of a model that ships with qkv."""
     run: Path | None = None
     """Folder of the training run that it is the best model of."""
     batches: int = 0
-    """Lanes; 0 = one for each of torch's threads."""
+    """Running batches, each with a scheduler thread; 0 = one for each of torch's threads."""
     limits: Limits = field(default_factory=Limits)
     metrics: Metrics = field(default_factory=Metrics)
+    counts: tuple[SharedCount, SharedCount] | None = None
+    """Texts that wait in the queue and in the batcher, shared by all worker processes."""
 
     def start(self) -> None:
         on_cpu = self.model.device.type == "cpu"
         threads = torch.get_num_threads()
-        lanes = (min(self.batches or threads, threads) if on_cpu else 1) if self.writes else 0
-        lock = threading.Lock()
-        # on a CPU texts are written by a packed twin; elsewhere whoever looks into the network has it for himself
-        alone: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
-        self.desk = Desk(self.limits, lanes)
-        # pictures are described in the thread of the calls, by a packed twin too
-        asked = [self.model.network, *([self.model.packed()] if "describe" in self.can else [])]
-        self.caller = Caller(self.name, asked, self.limits, self.metrics, alone)
-        network = self.model.packed(fast=lanes > 0)
-        self.lanes = [
-            Lane(number, self.desk, network, self.pad_id, max(1, threads // lanes), self.name, self.metrics, alone)
-            for number in range(lanes)
-        ]
-        self.metrics.watch(self.name, lambda: len(self.desk.waiting) + len(self.caller.waiting),
-                           lambda: sum(len(lane.tickets) for lane in self.lanes))  # fmt: skip
-        for thread in (*self.lanes, self.caller):
+        schedulers = (min(self.batches or threads, threads) if on_cpu else 1) if self.writes else 0
+        lock, cells = threading.Lock(), [0, 0]
+        # on a CPU a packed copy generates texts; elsewhere one network does everything, one thread at a time
+        exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
+        queued, batched = self.counts or (SharedCount(cells, 0), SharedCount(cells, 1))
+        self.queue = RequestQueue(self.limits, schedulers, queued)
+        # the batcher also describes images, with a packed copy
+        networks = [self.model.network, *([self.model.packed()] if "describe" in self.abilities else [])]
+        self.batcher = Batcher(self.name, networks, self.limits, self.metrics, exclusive, batched)
+        network = self.model.packed(fast=schedulers > 0)
+        self.schedulers = [
+            Scheduler(number, self.queue, network, self.pad_id, max(1, threads // schedulers), self.name, self.metrics,
+                      exclusive)
+            for number in range(schedulers)
+        ]  # fmt: skip
+        m = self.metrics
+        m.sample(m.queued.labels(self.name), lambda: len(self.queue.waiting) + len(self.batcher.waiting))
+        m.sample(m.running.labels(self.name), lambda: sum(len(one.active) for one in self.schedulers))
+        for thread in self.threads:
             thread.start()
 
+    @property
+    def threads(self) -> list[threading.Thread]:
+        return [*self.schedulers, self.batcher]
+
     def close(self, seconds: float = 60.0) -> None:
-        self.desk.close()
-        self.caller.close()
-        for thread in (*self.lanes, self.caller):
+        self.queue.close()
+        self.batcher.close()
+        for thread in self.threads:
             thread.join(seconds)
 
-    # --- what it is
+    # --- properties
 
     @property
     def config(self) -> ModelConfig:
@@ -97,12 +108,12 @@ class Served:
 
     @property
     def pad_id(self) -> int:
-        """One that both sides know: what stands at padding is never looked at."""
+        """A token id of both vocabularies: padding is masked, so any will do."""
         return self.config.pad_id if self.config.pad_id < min(self.config.vocab_size, self.config.target_size) else 0
 
     @property
     def writes(self) -> bool:
-        """Whether it writes from text."""
+        """Whether it generates text from text."""
         c = self.config
         return (
             c.family != "encoder"
@@ -112,8 +123,8 @@ class Served:
         )
 
     @cached_property
-    def can(self) -> tuple[str, ...]:
-        """What may be asked of it."""
+    def abilities(self) -> tuple[str, ...]:
+        """The tasks that clients may request."""
         c, words = self.config, self.model.tokenizer is not None
         template = self.model.tokenizer.chat_template if self.model.tokenizer is not None else None
         translates = c.family == "encoder-decoder" and (self.task == "translation" or self.pair is not None)
@@ -133,40 +144,40 @@ class Served:
         return tuple(name for name, yes in able.items() if yes)
 
     def about(self) -> dict[str, Any]:
-        """What /api/models says of it."""
+        """Describe it for /api/models."""
         c, filler = self.config, self.model.looker().filler
         return {
-            "name": self.name, "task": self.task, "can": list(self.can), "family": c.family, "head": c.head,
+            "name": self.name, "task": self.task, "can": list(self.abilities), "family": c.family, "head": c.head,
             "parameters": sum(p.numel() for p in self.model.network.parameters()), "layers": c.n_layers,
             "decoder_layers": c.decoder_layers if c.family == "encoder-decoder" else None, "heads": c.n_heads,
             "width": c.d_model, "head_width": c.head_width, "vocabulary": c.vocab_size, "target_vocabulary": c.target_size,
             "context": c.max_length, "position": c.position, "recurrent": c.recurrent, "mixer": list(c.mixer),
             "attention": list(dict.fromkeys(site.kind for site in sites(self.model.network) if site.weighs)),
-            "mask": filler and filler.name, "pairs": "answer" in self.can or ("classify" in self.can and bool(self.pairs)),
-            "scores": "classify" in self.can and c.n_classes == 1, "labels": list(c.labels[:1000]),
+            "mask": filler and filler.name, "pairs": "answer" in self.abilities or ("classify" in self.abilities and bool(self.pairs)),
+            "scores": "classify" in self.abilities and c.n_classes == 1, "labels": list(c.labels[:1000]),
             "image_size": c.image_size, "channels": c.n_channels,
             "source": self.pair and self.pair[0], "target": self.pair and self.pair[1], "ends": list(c.eos_ids),
             "note": self.note, "data": self.model.usage.dataset, "examples": list(self.model.usage.examples),
         }  # fmt: skip
 
-    def checked(self, texts: int) -> None:
-        """An input of so many texts is refused by a classifier that reads another number of them."""
-        if "classify" not in self.can or self.pairs is None or self.pairs == (texts == 2):
+    def check_pair(self, texts: int) -> None:
+        """Raise an error if a classifier of pairs gets a single text, or one of single texts a pair."""
+        if "classify" not in self.abilities or self.pairs is None or self.pairs == (texts == 2):
             return
-        raise Refusal(400, f"{self.name} compares two texts: give a pair" if self.pairs else
-                      f"{self.name} reads one text at a time: it was not trained on pairs")  # fmt: skip
+        raise ApiError(400, f"{self.name} compares two texts: give a pair" if self.pairs else
+                       f"{self.name} reads one text at a time: it was not trained on pairs")  # fmt: skip
 
-    # --- writing
+    # --- generating
 
-    def write_all(self, given: Sequence[tuple[list[int], list[int] | None, Generation]]) -> list[Ticket]:
-        """Hand over some texts, all or none."""
-        tickets = [Ticket(*one) for one in given]
-        self.desk.put(tickets)
-        return tickets
+    def enqueue(self, texts: Sequence[Prepared]) -> list[ScheduledText]:
+        """Put texts into the queue, all or none."""
+        scheduled = [ScheduledText(*text) for text in texts]
+        self.queue.put(scheduled)
+        return scheduled
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
-        """A text in tokens: what is gone on from, a message to the assistant, or the source as a translator reads it; a decoder
-        that writes summaries goes on from the text and the token that opens the summary."""
+        """Tokenize a prompt, a chat message, or the source of an encoder-decoder; a decoder trained on summaries continues from
+        the text and the token that starts a summary."""
         if self.config.family == "encoder-decoder":
             return self.translator.read(prompt)[0]
         if self.task == "summary" and not chat and system is None:
@@ -174,48 +185,47 @@ class Served:
             return self.translator.prompt(EncodedText(0, source, places, [], []))[0]
         return self.model.prompt_ids(prompt, chat, system)
 
-    def spelled(self, given: Any) -> list[str]:
-        """One or several texts as they are, token ids as the text that they spell."""
-        words, texts = self.model.words(), self.limits.several(given)
+    def as_texts(self, given: Any) -> list[str]:
+        """Return one or several texts as a list; decode those that are given as token ids."""
+        words, texts = self.model.words(), self.limits.check_inputs(given)
         if any(max(each) >= words.size for each in texts if isinstance(each, list)):
-            raise Refusal(400, f"a token id is not in the vocabulary, which has {words.size} words", param="input")
+            raise ApiError(400, f"a token id is not in the vocabulary of {words.size:,} tokens", param="input")
         return [each if isinstance(each, str) else words.decode(each) for each in texts]
 
     @cached_property
-    def rules(self) -> LogitsProcessor:
-        """What a text that is drawn must obey; a translator writes neither padding nor the token that opens a target."""
-        ruled = self.config.family == "encoder-decoder" or self.task == "summary"
-        return replace(self.translator.processor(TranslationParams()), forced_first=()) if ruled else NO_PROCESSING
+    def processor(self) -> LogitsProcessor:
+        """Constraints on sampled texts: a translator generates neither padding nor the start token."""
+        searched = self.config.family == "encoder-decoder" or self.task == "summary"
+        # the inputs already include the first token
+        return replace(self.translator.processor(TranslationParams()), forced_first=()) if searched else NO_PROCESSING
 
-    def ruled(self, own: LogitsProcessor, prompt: Sequence[int]) -> LogitsProcessor:
-        """The same with the penalties of a request; without any it is one object, by which texts are drawn together."""
-        return (
-            self.rules
-            if own.is_identity
-            else replace(own.for_prompt(prompt, self.config.eos_ids), suppressed=self.rules.suppressed)
-        )
+    def with_penalties(self, penalties: LogitsProcessor, prompt: Sequence[int]) -> LogitsProcessor:
+        """Add the penalties of a request to `processor`. Without any it is the same object, so that texts are sampled together."""
+        if penalties.is_identity:
+            return self.processor
+        return replace(penalties.for_prompt(prompt, self.config.eos_ids), suppressed=self.processor.suppressed)
 
-    def opened(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
-        """What a lane reads of a prompt and the beginning of its answer, and how many tokens can follow."""
+    def inputs_of(self, ids: list[int], prefix: Sequence[int] = ()) -> tuple[list[int], list[int] | None, int]:
+        """Return the known tokens of a prompt and the start of its output, the source tokens, and how many tokens can follow."""
         c = self.config
         known = [*ids] if c.family == "encoder-decoder" else [*ids, *prefix]
         most = math.inf if carries(c) else c.max_length
         if not known:
-            raise QkvError("the prompt is empty, and this model has no token to begin with")
+            raise QkvError("the prompt is empty, and this model has no start token: send at least one token")
         for some, size in ((known, c.vocab_size), (prefix, c.target_size)):
             if some and not 0 <= min(some) <= max(some) < size:
-                raise QkvError(f"a token id is not in the vocabulary, which has {size} words")
+                raise QkvError(f"a token id is not in the vocabulary of {size:,} tokens")
         if len(known) > most:
-            raise Refusal(400, f"the prompt has {len(known):,} tokens, this model reads at most {most:,}",
-                          code="context_length_exceeded", param="prompt")  # fmt: skip
+            raise ApiError(400, f"the prompt has {len(known):,} tokens, but this model reads at most {most:,}",
+                           code="context_length_exceeded", param="prompt")  # fmt: skip
         if c.family == "encoder-decoder":
             inputs = [*self.model.start_ids(), *prefix]
             return inputs, known, max(0, c.max_length - len(inputs) + 1)
         return known, None, int(min(self.limits.tokens, max(0, most - len(known) + 1)))
 
     @torch.no_grad()
-    def read(self, ids: list[int], top: int) -> list[GeneratedToken]:
-        """Each token of a prompt with what the model gives it after those before it; the first has nothing before it."""
+    def prompt_steps(self, ids: list[int], top: int) -> list[GeneratedToken]:
+        """Return each token of a prompt with its log-probability given those before it; that of the first is NaN."""
         output = self.model.network(self.model.batch([ids]))
         steps = [GeneratedToken(ids[0], math.nan, [])]
         for at in range(0, len(ids) - 1, CHUNK):  # never the logits of a whole prompt
@@ -230,7 +240,7 @@ class Served:
 
     @cached_property
     def translator(self) -> Translator:
-        """What turns texts into tokens and hypotheses into texts; the network is asked by the lanes."""
+        """Converts texts to tokens and hypotheses to texts; the schedulers run the network."""
         model: Any = self.model
         kind = Summarizer if self.task == "summary" else Translator
         return kind(self.config, model.network, model.words(), model.target_words())
@@ -241,81 +251,89 @@ class Served:
             beam=(size, 4), length_penalty=(None, 1.0), length_formula=(None, "power"), early=(None, False)
         )
         size = max(own["beam"], n_best)
-        self.limits.at_most("beam", size, "hypotheses")
+        self.limits.check("beam", size, "hypotheses")
         return BeamParams(size, own["length_penalty"], n_best, early=own["early"], length_formula=own["length_formula"])
 
     def request(
-        self, beam: int | None = None, n_best: int = 1, max_length: int | None = None, **how: Any
+        self, beam: int | None = None, n_best: int = 1, max_length: int | None = None, **options: Any
     ) -> TranslationParams:
-        """Return how to translate or summarise; what the client leaves open is the model's default."""
+        """Return how to translate or summarize; what the client leaves open is the model's default."""
         usual = (64, 3) if self.task == "summary" else (None, 0)
         own = self.model.defaults.resolve(
             max_length=(max_length, usual[0]), min_length=(None, 0), no_repeat_ngram=(None, usual[1])
         )
         extra = self.model.defaults.extra_length if max_length is None else None
-        return TranslationParams(self.beam(beam, n_best), extra_length=extra, **own, **how)
+        return TranslationParams(self.beam(beam, n_best), extra_length=extra, **own, **options)
+
+    def prepare(self, texts: Sequence[str], how: TranslationParams) -> list[Prepared | None]:
+        """Tokenize texts and set up their beam searches; None for an empty text. Call it outside of the event loop."""
+        return [self.prepare_text(text, how) for text in texts]
+
+    def prepare_text(self, text: str, how: TranslationParams) -> Prepared | None:
+        encoded = self.translator.encode(0, text, how)
+        if encoded is None:
+            return None
+        inputs, source = self.translator.prompt(encoded)
+        longest = min(self.translator.max_tokens(encoded.source, how), self.limits.tokens)
+        processor = self.translator.processor(how, [encoded.prefix])
+        return inputs, source, BeamSearch(how.beam, longest, self.config.eos_ids, encoded.phrases, processor)
 
     async def search(self, texts: Sequence[str], how: TranslationParams) -> list[Translation]:
-        """The translation (or summary) of each text; of an empty one it is empty."""
-        begun = lambda: [self.begun(text, how) for text in texts]  # noqa: E731
-        found = await asyncio.to_thread(begun) if sum(map(len, texts)) > MANY else begun()
-        tickets = self.write_all([one for one in found if one is not None])
+        """Translate or summarize each text; the result of an empty text is empty."""
+        return await self.run_searches(await asyncio.to_thread(self.prepare, texts, how))
+
+    async def run_searches(self, prepared: Sequence[Prepared | None]) -> list[Translation]:
+        """Run prepared searches and decode their results outside of the event loop."""
+        texts = self.enqueue([one for one in prepared if one is not None])
         try:
-            done = iter([with_n_best(self.results(await ticket.written())) for ticket in tickets])
+            generations = [await text.wait() for text in texts]
         finally:
-            for ticket in tickets:
-                ticket.gone = True
-        return [Translation("") if one is None else next(done) for one in found]
+            for text in texts:
+                text.cancelled = True
+        results = iter(await asyncio.to_thread(self.decode, generations))
+        return [Translation("") if one is None else next(results) for one in prepared]
 
-    def begun(self, text: str, how: TranslationParams) -> tuple[list[int], list[int] | None, Generation] | None:
-        """A text in tokens, and the beam that will search for its translation; None where there is nothing to do."""
-        job = self.translator.encode(0, text, how)
-        if job is None:
-            return None
-        inputs, source = self.translator.prompt(job)
-        longest = min(self.translator.max_tokens(job.source, how), self.limits.tokens)
-        processor = self.translator.processor(how, [job.prefix])
-        return inputs, source, BeamSearch(how.beam, longest, self.config.eos_ids, job.phrases, processor)
-
-    def results(self, text: Generation) -> list[Translation]:
-        assert isinstance(text, BeamSearch)
-        return [self.translator.decode(h) for h in text.results()]
+    def decode(self, generations: Sequence[Generation]) -> list[Translation]:
+        searches = [generation for generation in generations if isinstance(generation, BeamSearch)]
+        return [with_n_best([self.translator.decode(h) for h in search.results()]) for search in searches]
 
     @cached_property
     def aligns(self) -> bool:
-        """Whether it looks from what it writes at what it reads."""
+        """Whether it has cross-attention, from which words are aligned."""
         return self.config.family == "encoder-decoder" and any(
             site.kind == "cross" for site in sites(self.model.network)
         )
 
     def align(self, pairs: Sequence[tuple[str, list[str]]]) -> list[list[Link]]:
-        """Texts and the tokens of their translations -> (source word, target word), from one pass of the plain network."""
+        """Align texts with the tokens of their translations: (source word, target word), from one pass of the plain network."""
         links: list[list[Link]] = []
         for text, tokens in pairs:
-            job = self.translator.encode(0, text, ALIGNED)
-            if job is None or not tokens:
+            encoded = self.translator.encode(0, text, WITH_ALIGNMENTS)
+            if encoded is None or not tokens:
                 links.append([])
                 continue
             ids = [self.translator.target.id_of(token) or 0 for token in tokens]
-            written = Hypothesis(ids, [], ended=ids[-1] in self.config.eos_ids)
-            batch = self.translator.make_batch([job]).to(self.model.device)
-            links.append(self.translator.align([job], [[written]], batch, ALIGNED)[0][0] or [])
+            hypothesis = Hypothesis(ids, [], ended=ids[-1] in self.config.eos_ids)
+            batch = self.translator.make_batch([encoded]).to(self.model.device)
+            links.append(self.translator.align([encoded], [[hypothesis]], batch, WITH_ALIGNMENTS)[0][0] or [])
         return links
 
 
-# --- opening
+# --- loading
 
 
-def load_for_serving(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto") -> Served:
+def load_for_serving(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto") -> ServedModel:
     """Load a model to serve it; `pair` are the languages of a translator whose folder does not name them."""
     model = load(folder, device)
     if model.tokenizer is not None:
-        model.tokenizer.literal  # noqa: B018  # made now, not by several threads at once
+        model.tokenizer.literal  # noqa: B018  # created now, not by several threads at once
     usage = model.usage
-    return Served(name or default_name(folder), model, usage.task, pair or usage.languages, usage.pairs, usage.note,
-                  find_run(folder))  # fmt: skip
+    return ServedModel(name or default_name(folder), model, usage.task, pair or usage.languages, usage.pairs, usage.note,
+                       find_run(folder))  # fmt: skip
 
 
 def default_name(folder: Path) -> str:
-    """Return the name of a model that was given none: that of its folder, of best/ that of the run."""
-    return (find_run(folder) or folder.resolve()).name.removesuffix(".gguf").removesuffix(".bin")
+    """Name a model by its folder or file; one in a folder best/ by the folder around it."""
+    path = find_run(folder) or folder.resolve()
+    path = path.parent if path.name == "best" else path
+    return path.name.removesuffix(".gguf").removesuffix(".bin")

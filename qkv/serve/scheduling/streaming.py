@@ -1,192 +1,132 @@
-"""Writing: one text on its way to a client: tokens become pieces of text, up to a stop string or the end."""
+"""Generated tokens as text: pieces of text as they become complete, up to a stop string or the end."""
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field
-from starlette.responses import StreamingResponse
 
 from qkv.generate.detokenize import Detokenizer, StopStrings
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
 from qkv.generate.sampling import SamplingParams
 from qkv.generate.sequence import GeneratedToken, Sampler
-from qkv.serve.api.logprobs import Reader
-from qkv.serve.http.errors import Refusal, busy
-from qkv.serve.scheduling.limits import Limits
-from qkv.serve.scheduling.scheduler import Ticket, failed
-from qkv.serve.scheduling.served_model import Served
-
-SEEDS = 2**62
+from qkv.serve.http.errors import ApiError, overload_error
+from qkv.serve.scheduling.scheduled_text import ScheduledText
+from qkv.serve.scheduling.scheduler import internal_error
+from qkv.serve.scheduling.served_model import Prepared, ServedModel
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is to be gone on from."""
+    """The tokens to continue from."""
 
     ids: list[int]
     prefix: list[int] = field(default_factory=list)
-    """Tokens of the answer that are given already."""
+    """Tokens with which the output starts."""
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How to go on."""
+class GenerationOptions:
+    """How to sample a text."""
 
-    tokens: int
-    how: SamplingParams
+    max_tokens: int
+    sampling: SamplingParams
     seed: int
     top: int = 0
-    """Likeliest tokens that are told at each step."""
+    """Most likely tokens to return for each step."""
     stop: Sequence[str] = ()
-    rules: LogitsProcessor = NO_PROCESSING
-    """Penalties."""
-
-
-class Penalties(BaseModel):
-    """Fields of a request that writes: what repeats gets rarer. None = no penalty."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
-    """Subtracted from the logits of generated tokens."""
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, allow_inf_nan=False)
-    """Subtracted from them for each time that they were generated."""
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100, allow_inf_nan=False)
-    """Logits of tokens that occurred, in the prompt too, are divided by it where positive, multiplied where negative."""
-    no_repeat_ngram: int | None = Field(default=None, ge=0, le=2**31)
-    """Forbid repeated n-grams of this size, the prompt counted; 0 = allow them."""
-
-    def rules(self) -> LogitsProcessor:
-        given = {name: getattr(self, name) for name in Penalties.model_fields}
-        return LogitsProcessor(**{name: value for name, value in given.items() if value is not None})
-
-
-def seed_of(seed: int | None) -> int:
-    """Any whole number will do; without one, another each time."""
-    return random.randrange(SEEDS) if seed is None else seed % (SEEDS - 1000)
-
-
-def stops_of(limits: Limits, given: Sequence[str]) -> list[str]:
-    """Stop strings, within the limits; an empty one stops nothing."""
-    limits.at_most("stops", len(given), "stop strings")
-    limits.at_most("stop_characters", max(map(len, given), default=0), "characters in a stop string")
-    return [each for each in given if each]
+    penalties: LogitsProcessor = NO_PROCESSING
 
 
 @dataclass
-class Writing:
-    """A text that a lane writes. Whoever stops listening frees its place."""
+class TextStream:
+    """A text that a scheduler generates. Ending the iteration, or `close`, frees its place in the batch."""
 
-    served: Served
+    served: ServedModel
     prompt: Prompt
-    ticket: Ticket | None
-    """None where no token is wanted."""
+    scheduled: ScheduledText | None
+    """None if no token was requested."""
     stop: Sequence[str] = ()
     text: str = ""
     steps: list[GeneratedToken] = field(default_factory=list)
-    """Without the end token."""
+    """Generated tokens without the end token."""
     finish: str = "length"
 
     @property
-    def before(self) -> list[int]:
-        """The tokens behind which the text is written."""
+    def context(self) -> list[int]:
+        """The tokens before the generated text."""
         return [*(self.prompt.ids if self.served.config.family == "decoder" else ()), *self.prompt.prefix]
 
-    def reader(self) -> Reader:
-        """Who tells the tokens of the text."""
-        return Reader(self.served.model.target_words(), self.before)
-
     async def pieces(self) -> AsyncIterator[tuple[str, list[GeneratedToken]]]:
-        """Pieces of text, each with the tokens since the last one."""
-        c, pending = self.served.config, list[GeneratedToken]()
-        pieces, until = Detokenizer(self.served.model.target_words(), self.before), StopStrings(self.stop)
-        if self.ticket is None:
+        """Yield pieces of text, each with the tokens since the last one."""
+        if self.scheduled is None:
             return
+        end_ids, pending = self.served.config.eos_ids, list[GeneratedToken]()
+        pieces, until = Detokenizer(self.served.model.target_words(), self.context), StopStrings(self.stop)
         try:
-            async for some in self.ticket.steps():
-                given = ""
-                for step in some:
-                    if step.token in c.eos_ids:
+            async for steps in self.scheduled.steps():
+                text = ""
+                for step in steps:
+                    if step.token in end_ids:
                         self.finish = "stop"
                         continue
                     pending.append(step)
-                    given += until.add(pieces.add(step.token))
+                    text += until.add(pieces.add(step.token))
                     if until.found:
                         self.finish = "stop"
                         break
-                if given or until.found:
-                    yield self.gave(given, pending)
+                if text or until.found:
+                    yield self.add(text, pending)
                     pending = []
                 if until.found:
                     return
             rest = until.add(pieces.rest())
             rest += "" if until.found else until.held
             if rest or pending:
-                yield self.gave(rest, pending)
+                yield self.add(rest, pending)
         finally:
-            self.ticket.gone = True
+            self.close()
 
-    def gave(self, text: str, steps: list[GeneratedToken]) -> tuple[str, list[GeneratedToken]]:
+    def add(self, text: str, steps: list[GeneratedToken]) -> tuple[str, list[GeneratedToken]]:
         self.text += text
         self.steps += steps
         return text, steps
 
-    async def whole(self) -> Writing:
+    async def wait(self) -> TextStream:
+        """Return the stream when its text is complete."""
         async for _ in self.pieces():
             pass
         return self
 
     def close(self) -> None:
-        if self.ticket is not None:
-            self.ticket.gone = True
+        if self.scheduled is not None:
+            self.scheduled.cancelled = True
 
 
-def begin(served: Served, prompts: Sequence[Prompt], manner: Manner) -> list[Writing]:
-    """Hand all of them over, each with random numbers of its own, or none."""
-    given, stop = list[Any](), manner.stop
+def start_streams(served: ServedModel, prompts: Sequence[Prompt], options: GenerationOptions) -> list[TextStream]:
+    """Enqueue all prompts or none, each with its own random numbers."""
+    texts: list[Prepared | None] = []
     for number, prompt in enumerate(prompts):
-        inputs, source, room = served.opened(prompt.ids, prompt.prefix)
-        longest = min(manner.tokens, room, served.limits.tokens)
-        ends, prefix = served.config.eos_ids, prompt.prefix
-        rules = served.ruled(manner.rules, inputs[: len(inputs) - len(prefix)])
-        seed = manner.seed + number
-        text = Sampler(longest, ends, manner.how, seed, manner.top, rules, 0, prefix) if longest else None
-        given.append(None if text is None else (inputs, source, text))
-    tickets = iter(served.write_all([one for one in given if one is not None]))
+        inputs, source, room = served.inputs_of(prompt.ids, prompt.prefix)
+        longest = min(options.max_tokens, room, served.limits.tokens)
+        processor = served.with_penalties(options.penalties, inputs[: len(inputs) - len(prompt.prefix)])
+        seed, ends = options.seed + number, served.config.eos_ids
+        text = (
+            Sampler(longest, ends, options.sampling, seed, options.top, processor, 0, prompt.prefix)
+            if longest
+            else None
+        )
+        texts.append(None if text is None else (inputs, source, text))
+    scheduled = iter(served.enqueue([text for text in texts if text is not None]))
     return [
-        Writing(served, prompt, None if one is None else next(tickets), stop)
-        for prompt, one in zip(prompts, given, strict=True)
+        TextStream(served, prompt, None if text is None else next(scheduled), options.stop)
+        for prompt, text in zip(prompts, texts, strict=True)
     ]
 
 
-class Stream(StreamingResponse):
-    """Server-sent events. However it ends, the generator behind it is closed, and so frees its places."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[str]):
-        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self.body_iterator.aclose()  # type: ignore[attr-defined]
-
-
-def refusal_of(error: Exception, served: Served) -> Refusal:
-    """The error event that ends a stream; an internal error is logged and counted."""
-    if isinstance(error, Refusal):
+def error_of(error: Exception, served: ServedModel) -> ApiError:
+    """Convert an exception to the error event that ends a stream; an internal error is logged and counted."""
+    if isinstance(error, ApiError):
         return error
     if isinstance(error, TimeoutError):
-        return busy(f"this took longer than {served.limits.seconds:g} s")
-    return failed(error, served.name, served.metrics)
-
-
-def event(content: Any) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False, allow_nan=False)}\n\n"
+        return overload_error(f"this took longer than {served.limits.seconds:g} s")
+    return internal_error(error, served.name, served.metrics)

@@ -1,8 +1,8 @@
-"""Workers: several processes behind one port.
+"""Worker processes behind one port, and the supervisor that starts, restarts and ends them.
 
 Python computes in one thread at a time, and of a small model most of the work is Python's: two processes answer nearly twice as
-much as one process with two threads. Each has models, batches, a queue and a socket of its own; the kernel shares out connections
-among them. The first process only watches over them: who dies is replaced, and the end is told to all.
+many requests as one process with two threads. Each has its own models, batches, queues and socket; the kernel distributes
+connections among them. Limits hold for all processes together (SharedCounts). The supervisor serves no requests.
 """
 
 from __future__ import annotations
@@ -13,211 +13,238 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from multiprocessing.sharedctypes import RawArray
 from types import FrameType
 from typing import Any
 
+from prometheus_client.multiprocess import mark_process_dead
+
 from qkv.errors import QkvError
-from qkv.generate.free_cores import free_cores
-from qkv.pretrained import find
-from qkv.serve.http.auth import Keys
-from qkv.serve.http.sockets import at
-from qkv.serve.scheduling.limits import Limits
+from qkv.serve.http.limits import SharedCount
+from qkv.serve.http.metrics import SHARED_FOLDER
 
-SMALL = 64_000_000
-"""Bytes of weights of which every worker may have a copy without being asked for."""
-SHARED = "PROMETHEUS_MULTIPROC_DIR"
-"""The folder in which workers keep their numbers, so that each can tell those of all."""
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0
+"""Seconds before a worker that ended is started again: twice as long after each failure, up to the longest."""
+HEALTHY = 60.0
+"""Seconds for which a worker must have answered requests for its failures to be forgotten."""
+START_FAILURES = 5
+"""A worker that fails to start so many times in a row is given up."""
 
 
-ENDS = (signal.SIGTERM, signal.SIGINT)
+class SharedCounts:
+    """Counts that all worker processes share, in memory that they inherit."""
+
+    def __init__(self, workers: int, models: int):
+        self.requests = RawArray("l", workers)
+        self.waiting = [RawArray("l", 2 * workers) for _ in range(models)]
+
+    def requests_of(self, worker: int) -> SharedCount:
+        return SharedCount(self.requests, worker)
+
+    def waiting_of(self, model: int, worker: int) -> tuple[SharedCount, SharedCount]:
+        """The counts of a model's queue and of its batcher."""
+        return SharedCount(self.waiting[model], 2 * worker), SharedCount(self.waiting[model], 2 * worker + 1)
+
+    def reset(self, worker: int) -> None:
+        """Forget the contribution of a worker that died."""
+        self.requests[worker] = 0
+        for cells in self.waiting:
+            cells[2 * worker] = cells[2 * worker + 1] = 0
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What every worker is made from."""
+class Ready:
+    """Sent by a worker that answers requests now."""
 
-    folders: Sequence[str]
-    languages: Sequence[str] = ()
-    limits: Limits = field(default_factory=Limits)
-    keys: Keys = field(default_factory=Keys)
-    watch: Path | None = None
-    origins: Sequence[str] = ()
-    hosts: Sequence[str] = ()
-    device: str = "auto"
-
-    def shared(self, count: int) -> Settings:
-        """Limits of what one of several workers has at once: together they have what was asked for. One request of the largest
-        size must find room in any of them."""
-        limits, share = self.limits, lambda most: -(-most // count)
-        own = {"waiting": max(share(limits.waiting), min(limits.waiting, max(limits.texts, limits.sentences))),
-               "connections": share(limits.connections)}  # fmt: skip
-        return replace(self, limits=limits.model_copy(update=own))
+    description: list[str]
 
 
-def usual(folders: Sequence[str], device: str) -> int:
-    """How many workers there are where nobody says: one per core that is free now while models are small; one where they are
-    not, or where a graphics card does the work. A worker that shares its core with another program slows its clients down."""
-    card = device not in ("auto", "cpu") or any(Path(one).exists() for one in ("/dev/nvidia0", "/dev/kfd"))
-    if card or not sys.platform.startswith("linux") or not folders or sum(map(size, folders)) > SMALL:
-        return 1
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return max(1, int(told)) if told.isdecimal() else free_cores()
+@dataclass(frozen=True)
+class StartFailed:
+    """Sent by a worker that cannot start."""
+
+    reason: str
 
 
-def size(given: str) -> int:
-    """Bytes of the files of a model: FOLDER, FOLDER/best or a file, each also as NAME=FOLDER."""
-    _, path = name_and_path(given)
-    path = path / "best" if (path / "best").is_dir() else path
-    return sum(one.stat().st_size for one in (path.iterdir() if path.is_dir() else [path]) if one.is_file())
+Target = Callable[[int, Connection], None]
+"""What a worker process runs: its number, and the pipe to which it sends Ready or StartFailed. It must be picklable."""
 
 
-def name_and_path(given: str) -> tuple[str, Path]:
-    """Split NAME=FOLDER; the name is empty where only a path, or the name of a shipped model, is given."""
-    name, equals, folder = given.partition("=")
-    return (name, find(folder)) if equals and not Path(given).exists() else ("", find(given))
+# --- in the worker process
 
 
-# --- one of them
-
-
-def work(settings: Settings, host: str, port: int, count: int, news: Connection) -> None:
-    """Answer requests until the first process says that it is over, or is no more. News are a list of lines to begin with, or
-    why it cannot begin."""
+def enter_worker() -> None:
+    """Prepare the process: signals come from the supervisor alone, and the process ends when the supervisor is gone."""
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C is for the first process, which tells the others
-    unheard(signal.SIG_UNBLOCK)
-    threading.Thread(target=outlive, daemon=True).start()
-    import torch
-
-    from qkv.serve.server import described, server_of, service_of
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // count))
-    try:
-        service = service_of(settings.shared(count))
-        lines = described(service)
-        server_of(service, lambda: news.send(lines)).run(sockets=[at(host, port, sharing=True)])
-    except (QkvError, OSError) as error:
-        news.send(str(error))
+        os.setpgrp()  # Ctrl-C goes to the supervisor, which passes it on
+    mask_end_signals(signal.SIG_UNBLOCK)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def unheard(how: int) -> None:
-    """Let the signals that end everything wait, or come."""
+def mask_end_signals(how: int) -> None:
+    """Block or unblock termination signals."""
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(how, ENDS)
+        signal.pthread_sigmask(how, END_SIGNALS)
 
 
-def outlive() -> None:
-    """End when the first process has gone without a word."""
+def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# --- the first process
+# --- in the supervisor
 
 
-class Workers:
-    """`run` begins them, and ends when they have ended."""
+@dataclass(eq=False)
+class Worker:
+    """One worker process, and when to start it again."""
 
-    def __init__(self, settings: Settings, count: int, host: str, port: int):
-        self.settings, self.count, self.host, self.port = settings, count, host, port
-        self.spawn = multiprocessing.get_context("spawn")  # a fork of a process that computes with threads may hang
-        self.running: dict[Any, Connection | None] = {}
-        """Processes, and where their news come from; None when there will be no more."""
-        self.ready: set[Any] = set()
-        """Those that answer."""
-        self.greeted = self.closing = False
+    number: int
+    process: Any = None
+    reports: Connection | None = None
+    ready_since: float | None = None
+    reason: str = ""
+    """Why it could not start, if it said so."""
+    failures: int = 0
+    """How often in a row it ended before it was healthy."""
+    start_failures: int = 0
+    """How often in a row it ended before it was ready."""
+    restart_at: float | None = None
 
-    def run(self, began: Callable[[list[str]], None]) -> None:
-        """`began` is told when the first one answers; then come the others: what is wrong with a model is said once."""
-        before = {number: signal.signal(number, self.end) for number in ENDS}
+    def ended(self, now: float) -> float:
+        """Count a failure; return the seconds to wait before the next start."""
+        healthy = self.ready_since is not None and now - self.ready_since >= HEALTHY
+        self.failures = 1 if healthy else self.failures + 1
+        self.start_failures = 0 if self.ready_since is not None else self.start_failures + 1
+        self.process = self.reports = self.ready_since = None
+        return min(LONGEST_DELAY, FIRST_DELAY * 2 ** (self.failures - 1))
+
+
+class Supervisor:
+    """Keeps `count` workers running; `run` returns when they have ended."""
+
+    def __init__(self, target: Target, count: int, counts: SharedCounts | None = None):
+        self.target, self.counts = target, counts
+        self.spawn = multiprocessing.get_context("spawn")  # forking a process with running threads may deadlock
+        self.workers = [Worker(number) for number in range(count)]
+        self.started = self.closing = False
+
+    def run(self, on_ready: Callable[[list[str]], None]) -> None:
+        """Start a worker, and the others once it is ready: an invalid model is reported once. Then call `on_ready`."""
+        before = {number: signal.signal(number, self.end) for number in END_SIGNALS}
         try:
             with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
-                os.environ[SHARED] = folder
-                self.watch(folder, began)
+                os.environ[SHARED_FOLDER] = folder
+                self.supervise(folder, on_ready)
         finally:
-            os.environ.pop(SHARED, None)
+            os.environ.pop(SHARED_FOLDER, None)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def watch(self, folder: str, began: Callable[[list[str]], None]) -> None:
+    def supervise(self, folder: str, on_ready: Callable[[list[str]], None]) -> None:
         try:
-            self.begin()
-            while self.running:
-                wait([*(one.sentinel for one in self.running), *filter(None, self.running.values())])
-                for process, news in list(self.running.items()):
-                    if news is not None and news.poll():
-                        self.hear(process, news, began)
-                    elif not process.is_alive():
-                        self.bury(process, folder)
-        finally:  # whatever went wrong here, nobody is left without a watch
+            self.start(self.workers[0])
+            while self.running() or self.pending():
+                self.wait_for_events()
+                for worker in self.running():
+                    if worker.reports is not None and worker.reports.poll():
+                        self.receive(worker, on_ready)
+                    elif not worker.process.is_alive():
+                        mark_process_dead(worker.process.pid, folder)  # type: ignore[no-untyped-call]
+                        self.handle_exit(worker)
+                for worker in self.pending():
+                    if worker.restart_at is not None and worker.restart_at <= self.now():
+                        self.start(worker)
+        finally:  # whatever went wrong here, no worker is left behind
             self.end(signal.SIGTERM)
-            for process in self.running:
-                process.join()
+            for worker in self.running():
+                worker.process.join()
 
-    def begin(self) -> None:
-        """One more, unless the end has come; whoever has begun is known before the end can be told."""
-        unheard(signal.SIG_BLOCK)
+    def running(self) -> list[Worker]:
+        return [worker for worker in self.workers if worker.process is not None]
+
+    def pending(self) -> list[Worker]:
+        """Workers that are to be started again."""
+        return [] if self.closing else [worker for worker in self.workers if worker.restart_at is not None]
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait_for_events(self) -> None:
+        """Wait until a worker sends a report or ends, or one may be started again; a pending start looks out for signals."""
+        running = self.running()
+        times = [worker.restart_at for worker in self.pending() if worker.restart_at is not None]
+        timeout = min(1.0, max(0.0, min(times) - self.now())) if times else None
+        pipes = [worker.reports for worker in running if worker.reports is not None]
+        wait([*(worker.process.sentinel for worker in running), *pipes], timeout)
+
+    def start(self, worker: Worker) -> None:
+        """Start a worker unless the server is shutting down; a signal that arrives meanwhile reaches it."""
+        mask_end_signals(signal.SIG_BLOCK)
         try:
+            worker.restart_at = None
             if self.closing:
                 return
-            ours, theirs = self.spawn.Pipe(duplex=False)
-            process = self.spawn.Process(target=work, args=(self.settings, self.host, self.port, self.count, theirs))
-            process.start()  # it inherits that signals wait, until it can be told
-            theirs.close()
-            self.running[process] = ours
+            reading, writing = self.spawn.Pipe(duplex=False)
+            process = self.spawn.Process(target=self.target, args=(worker.number, writing))
+            process.start()  # it inherits the blocked signals, until it can handle them
+            writing.close()
+            worker.process, worker.reports, worker.reason = process, reading, ""
         finally:
-            unheard(signal.SIG_UNBLOCK)
+            mask_end_signals(signal.SIG_UNBLOCK)
 
-    def hear(self, process: Any, news: Connection, began: Callable[[list[str]], None]) -> None:
+    def receive(self, worker: Worker, on_ready: Callable[[list[str]], None]) -> None:
+        assert worker.reports is not None
         try:
-            said = news.recv()
+            report = worker.reports.recv()
         except EOFError:  # it is about to end
-            self.running[process] = None
-            return None
-        if isinstance(said, str):
-            return self.without(process, said)
-        self.ready.add(process)
-        if not self.greeted and not self.closing:
-            self.greeted = True
-            began(said)
-            for _ in range(self.count - 1):
-                self.begin()
-        return None
+            worker.reports = None
+            return
+        if isinstance(report, StartFailed):
+            worker.reason = report.reason
+            return
+        worker.ready_since = self.now()
+        if not self.started and not self.closing:
+            self.started = True
+            on_ready(report.description)
+            for other in self.workers[1:]:
+                self.start(other)
 
-    def bury(self, process: Any, folder: str) -> None:
-        """One that has ended; where it should not have, another one takes its place."""
-        from prometheus_client.multiprocess import mark_process_dead
-
-        mark_process_dead(process.pid, folder)  # type: ignore[no-untyped-call]
+    def handle_exit(self, worker: Worker) -> None:
+        """Schedule the next start of a worker that ended; give it up if it failed to start too often."""
+        was_ready, code = worker.ready_since is not None, worker.process.exitcode
+        if self.counts is not None:
+            self.counts.reset(worker.number)
+        delay = worker.ended(self.now())
         if self.closing:
-            del self.running[process]
-        elif process not in self.ready:
-            self.without(
-                process,
-                f"a worker ended at its beginning (exit code {process.exitcode}): is there memory for {self.count}?",
+            return
+        reason = worker.reason or f"exit code {code}"
+        if not self.started:
+            raise QkvError(
+                worker.reason or f"a worker ended while it started (exit code {code}): is there enough memory?"
             )
-        else:
-            del self.running[process]
-            self.ready.discard(process)
-            print(f"a worker has ended (exit code {process.exitcode}): another one takes its place", file=sys.stderr)
-            self.begin()
+        name = f"worker {worker.number + 1} of {len(self.workers)}"
+        if worker.start_failures >= START_FAILURES:
+            if not self.running() and not self.pending():
+                raise QkvError(f"no worker is left: the last one failed to start {START_FAILURES} times ({reason})")
+            self.log(f"{name} failed to start {START_FAILURES} times ({reason}): it is not started again")
+            return
+        worker.restart_at = self.now() + delay
+        self.log(f"{name} {'ended' if was_ready else 'failed to start'} ({reason}): next start in {delay:g} s")
 
-    def without(self, process: Any, why: str) -> None:
-        """One that cannot begin: the others go on; where nobody answers yet, it is the end."""
-        del self.running[process]
-        if not self.ready:
-            raise QkvError(why)
-        print(f"one worker less: {why}", file=sys.stderr)
+    def log(self, message: str) -> None:
+        print(message, file=sys.stderr, flush=True)
 
     def end(self, number: int, frame: FrameType | None = None) -> None:
-        """Whoever answers already ends in peace; whoever does not yet is not waited for."""
+        """Pass a signal on: workers that answer requests finish them, those that are still starting end at once."""
         self.closing = True
-        for process in self.running:
-            if process.is_alive():
-                os.kill(process.pid, number if process in self.ready else signal.SIGTERM)
+        for worker in self.running():
+            if worker.process.is_alive():
+                os.kill(worker.process.pid, number if worker.ready_since is not None else signal.SIGTERM)
