@@ -77,7 +77,7 @@ class ClassReport:
                               for which in ("classes", "averages"))  # fmt: skip
             matrix = found.get("confusion", {"labels": [], "counts": []})
             counts = tuple(tuple(map(int, row)) for row in matrix["counts"])
-            pairs = tuple((right, said, int(count)) for right, said, count in found["confused"])
+            pairs = tuple((right, guess, int(count)) for right, guess, count in found["confused"])
             return cls(rows, averages, found.get("accuracy"), tuple(matrix["labels"]), counts, pairs)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise QkvError(f"not a class report ({type(error).__name__}: {error}): evaluate the run again") from None
@@ -112,7 +112,7 @@ class ClassReport:
         if not self.confused:
             return ["no confusions: all predictions are correct"]
         lines = ["most frequent confusions (correct -> predicted, count):"]
-        return lines + [f"  {right} -> {said}  {count:,}" for right, said, count in self.confused]
+        return lines + [f"  {right} -> {guess}  {count:,}" for right, guess, count in self.confused]
 
 
 KEYS = ("precision", "recall", "f1", "support")
@@ -160,11 +160,11 @@ def entity_report(predicted: Iterable[Sequence[str]], right: Iterable[Sequence[s
     """Return the report of entities in B-I-O (or B-I-O-E-S) tags of sentences. The confusion matrix counts single words by the
     type in their tag."""
     hits, found, wanted, cells = Counter[str](), Counter[str](), Counter[str](), Counter[tuple[str, str]]()
-    for said, correct in zip(predicted, right, strict=True):
-        ours, theirs = entity_spans(said), entity_spans(correct)
+    for guess, correct in zip(predicted, right, strict=True):
+        ours, theirs = entity_spans(guess), entity_spans(correct)
         for counter, some in ((hits, ours & theirs), (found, ours), (wanted, theirs)):
             counter.update(name for _, _, name in some)
-        cells.update((entity_type(r), entity_type(p)) for r, p in zip(correct, said, strict=True))
+        cells.update((entity_type(r), entity_type(p)) for r, p in zip(correct, guess, strict=True))
     rows = all_class_scores(sorted({*found, *wanted}), hits, found, wanted)
     micro = class_scores("micro avg", hits.total(), found.total(), wanted.total())
     words = order_labels({label for cell in cells for label in cell}, ["O"])
@@ -212,8 +212,8 @@ def mean_row(name: str, rows: Sequence[ClassScores], weights: Sequence[int]) -> 
 
 def confusions(cells: Counter[tuple[str, str]], labels: Sequence[str]) -> tuple[Any, Any, Any]:
     """Return labels and matrix (empty for more than MOST_STORED labels) and the most frequent confusions."""
-    wrong = [(right, said, count) for (right, said), count in cells.items() if right != said]
+    wrong = [(right, guess, count) for (right, guess), count in cells.items() if right != guess]
     pairs = tuple(sorted(wrong, key=lambda one: (-one[2], one[0], one[1]))[:MOST_PAIRS])
     if len(labels) > MOST_STORED:
         return (), (), pairs
-    return tuple(labels), tuple(tuple(cells[right, said] for said in labels) for right in labels), pairs
+    return tuple(labels), tuple(tuple(cells[right, guess] for guess in labels) for right in labels), pairs

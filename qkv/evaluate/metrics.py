@@ -196,9 +196,9 @@ NO = re.compile(r"0|-1|no|n|false|f|negative|neg|none|(?:not|no|non)[ _-].+")
 def positive_class(labels: Iterable[str]) -> str:
     """Return the positive class of F1: the one that means yes, else the one that is not a no, else the last in sorted order."""
     known = sorted(set(labels))
-    says = [label for label in known if label.lower() in YES]
-    says = says or [label for label in known if not NO.fullmatch(label.lower())]
-    return says[-1] if says else known[-1]
+    positive = [label for label in known if label.lower() in YES]
+    positive = positive or [label for label in known if not NO.fullmatch(label.lower())]
+    return positive[-1] if positive else known[-1]
 
 
 def score_labels(metric: str, predicted: Sequence[str], right: Sequence[str], labels: Sequence[str] = ()) -> Score:

@@ -1,1 +1,1 @@
-"""Looking inside: data in, pictures out."""
+"""Interpretability: attention maps, logit lens, ablation, patching, attribution, probes, and their pictures."""

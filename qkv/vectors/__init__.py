@@ -1,1 +1,1 @@
-"""Word vectors: word2vec as lecture 003 lists it, and what vectors are used for."""
+"""Word vectors: training (word2vec, lecture 003), files, nearest words, analogies, evaluation."""

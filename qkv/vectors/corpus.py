@@ -49,8 +49,8 @@ def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: WordCounts) ->
     """Write the ids of all sentences, int32, each followed by END. Unknown words and sentences of one word are left out; the file
     is renamed when it is complete."""
     index, row, some = vocabulary.index, array("i"), False
-    beside = path.with_name(f".{path.name}.partial")
-    with open(beside, "wb") as file:
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
         for words in texts:
             ids = [index[word] for word in words if word in index]
             if len(ids) > 1:
@@ -63,8 +63,8 @@ def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: WordCounts) ->
         row.tofile(file)
     if not some:
         raise QkvError("no line has two words of the vocabulary: give longer lines, or lower vectors.min_count")
-    to_disk(beside)
-    os.replace(beside, path)
+    to_disk(partial)
+    os.replace(partial, path)
 
 
 def open_ids(path: Path) -> np.ndarray:

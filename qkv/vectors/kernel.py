@@ -47,7 +47,7 @@ def workers(requested: int) -> int:
 
 
 def learn(m: Word2Vec, ids: np.ndarray, epoch: int, place: int) -> tuple[float, int]:
-    """Train like reference.learn, on all threads. They update shared vectors without locks (Hogwild: Recht et al. 2011)."""
+    """Train like reference.learn, on all threads. They update shared vectors without locks (Hogwild: Niu et al. 2011)."""
     found = library()
     if found is None:
         return reference.learn(m, ids, epoch, place)

@@ -1,9 +1,9 @@
-// word2vec, written for the processor: what reference.py does, sentence by sentence, on several threads that do not wait for
-// each other (Hogwild: Niu et al. 2011). Compiled on first use by kernel.py.
+// The word2vec training step of reference.py with SIMD and several threads without locks (Hogwild: Niu et al. 2011). Compiled at
+// first use by kernel.py.
 //
-// The rows of a place (a word and its negative samples, or the nodes on its way) are copied beside each other and stay in the
-// nearest cache while all neighbours pass by; their changes are collected there too, and added at the end. The rows of the
-// next place are drawn, and fetched from memory, while this one is learned.
+// The output rows of a position (a word and its negative samples, or the nodes on its path) are copied to a contiguous buffer that
+// stays in the L1 cache for all neighbours; their gradients are accumulated there and added at the end. The rows of the next
+// position are drawn and prefetched during the current one.
 
 #include <math.h>
 
@@ -14,28 +14,28 @@
 
 #include "../engine/vectors.h"
 
-struct Work {  // as kernel.py fills it
+struct Work {  // the layout of Work in kernel.py
     const int* ids;
     const long *firsts, *ends;  // of each sentence in ids
-    long sentences, place;      // place of ids[0] in the whole text
+    long sentences, place;      // position of ids[0] in the whole text
     float *input, *output;      // (words, stride), (rows, stride)
     long rows, width, stride;
     const uint32_t* keep;    // (words)
     const uint32_t* coins;   // of the alias table (words); null: no negative samples
     const int* others;
     long words, negative, window;
-    const long* starts;   // of the tree; null: none. Without samples and tree, softmax
+    const long* starts;   // of the Huffman tree; null: none. Without samples and tree: softmax
     const int* nodes;
     const float* labels;
-    bool mean;               // CBOW: neighbours predict together
+    bool mean;               // CBOW: predict from the mean of the neighbours
     uint64_t seed;
-    double rate, slope;      // learning rate at `place`, and what a word adds to it
+    double rate, slope;      // learning rate at `place`, and its change per word
     long workers;
     double loss;             // out: the sum of losses
-    long count;              // out: over how many predictions
+    long count;              // out: the number of predictions
 };
 
-static uint64_t mixed(uint64_t x) {  // as in draws.py
+static uint64_t splitmix64(uint64_t x) {  // as in random.py
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
     x = (x ^ x >> 27) * 0x94D049BB133111EBu;
     return x ^ x >> 31;
@@ -52,13 +52,13 @@ struct Targets {  // output rows and their labels
 
 class Learner {
     const Work& w;
-    const long wide;  // width in whole registers; what is behind the width is 0
+    const long wide;  // width in whole registers; the padding is 0
     uint64_t state = 0;
     float rate = 0;
     std::vector<int> kept, spans, around;
     Targets now, next;
     std::vector<float> x, dx, u, du, scores;
-    Eight product = all(1), excess = {};  // the logarithm of a product is the sum of logarithms, and needs one call
+    Eight product = all(1), excess = {};  // log(prod) = sum(log) with one call
     long factors = 0;
 
 public:
@@ -72,7 +72,7 @@ public:
     void sentence(long s) {
         long first = w.firsts[s], length = w.ends[s] - first;
         const int* ids = w.ids + first;
-        state = mixed(w.seed + 0x9E3779B97F4A7C15u * (uint64_t)(w.place + first + 1));
+        state = splitmix64(w.seed + 0x9E3779B97F4A7C15u * (uint64_t)(w.place + first + 1));
         rate = (float)(w.rate + w.slope * first);
         kept.clear();
         for (long i = 0; i < length; i++)
@@ -94,9 +94,9 @@ public:
     }
 
 private:
-    uint64_t draw() { return mixed(state += 0x9E3779B97F4A7C15u); }
+    uint64_t draw() { return splitmix64(state += 0x9E3779B97F4A7C15u); }
 
-    // --- which rows
+    // --- output rows
 
     void choose(int word, Targets& t) {
         t.rows.clear();
@@ -122,7 +122,7 @@ private:
         for (long i = 0; i < w.width; i += 16) __builtin_prefetch(row + i);
     }
 
-    // --- one place: all groups of neighbours predict its word
+    // --- one position: its word is predicted from each group of neighbours
 
     void place(int word) {
         long rows = now.rows.size();
@@ -154,26 +154,26 @@ private:
         std::fill(dx.begin(), dx.end(), 0.0f);
     }
 
-    void scatter(const int* words, long n) {  // each has its share of dx
+    void scatter(const int* words, long n) {  // each gets its share of dx
         Eight share = all(1.0f / n);
         for (long j = 0; j < n; j++)
             for (long i = 0; i < wide; i += 8) add(w.input + words[j] * w.stride + i, share * at(&dx[i]));
     }
 
-    // --- the losses; all changes are downhill, times the learning rate
+    // --- losses; gradients are already scaled by the learning rate
 
     template <int K>
     void block(const float* u, float* du, const float* labels) {  // K rows and their labels
         Eight sums[K] = {};
         for (long i = 0; i < wide; i += 8)
             for (int k = 0; k < K; k++) sums[k] += at(&x[i]) * at(u + k * wide + i);
-        Eight s = all(100), label = all(1);  // lanes that are not used: right, and certain of it
+        Eight s = all(100), label = all(1);  // unused lanes: correct with certainty, no loss
         for (int k = 0; k < K; k++) s[k] = total(sums[k]), label[k] = labels[k];
         Eight size = s < 0 ? -s : s, e = exponential(-size), one = all(1);
         Eight sigma = (s < 0 ? e : one) / (one + e), error = rate * (label - sigma);
         Eight wrong = label == 1 ? -s : s;
         product *= one + e;  // -log sigma(z) = log(1 + e^-|z|) + max(-z, 0)
-        excess += wrong < 0 ? Eight{} : wrong;  // this way round: what is not a number is not lost
+        excess += wrong < 0 ? Eight{} : wrong;  // in this order NaN is kept
         if (++factors == 100) settle();
         Eight step[K];
         for (int k = 0; k < K; k++) step[k] = all(error[k]);
@@ -217,7 +217,7 @@ private:
         }
     }
 
-    void settle() {  // the factors so far become a loss
+    void settle() {  // turn the product so far into a loss
         double whole = 1;
         for (int lane = 0; lane < 8; lane++) whole *= product[lane];
         loss += log(whole) + total(excess);
