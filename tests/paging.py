@@ -90,15 +90,15 @@ def problems() -> list[str]:
 @pytest.fixture
 def page(browser: Any, problems: list[str]) -> Iterator[Any]:
     """A page on a desk; whatever it complains of in its console fails the test."""
-    yield from opened(browser, problems, {"width": 1280, "height": 860})
+    yield from open_page(browser, problems, {"width": 1280, "height": 860})
 
 
 @pytest.fixture
 def phone(browser: Any, problems: list[str]) -> Iterator[Any]:
-    yield from opened(browser, problems, {"width": 375, "height": 812}, has_touch=True, color_scheme="dark")
+    yield from open_page(browser, problems, {"width": 375, "height": 812}, has_touch=True, color_scheme="dark")
 
 
-def opened(browser: Any, problems: list[str], size: dict[str, int], **more: Any) -> Iterator[Any]:
+def open_page(browser: Any, problems: list[str], size: dict[str, int], **more: Any) -> Iterator[Any]:
     context = browser.new_context(viewport=size, reduced_motion="reduce", **more)
     found = context.new_page()
     found.set_default_timeout(WAIT)

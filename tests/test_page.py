@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from paging import TEXT, expect, go, idle, needs_browser, opened
+from paging import TEXT, expect, go, idle, needs_browser, open_page
 from served import language_model, running
 
 from qkv.serve.api.service import Service
@@ -368,7 +368,7 @@ def test_what_is_wrong_is_said(page: Any, problems: list[str], url: str) -> None
 @needs_browser
 def test_a_key_is_asked_for(browser: Any, problems: list[str], service: Service) -> None:
     with running(Service([ServedModel("lm", language_model())], keys=ApiKeys(("secret",)))) as (url, _):
-        for page in opened(browser, problems, {"width": 1280, "height": 860}):
+        for page in open_page(browser, problems, {"width": 1280, "height": 860}):
             go(page, url)
             page.get_by_label("API key").fill("wrong")
             page.get_by_role("button", name="Continue").click()

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from paging import expect, go, idle, needs_browser, opened
+from paging import expect, go, idle, needs_browser, open_page
 
 pytest_plugins = ("paging",)
 STOPS = """() => [...document.querySelectorAll("a, button, input, select, textarea, [tabindex]")]
     .filter(one => one.tabIndex >= 0 && !one.disabled && one.checkVisibility()).length"""
 
 
-def scanned(page: Any) -> list[str]:
+def scan(page: Any) -> list[str]:
     """What axe finds wrong with the page as it is now: rule, element, why."""
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="not scanned: pip install axe-playwright-python"
@@ -31,7 +31,7 @@ def scanned(page: Any) -> list[str]:
 def test_axe_finds_nothing_in_any_view(
     browser: Any, problems: list[str], url: str, scheme: str, models: list[str]
 ) -> None:
-    for page in opened(browser, problems, {"width": 1280, "height": 860}, color_scheme=scheme):
+    for page in open_page(browser, problems, {"width": 1280, "height": 860}, color_scheme=scheme):
         for name in models:
             go(page, url, model=name, token=1)
             for tab in page.get_by_role("tab").all():
@@ -41,12 +41,12 @@ def test_axe_finds_nothing_in_any_view(
                     page.get_by_role("switch").first.click()
                     page.get_by_role("button", name="Measure every head").click()
                     idle(page)
-                assert scanned(page) == [], (name, tab.text_content())
+                assert scan(page) == [], (name, tab.text_content())
         go(page, url, view="attention", **{"as": "lines"}, token=1)
         idle(page)
-        assert scanned(page) == []
+        assert scan(page) == []
         page.goto(f"{url}/docs")
-        assert scanned(page) == []
+        assert scan(page) == []
 
 
 @needs_browser

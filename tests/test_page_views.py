@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from paging import TEXT, expect, go, idle, needs_browser, opened
+from paging import TEXT, expect, go, idle, needs_browser, open_page
 from served import TEXTS, language_model, model, running
 
 from qkv.api import Model
@@ -61,7 +61,7 @@ def test_curves_stand_under_the_name_of_their_own_run(
     expect(page.get_by_role("tab", name="Training")).to_have_count(0)
     name = f"Run {run_folder.name}"
     with running(Service([ServedModel("lm", language_model())], run_log=RunLog(run_folder))) as (other, _):
-        for tab in opened(browser, problems, {"width": 1280, "height": 860}):
+        for tab in open_page(browser, problems, {"width": 1280, "height": 860}):
             go(tab, other, view="training")
             expect(tab.get_by_label("Model")).to_have_value(name)
             expect(tab.locator(".chart").first).to_be_visible()
@@ -97,7 +97,7 @@ def test_tokens_are_shown_with_visible_boundaries(browser: Any, problems: list[s
     words = train_tokenizer(TEXTS * 20, "byte-bpe", 300)
     writer = model("gpt2", vocab_size=words.size, max_length=96)
     with running(Service([ServedModel("writer", Model(writer.config, writer.network, words, "cpu"))])) as (url, _):
-        for page in opened(browser, problems, {"width": 1280, "height": 860}):
+        for page in open_page(browser, problems, {"width": 1280, "height": 860}):
             go(page, url, text="the%20dog%0A%09runs")
             for tab in page.get_by_role("tab").all():
                 tab.click()
@@ -160,7 +160,7 @@ def test_examples_come_from_what_the_model_has_learned(browser: Any, problems: l
         translator.about()["examples"] == ["the cat eats", "the dog runs"] and translator.about()["data"] == "grammar"
     )
     with running(Service([translator])) as (other, _):
-        for tab in opened(browser, problems, {"width": 1280, "height": 860}):
+        for tab in open_page(browser, problems, {"width": 1280, "height": 860}):
             go(tab, other, text="")
             expect(tab.locator("#text")).to_have_value("the cat eats")
             expect(tab.locator(".chip")).to_have_text(["the cat eats", "the dog runs"])
@@ -213,7 +213,7 @@ def test_columns_of_the_lens_are_computed_as_they_come_into_sight(page: Any, url
     """As of a model with a million words, of which one request computes four columns."""
     asked: list[list[int]] = []
     computed = lambda: [column for columns in asked for column in columns]  # noqa: E731
-    page.route("**/api/models", lambda route: route.fulfill(json=enlarged(route.fetch().json())))
+    page.route("**/api/models", lambda route: route.fulfill(json=enlarge_vocabulary(route.fetch().json())))
     page.on("request", lambda one: asked.append(one.post_data_json["columns"]) if one.url.endswith("/lens") else None)
     page.set_viewport_size({"width": 700, "height": 860})
     go(page, url, view="lens", model="writer", text="two women sit on a bench in the park, and a child plays")
@@ -234,7 +234,7 @@ def test_columns_of_the_lens_are_computed_as_they_come_into_sight(page: Any, url
     assert len(computed()) == len(set(computed()))  # each once
 
 
-def enlarged(answer: dict[str, Any]) -> dict[str, Any]:
+def enlarge_vocabulary(answer: dict[str, Any]) -> dict[str, Any]:
     for one in answer["models"]:
         one["vocabulary"] = 10**9
     return answer
