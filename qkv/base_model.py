@@ -18,11 +18,12 @@ from qkv.errors import QkvError
 from qkv.generate.conversation import Conversation
 from qkv.generate.detokenize import cut_at_stop, detokenize
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.parallel import iterate_on_free_cores
 from qkv.generate.prefix_cache import slide as slide_context
 from qkv.generate.sampling import GREEDY, SamplingParams
 from qkv.generate.search import stream
 from qkv.generate.sequence import Sampler
-from qkv.generate.translate import Translator
+from qkv.generate.translate import MIN_WIDTH, Translator
 from qkv.look.residual_stream import layer_outputs
 from qkv.models.build import Network
 from qkv.models.decoder import Decoder
@@ -228,7 +229,7 @@ class BaseModel:
             tokens = slide_context(self.packed(), known, self.context, sampler)
         else:
             tokens = (token for (token,) in stream(self.packed(), batch, [sampler]) if token is not None)
-        return (token for token in tokens if token not in c.eos_ids)
+        return (token for token in iterate_on_free_cores(tokens, c.d_model < MIN_WIDTH) if token not in c.eos_ids)
 
     @property
     def context(self) -> int | None:

@@ -256,6 +256,35 @@ def test_a_store_grows_and_shrinks_with_its_rows() -> None:
         assert found.tolist() == [[list(map(float, pair)) for pair in text] for text in texts]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama-7b", "llama2-70b", "bloom-560m", "t5-small"])
+@torch.no_grad()
+def test_a_cache_is_not_copied_for_every_token(name: str) -> None:
+    """Learned, rotary, ALiBi and T5 positions, grouped heads: one buffer until it is full, then one of twice the size."""
+    c = tiny(name)
+    fast, batch = pack(network_of(c)), example(c)
+    state, buffers = fast.start(batch), []
+    for _ in range(40):
+        _, state = fast.step(batch.inputs[:, :1], state)
+        buffers.append(state.layers[0]["cache"].buffer.vectors.data_ptr())
+    assert len(set(buffers)) <= 3
+    half = state.first(20) if state.memory is None else None
+    if half is not None:  # what follows the first tokens does not touch what others remember
+        fast.step(batch.inputs[:, 1:2], half)
+        close(fast.step(batch.inputs[:, :1], state)[0], fast.step(batch.inputs[:, :1], state)[0])
+
+
+@needs_compiler
+@torch.no_grad()
+def test_a_score_that_is_no_number_is_not_dropped(threads: int) -> None:
+    c = tiny("transformer-base")
+    fast, batch = pack(network_of(c)), example(c)
+    _, state = fast.step(batch.inputs[:, :3], fast.start(batch))
+    state.layers[0]["cache"].buffer.vectors[0, 1, 0, 0, 0] = torch.nan  # the first key of row 1
+    hidden, _ = fast.step(batch.inputs[:, 3:4], state)
+    assert hidden[1].isnan().all() and not hidden[[0, 2]].isnan().any()
+    assert fast.head.log_probs(hidden[:, -1])[1].isnan().all()
+
+
 def test_other_numbers_take_the_plain_product() -> None:
     network = network_of(tiny("gpt2")).double()
     batch = example(tiny("gpt2"))

@@ -84,11 +84,11 @@ def test_a_library_that_others_may_write_to_is_compiled_again(places: tuple[Path
     source.write_text(SEVEN)
     compiler = native.find_compiler()
     assert compiler is not None
-    path = native.compiled(compiler, [source])
+    path = native.compile_library(compiler, [source])
     assert path.parent == places[0] and mode(path) == 0o700
     good = path.read_bytes()
     path.write_bytes(b"planted")
-    assert native.compiled(compiler, [source]).read_bytes() == b"planted"  # ours: it is not compiled again
+    assert native.compile_library(compiler, [source]).read_bytes() == b"planted"  # ours: it is not compiled again
     path.chmod(0o722)
-    assert native.compiled(compiler, [source]) == path
+    assert native.compile_library(compiler, [source]) == path
     assert path.read_bytes() == good and mode(path) == 0o700

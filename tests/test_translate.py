@@ -16,10 +16,13 @@ import torch
 from tokenizers import processors
 
 import qkv
+from qkv import recipes
 from qkv.api import Model
 from qkv.batch import Batch
+from qkv.config import load_recipe
 from qkv.errors import QkvError
 from qkv.generate.alignment import attention, links, pharaoh, taps, token_spans, words_at
+from qkv.generate.beam import BeamParams
 from qkv.generate.logits_processor import LogitsProcessor
 from qkv.generate.parallel import run_parallel
 from qkv.generate.search import greedy
@@ -27,6 +30,7 @@ from qkv.generate.translate import TranslationParams, make_batches
 from qkv.models.build import build
 from qkv.parts.tap import record
 from qkv.presets import tiny
+from qkv.tasks.translation import TranslationTask
 from qkv.text.train import train_tokenizer
 
 TEXTS = [
@@ -92,6 +96,20 @@ def test_a_beam_of_one_is_greedy(model: Model) -> None:
         rules = LogitsProcessor(suppressed=(0, 1))  # padding and the start token are never written in a translation
         ids = greedy(model.network, batch, limit, c.eos_ids, rules)[0]
         assert model.translate([text], beam=1) == [model.tokenizer.decode([t for t in ids if t != 2])]
+
+
+def test_validation_decodes_each_text_as_translate_does_in_any_batch(model: Model) -> None:
+    """Texts of an untrained model reach their length limits, which depend on the text alone."""
+    recipe = load_recipe(recipes.find("demo"))
+    task = TranslationTask.__new__(TranslationTask)
+    task.recipe, task.config, task.source, task.target = recipe, model.config, model.words(), model.target_words()
+    texts = [" ".join(TEXTS[: 1 + i % 4]) for i in range(8)]
+    together = task.greedy_texts(model.network, texts)
+    assert len({len(text) for text in together}) > 2
+    assert together == [task.greedy_texts(model.network, [text])[0] for text in texts]
+    extra = recipe.decode.extra_length
+    params = TranslationParams(BeamParams(1), extra_length=extra)
+    assert together == [one.text for one in model.translator(fast=False).translate(texts, params)]
 
 
 def test_what_cannot_be_translated_costs_only_itself(model: Model) -> None:

@@ -245,8 +245,6 @@ PARTICIPLES: set[str] = {
     "data/split.py: mixed",
     "data/textsets.py: asked",
     "data/windows.py: packed",
-    "engine/native.py: compiled",
-    "engine/native.py: opened",
     "engine/pack.py: joined",
     "engine/ragged.py: joined",
     "objectives.py: masked",

@@ -30,7 +30,12 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 def cache() -> Path:
     """Where fetched data is kept: $QKV_CACHE, or ~/.cache/qkv/data."""
-    return Path(os.environ.get("QKV_CACHE") or Path.home() / ".cache" / "qkv" / "data")
+    if given := os.environ.get("QKV_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "qkv" / "data"
+    except RuntimeError:  # no HOME, and a user without an entry in the system's list
+        return Path(tempfile.gettempdir()) / f"qkv-data-{os.geteuid()}"
 
 
 def fetch(url: str, path: Path, most: int, sha256: str | None = None, md5: str | None = None) -> Path:

@@ -59,6 +59,13 @@ struct Pass {  // T more tokens of each of R rows
     const bool* source_real;  // (sentences, source); null = all
 };
 
+EXPORT_SIZE(Linear)
+EXPORT_SIZE(Norm)
+EXPORT_SIZE(Residual)
+EXPORT_SIZE(Block)
+EXPORT_SIZE(Decoder)
+EXPORT_SIZE(Pass)
+
 // --- y = x W^T + b
 
 // `rows` of x against part of some panels: y[r][c] += sum_k x[r][k] panel[k][c], k < depth. Rows of x are `in` apart, so are
@@ -128,8 +135,8 @@ static void columns(const Linear& l, const float* x, long rows, float* y, bool a
     for (long c = from; c + WIDE <= end; c += WIDE)
         column(x, rows, l.in, l.panels + c * l.in, l.bias + c, y + c, l.out, add);
     if (long rest = end % WIDE) {
-        std::vector<float> whole(rows * WIDE);
-        column(x, rows, l.in, l.panels + (end - rest) * l.in, l.bias + end - rest, whole.data(), WIDE, false);
+        float whole[BLOCK * WIDE];  // rows <= BLOCK
+        column(x, rows, l.in, l.panels + (end - rest) * l.in, l.bias + end - rest, whole, WIDE, false);
         for (long r = 0; r < rows; r++)
             for (long c = 0; c < rest; c++) {
                 float& to = y[r * l.out + end - rest + c];
@@ -215,7 +222,8 @@ static void look(const float* query, const float* keys, long distance, long leng
 }
 
 // query (R * T, stride) begins with the heads' queries -> out (R * T, H D)
-static void look_back(const Decoder& d, const Pass& p, long layer, const float* query, long stride, float* out) {
+static void look_back(const Decoder& d, const Pass& p, long layer, const float* query, long stride, float* out,
+                      std::atomic<int>& failed) {
     long length = p.past + p.tokens, head_size = 2 * p.places * d.head_width, lane_size = d.key_heads * head_size;
     const float* keys = p.written + layer * p.lanes * lane_size;
     std::vector<float> scores;
@@ -226,13 +234,18 @@ static void look_back(const Decoder& d, const Pass& p, long layer, const float* 
             if (p.real && !p.real[row * length + s] && s != own) return -1;
             return p.lane ? p.lane[row * length + s] : row;
         };
-        look(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size, lane_size, own + 1,
-             d, lane_of, scores, out + at * d.head_width);
+        try {
+            look(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size, lane_size,
+                 own + 1, d, lane_of, scores, out + at * d.head_width);
+        } catch (const std::exception&) {
+            failed = OUT_OF_MEMORY;
+        }
     }
 }
 
 // query (R * T, H D) -> out (R * T, H D); all rows of a sentence look at its one memory
-static void look_at_source(const Decoder& d, const Pass& p, long layer, const float* query, float* out) {
+static void look_at_source(const Decoder& d, const Pass& p, long layer, const float* query, float* out,
+                           std::atomic<int>& failed) {
     long head_size = 2 * p.source * d.head_width, layer_size = d.key_heads * head_size;
     long share = p.rows * p.tokens / p.sentences;
     std::vector<float> scores;
@@ -240,8 +253,12 @@ static void look_at_source(const Decoder& d, const Pass& p, long layer, const fl
     for (long at = 0; at < p.rows * p.tokens * d.heads; at++) {
         long sentence = at / d.heads / share, head = at % d.heads * d.key_heads / d.heads;
         auto lane_of = [&](long s) { return p.source_real && !p.source_real[sentence * p.source + s] ? -1 : sentence; };
-        look(query + at * d.head_width, p.memory + layer * layer_size + head * head_size, d.layers * layer_size, p.source,
-             d, lane_of, scores, out + at * d.head_width);
+        try {
+            look(query + at * d.head_width, p.memory + layer * layer_size + head * head_size, d.layers * layer_size,
+                 p.source, d, lane_of, scores, out + at * d.head_width);
+        } catch (const std::exception&) {
+            failed = OUT_OF_MEMORY;
+        }
     }
 }
 
@@ -303,13 +320,16 @@ static void residual(const Residual& r, float* x, long rows, float* space, float
     if (r.after.weight) normed(r.after, x, rows, r.first.in, x);
 }
 
-extern "C" void decode(const Decoder* decoder, const Pass* pass) {
+// 0, or OUT_OF_MEMORY with a result that has no meaning
+extern "C" int decode(const Decoder* decoder, const Pass* pass) {
     const Decoder& d = *decoder;
     const Pass& p = *pass;
     long rows = p.rows * p.tokens, widest = d.width;
     for (long l = 0; l < d.layers; l++)
         widest = std::max({widest, d.blocks[l].attention.first.out, d.blocks[l].feedforward.first.out});
-    std::unique_ptr<float[]> room(new float[rows * (d.width + widest + d.heads * d.head_width)]);
+    std::unique_ptr<float[]> room(new (std::nothrow) float[rows * (d.width + widest + d.heads * d.head_width)]);
+    if (!room) return OUT_OF_MEMORY;
+    std::atomic<int> failed{0};
     float *space = room.get(), *wide = space + rows * d.width, *mixed = wide + rows * widest;
 #pragma omp parallel
     {
@@ -317,15 +337,16 @@ extern "C" void decode(const Decoder* decoder, const Pass* pass) {
             const Block& b = d.blocks[l];
             residual(b.attention, p.x, rows, space, wide, mixed, [&] {
                 keep(d, p, l, wide, b.attention.first.out);
-                look_back(d, p, l, wide, b.attention.first.out, mixed);
+                look_back(d, p, l, wide, b.attention.first.out, mixed, failed);
             });
             if (b.cross.first.panels)
-                residual(b.cross, p.x, rows, space, wide, mixed, [&] { look_at_source(d, p, l, wide, mixed); });
+                residual(b.cross, p.x, rows, space, wide, mixed, [&] { look_at_source(d, p, l, wide, mixed, failed); });
             residual(b.feedforward, p.x, rows, space, wide, wide,
                      [&] { activate(wide, rows * b.feedforward.first.out, d.activation); });
         }
         if (d.norm.weight) normed(d.norm, p.x, rows, d.width, p.x);
     }
+    return failed;
 }
 
 // x (rows, in) -> y (rows, out)

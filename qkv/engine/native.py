@@ -1,5 +1,5 @@
-"""native.cpp and training_kernels.cpp, compiled on first use, and their structures. Where there is no compiler, `library()` is None and
-torch does the same work; where there is one that fails, its error is reported too."""
+"""Compile C++ kernels on first use and load them; the structures of native.cpp and training_kernels.cpp. Without a compiler
+`library()` is None, and torch does the same work; a failed compilation is reported once, and not repeated."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,15 +29,16 @@ POINTER, WHOLE, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions; None where they cannot be had."""
-    found = opened(SOURCES)
+    """Return the compiled functions; None if there are none."""
+    found = load_library(SOURCES, STRUCTURES)
     if found is None:
         return None
+    for name in ("decode", "attend", "attend_back"):
+        function = getattr(found, name)
+        function.argtypes, function.restype, function.errcheck = [POINTER], ctypes.c_int, raise_failure
+    found.decode.argtypes = [POINTER, POINTER]
     found.linear.argtypes, found.linear.restype = [POINTER, POINTER, WHOLE, POINTER], None
-    found.decode.argtypes, found.decode.restype = [POINTER, POINTER], None
     found.log_softmax.argtypes, found.log_softmax.restype = [POINTER, WHOLE, WHOLE], None
-    found.attend.argtypes, found.attend.restype = [POINTER], None
-    found.attend_back.argtypes, found.attend_back.restype = [POINTER], None
     found.gelu_tanh.argtypes, found.gelu_tanh.restype = [POINTER, POINTER, WHOLE], None
     found.gelu_tanh_back.argtypes, found.gelu_tanh_back.restype = [POINTER, POINTER, POINTER, WHOLE], None
     return found
@@ -46,34 +48,64 @@ class CompileError(Exception):
     """The compiler's first error, and where its whole message is."""
 
 
+class KnownCompileError(Exception):
+    """The same sources failed to compile before, which was reported then."""
+
+
+def raise_failure(code: int, function: Any, arguments: Any) -> int:
+    """Raise the error that a kernel returned (errcheck of ctypes)."""
+    if code:
+        raise MemoryError(f"out of memory in {function.__name__}: use a smaller batch or shorter texts")
+    return code
+
+
 def find_compiler() -> str | None:
     """Return the path of the C++ compiler, or None where there is none (or where `long` has not 64 bits)."""
     found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     return found if ctypes.sizeof(WHOLE) == 8 else None
 
 
-def opened(sources: list[Path]) -> ctypes.CDLL | None:
-    """What these C++ files (and headers) are compiled to; None where there is no compiler for them, and, with a line on
-    stderr, where they cannot be compiled or loaded."""
+def load_library(
+    sources: list[Path], structures: dict[str, type[ctypes.Structure]] | None = None
+) -> ctypes.CDLL | None:
+    """Load the library of these C++ files (and headers), compiled if necessary; None without a compiler, and, with a line on
+    stderr, if they cannot be compiled or loaded. `structures`: those of C++ by name, whose sizes must be equal."""
     compiler = find_compiler()
     if compiler is None:
         return None
     try:
-        return ctypes.CDLL(str(compiled(compiler, sources)))
+        found = ctypes.CDLL(str(compile_library(compiler, sources)))
+        check_sizes(found, structures or {})
+        return found
+    except KnownCompileError:
+        return None
     except (OSError, CompileError) as problem:
         print(f"warning: cannot use {sources[0].name}, falling back to slower code: {problem}", file=sys.stderr)
         return None
 
 
-def compiled(compiler: str, sources: list[Path]) -> Path:
-    """The shared library for these sources and this processor, from the cache or made now."""
+def check_sizes(found: ctypes.CDLL, structures: dict[str, type[ctypes.Structure]]) -> None:
+    """Raise OSError if a structure has another size in C++: its fields would be read from wrong addresses."""
+    for name, structure in structures.items():
+        size = getattr(found, f"sizeof_{name}")
+        size.restype = WHOLE
+        if size() != ctypes.sizeof(structure):
+            raise OSError(
+                f"{name} has {size()} bytes in C++ and {ctypes.sizeof(structure)} in Python: they must be equal"
+            )
+
+
+def compile_library(compiler: str, sources: list[Path]) -> Path:
+    """Return the shared library for these sources and this processor, from the cache or compiled now."""
     texts = "".join(source.read_text() for source in sources)
     key = texts + " ".join([compiler, *FLAGS, platform.platform(), torch.__version__, processor()])
     path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
+    log = path.with_suffix(".log")
     if not path.is_file() or not private(path):
+        if log.is_file() and private(log):
+            raise KnownCompileError(log)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             files = [source for source in sources if source.suffix == ".cpp"]
-            log = path.with_suffix(".log")
             run([compiler, *FLAGS, "-c", *map(str, files)], folder, log)
             # linked without -fopenmp: its threads are then torch's, which has them loaded, and not a second pool
             run([compiler, "-shared", *(f"{file.stem}.o" for file in files), "-o", "native.so"], folder, log)
@@ -110,10 +142,13 @@ def run(command: list[str], folder: str, log: Path) -> None:
     """Run the compiler; if it fails, write its message to `log` and raise a CompileError of one line."""
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
     if done.returncode:
+        if done.returncode < 0:  # ended by a signal: the next process tries again
+            raise CompileError(f"the compiler was ended by signal {-done.returncode}")
         log.write_text(f"{' '.join(command)}\n{done.stderr}")
+        log.chmod(0o600)
         errors = [line.strip() for line in done.stderr.splitlines() if "error:" in line]
         first = errors[0][:200] if errors else f"the compiler ended with exit code {done.returncode}"
-        raise CompileError(f"{first} (full message: {log})")
+        raise CompileError(f"{first} (delete this file to try again, it has the full message: {log})")
 
 
 def processor() -> str:
@@ -125,7 +160,8 @@ def processor() -> str:
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
 
 
-def possible(weight: Tensor) -> bool:
+def supports(weight: Tensor) -> bool:
+    """Return whether the kernels compute with this weight."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and library() is not None
 
 
@@ -181,6 +217,13 @@ class Attention(ctypes.Structure):
     _fields_ = [*((name, Heads) for name in ("query", "key", "value", "out")), ("sums", POINTER), ("spans", POINTER),
                 *((name, WHOLE) for name in ("n", "tokens", "heads", "key_heads", "width")), ("scale", REAL),
                 ("causal", ctypes.c_bool), *((name, Heads) for name in ("dout", "dquery", "dkey", "dvalue"))]  # fmt: skip
+
+
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "Linear": Linear, "Norm": Norm, "Residual": Residual, "Block": Block, "Decoder": Decoder, "Pass": Pass,
+    "Heads": Heads, "Attention": Attention,
+}  # fmt: skip
+"""Names in C++."""
 
 
 def address(x: Tensor | None) -> int | None:

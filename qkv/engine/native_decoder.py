@@ -61,10 +61,10 @@ class NativeStack(Stack):
         source = None if memory is None else Mask.for_memory(1, memory).allowed  # (B, 1, 1, S)
         source = None if source is None else source.contiguous()
         vectors, at = cache.buffer.vectors, native.address
-        told = native.Pass(at(x), x.size(0), x.size(1), mask.length - x.size(1), at(vectors), vectors.size(1),
+        arguments = native.Pass(at(x), x.size(0), x.size(1), mask.length - x.size(1), at(vectors), vectors.size(1),
                            vectors.size(3), at(slots), at(real), at(heads), 0 if heads is None else heads.size(0),
                            0 if heads is None else heads.size(3), at(source))  # fmt: skip
-        native.library().decode(ctypes.byref(self.described[1]), ctypes.byref(told))  # type: ignore[union-attr]
+        native.library().decode(ctypes.byref(self.described[1]), ctypes.byref(arguments))  # type: ignore[union-attr]
         return x
 
     def heads_of(self, memory: Tensor) -> Tensor:

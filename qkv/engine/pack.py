@@ -86,7 +86,7 @@ class PackedLinear(nn.Module):
         out, depth = self.shape = weight.shape
         self.bias = None if bias is None else bias.detach()
         self.panels: Tensor | None = None
-        if native.possible(weight):
+        if native.supports(weight):
             self.panels, self.start = native.panels(weight, self.bias)
             self.described = native.Linear(self.panels.data_ptr(), self.start.data_ptr(), depth, out)
         else:

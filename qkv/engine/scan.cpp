@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include <memory>
 #include <vector>
 
 #include "vectors.h"
@@ -121,19 +122,35 @@ static void backwards(const Scan& s, long row, Room& room) {
     }
 }
 
-extern "C" void scan(const Scan* told) {
-    const Scan& s = *told;
+EXPORT_SIZE(Scan)
+
+// 0, or OUT_OF_MEMORY with a result that has no meaning
+extern "C" int scan(const Scan* arguments) {
+    const Scan& s = *arguments;
+    std::atomic<int> failed{0};
 #pragma omp parallel for collapse(2)
     for (long row = 0; row < s.rows; row++)
-        for (long i = 0; i < s.width; i += 8) forwards(s, row, i);
+        for (long i = 0; i < s.width; i += 8) try {
+                forwards(s, row, i);
+            } catch (const std::exception&) {
+                failed = OUT_OF_MEMORY;
+            }
+    return failed;
 }
 
-extern "C" void scan_back(const Scan* told) {
-    const Scan& s = *told;
+extern "C" int scan_back(const Scan* arguments) {
+    const Scan& s = *arguments;
+    std::atomic<int> failed{0};
 #pragma omp parallel
     {
-        Room room(s);
+        std::unique_ptr<Room> room;
 #pragma omp for
-        for (long row = 0; row < s.rows; row++) backwards(s, row, room);
+        for (long row = 0; row < s.rows; row++) try {
+                if (!room) room.reset(new Room(s));
+                backwards(s, row, *room);
+            } catch (const std::exception&) {
+                failed = OUT_OF_MEMORY;
+            }
     }
+    return failed;
 }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from qkv.engine.native import POINTER, WHOLE, address, opened
+from qkv.engine.native import POINTER, WHOLE, address, load_library, raise_failure
 from qkv.parts.state_space import scan
 
 SOURCES = [Path(__file__).with_name(name) for name in ("scan.cpp", "vectors.h")]
@@ -19,8 +19,8 @@ STRETCH = 16
 """Tokens between two marks, as in scan.cpp."""
 
 
-class Told(ctypes.Structure):
-    """The structure of scan.cpp; it holds addresses, so whoever makes one keeps the tensors."""
+class ScanArguments(ctypes.Structure):
+    """The structure Scan of scan.cpp. It holds addresses: the caller keeps the tensors alive."""
 
     _fields_ = [*((name, POINTER) for name in ("u", "step", "decay", "enter", "leave", "first", "y", "last", "marks")),
                 *((name, WHOLE) for name in ("rows", "tokens", "width", "states")),
@@ -29,11 +29,10 @@ class Told(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """scan.cpp, compiled on first use; None where it cannot be had."""
-    found = opened(SOURCES)
-    if found is not None:
-        found.scan.argtypes, found.scan.restype = [POINTER], None
-        found.scan_back.argtypes, found.scan_back.restype = [POINTER], None
+    """Return scan.cpp, compiled on first use; None if that is not possible."""
+    found = load_library(SOURCES, {"Scan": ScanArguments})
+    for function in () if found is None else (found.scan, found.scan_back):
+        function.argtypes, function.restype, function.errcheck = [POINTER], ctypes.c_int, raise_failure  # type: ignore[assignment]
     return found
 
 
@@ -56,8 +55,8 @@ class Scan(torch.autograd.Function):
         u, hidden = inputs[0], inputs[-1]
         y, last = torch.empty_like(u), torch.empty_like(hidden)
         marks = u.new_empty(u.size(0), -(-u.size(1) // STRETCH), *hidden.shape[1:])  # (B, T / STRETCH, N, I)
-        told = scan_of(inputs, y, last, marks)
-        library().scan(ctypes.byref(told))  # type: ignore[union-attr]
+        arguments = scan_of(inputs, y, last, marks)
+        library().scan(ctypes.byref(arguments))  # type: ignore[union-attr]
         ctx.save_for_backward(*inputs, marks)
         return y, last
 
@@ -68,14 +67,16 @@ class Scan(torch.autograd.Function):
         hidden, dy, dlast = inputs[-1], dy.contiguous(), dlast.contiguous()
         gradients = [torch.empty_like(x) for x in inputs]
         gradients[2] = torch.empty_like(hidden)  # (B, N, I): A's, of each row by itself
-        told = scan_of(inputs, None, None, marks)
-        told.dy, told.dlast = dy.data_ptr(), dlast.data_ptr()
-        told.du, told.dstep, told.ddecay, told.denter, told.dleave, told.dfirst = (x.data_ptr() for x in gradients)
-        library().scan_back(ctypes.byref(told))  # type: ignore[union-attr]
+        arguments = scan_of(inputs, None, None, marks)
+        arguments.dy, arguments.dlast = dy.data_ptr(), dlast.data_ptr()
+        arguments.du, arguments.dstep, arguments.ddecay, arguments.denter, arguments.dleave, arguments.dfirst = (
+            x.data_ptr() for x in gradients
+        )
+        library().scan_back(ctypes.byref(arguments))  # type: ignore[union-attr]
         gradients[2] = gradients[2].sum(0)
         return tuple(gradients)
 
 
-def scan_of(inputs: Any, y: Tensor | None, last: Tensor | None, marks: Tensor) -> Told:
+def scan_of(inputs: Any, y: Tensor | None, last: Tensor | None, marks: Tensor) -> ScanArguments:
     u, decay = inputs[0], inputs[2]
-    return Told(*map(address, (*inputs, y, last, marks)), *u.shape, decay.size(0))
+    return ScanArguments(*map(address, (*inputs, y, last, marks)), *u.shape, decay.size(0))

@@ -84,6 +84,9 @@ static void along(const float* x, long step, long tokens, long width, float* to)
 
 // --- attention
 
+EXPORT_SIZE(Heads)
+EXPORT_SIZE(Attention)
+
 struct Room {  // what one thread needs for a span; it grows and is used again
     std::vector<float> parts[7];
     float* of(int part, long size) {
@@ -174,22 +177,27 @@ static void mix(const Attention& a, const Span& s, long head, const float* keys,
     }
 }
 
-extern "C" void attend(const Attention* attention) {
+// 0, or OUT_OF_MEMORY with a result that has no meaning
+extern "C" int attend(const Attention* attention) {
     const Attention& a = *attention;
     long group = a.heads / a.key_heads;
+    std::atomic<int> failed{0};
 #pragma omp parallel
     {
         Room room;
 #pragma omp for schedule(dynamic)
-        for (long at = 0; at < a.n * a.key_heads; at++) {
+        for (long at = 0; at < a.n * a.key_heads; at++) try {
             Span s(a, at / a.key_heads);
             long head = at % a.key_heads, size = up(s.tokens) * a.width;
             float *keys = room.of(0, size), *values = room.of(1, size), *table = room.of(2, FEW * up(s.tokens));
             along(s.of(a.key, head), a.key.token, s.tokens, a.width, keys);
             across(s.of(a.value, head), a.value.token, s.tokens, a.width, values);
             for (long g = 0; g < group; g++) mix(a, s, head * group + g, keys, values, table);
+        } catch (const std::exception&) {
+            failed = OUT_OF_MEMORY;
         }
     }
+    return failed;
 }
 
 struct Panels {  // of one head's keys and values
@@ -231,14 +239,15 @@ static void unmix_head(const Attention& a, const Span& s, long head, const Panel
     }
 }
 
-extern "C" void attend_back(const Attention* attention) {
+extern "C" int attend_back(const Attention* attention) {
     const Attention& a = *attention;
     long group = a.heads / a.key_heads;
+    std::atomic<int> failed{0};
 #pragma omp parallel
     {
         Room room;
 #pragma omp for schedule(dynamic)
-        for (long at = 0; at < a.n * a.key_heads; at++) {
+        for (long at = 0; at < a.n * a.key_heads; at++) try {
             Span s(a, at / a.key_heads);
             long head = at % a.key_heads, size = up(s.tokens) * a.width;
             float *keys_along = room.of(0, size), *values_along = room.of(1, size), *keys_across = room.of(2, size);
@@ -252,8 +261,11 @@ extern "C" void attend_back(const Attention* attention) {
             }
             Panels p{keys_along, values_along, keys_across};
             for (long g = 0; g < group; g++) unmix_head(a, s, head * group + g, p, dkey, dvalue, room);
+        } catch (const std::exception&) {
+            failed = OUT_OF_MEMORY;
         }
     }
+    return failed;
 }
 
 // --- the activation of GPT-2, x (1 + tanh u) / 2 = x sigmoid(2 u) with u = sqrt(2 / pi) (x + 0.044715 x^3)

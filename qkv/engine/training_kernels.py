@@ -62,8 +62,8 @@ class Attend(torch.autograd.Function):
         """`spans` (n, 3): row, first token and end; together they hold every token."""
         out = heads_like(query)
         sums = query.new_empty(query.shape[:3])  # (B, H, T)
-        told = attention_of(query, key, value, out, sums, spans, scale, causal)
-        native.library().attend(ctypes.byref(told))  # type: ignore[union-attr]
+        arguments = attention_of(query, key, value, out, sums, spans, scale, causal)
+        native.library().attend(ctypes.byref(arguments))  # type: ignore[union-attr]
         ctx.save_for_backward(query, key, value, out, sums, spans)
         ctx.scale, ctx.causal = scale, causal
         return out
@@ -74,9 +74,9 @@ class Attend(torch.autograd.Function):
         query, key, value, out, sums, spans = ctx.saved_tensors
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
         gradients = [heads_like(x) for x in (query, key, value)]
-        told = attention_of(query, key, value, out, sums, spans, ctx.scale, ctx.causal)
-        told.dout, told.dquery, told.dkey, told.dvalue = map(native.Heads.of, (dout, *gradients))
-        native.library().attend_back(ctypes.byref(told))  # type: ignore[union-attr]
+        arguments = attention_of(query, key, value, out, sums, spans, ctx.scale, ctx.causal)
+        arguments.dout, arguments.dquery, arguments.dkey, arguments.dvalue = map(native.Heads.of, (dout, *gradients))
+        native.library().attend_back(ctypes.byref(arguments))  # type: ignore[union-attr]
         return *gradients, None, None, None
 
 

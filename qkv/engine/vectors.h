@@ -3,12 +3,21 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <exception>
+#include <new>
+
+// For a check against the structures of Python: sizeof_T() returns the size of T.
+#define EXPORT_SIZE(T) \
+    extern "C" long sizeof_##T() { return sizeof(T); }
+
+constexpr int OUT_OF_MEMORY = 1;  // what a kernel returns where 0 is success; an exception must not leave a parallel region
 
 typedef float Eight __attribute__((vector_size(32)));              // one AVX2 register; other processors use two or four
 typedef float Loose __attribute__((vector_size(32), aligned(4)));  // the same at any address
 
 // e^x = 2^n e^r: n the whole number nearest to x / ln 2, e^r by its series (|r| < 0.35, so eight terms are exact enough).
-// For x <= 0; what is too small for a float, -infinity too, gives 0.
+// For x <= 0; what is too small for a float, -infinity too, gives 0; NaN stays NaN.
 static Eight exponential(Eight x) {
     typedef int Bits __attribute__((vector_size(32)));
     const Eight zero = {}, lowest = zero - 87.0f;
@@ -19,7 +28,8 @@ static Eight exponential(Eight x) {
     Eight series = 1 / 5040.0f * r + 1 / 720.0f;
     for (float term : {1 / 120.0f, 1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f}) series = series * r + term;
     Bits power = (n + 127) << 23;  // 2^n as the bits of a float
-    return x > lowest ? series * (Eight)power : zero;
+    Eight result = x > lowest ? series * (Eight)power : zero;
+    return x == x ? result : x;
 }
 
 static float total(Eight x) { return ((x[0] + x[4]) + (x[1] + x[5])) + ((x[2] + x[6]) + (x[3] + x[7])); }

@@ -3,7 +3,7 @@ one, two with a batch each do not. A single batch is computed by all threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -34,6 +34,16 @@ def run_serial(work: Callable[[Item], Result], items: Sequence[Item], small: boo
     """Apply `work` to each item, one after another, on all threads with a free core, or on one if the work is `small`."""
     with on_free_cores(small):
         return [work(item) for item in items]
+
+
+def iterate_on_free_cores(items: Iterator[Item], small: bool = False) -> Iterator[Item]:
+    """Yield the items, each computed on the threads that have a free core at that moment, or on one if the work is `small`."""
+    while True:
+        with on_free_cores(small):
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
 
 
 def share(count: int) -> int:

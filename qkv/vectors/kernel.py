@@ -33,7 +33,7 @@ class Work(ctypes.Structure):
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled library; None without a compiler."""
-    found = native.opened(SOURCES)
+    found = native.load_library(SOURCES)
     if found is not None:
         found.word2vec.argtypes, found.word2vec.restype = [POINTER], None
     return found
