@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from qkv.serve.api.languages import detect_language, language_name
 from qkv.serve.api.service import Service
 from qkv.serve.api.translation import translate_html, translate_plain
+from qkv.serve.http.auth import ApiKeys
 from qkv.serve.http.errors import ApiError
-from qkv.serve.http.forms import as_list
 from qkv.serve.http.limits import BoundedStr, Many
 from qkv.serve.scheduling.served_model import ServedModel
 
@@ -43,19 +43,15 @@ class DetectRequest(BaseModel):
 
 async def require_key_or_field(request: Request) -> None:
     """Check the API key, which may be a field of the body, before anything else in the body is validated."""
-    request.app.state.service.keys.check(request, await key_in_body(request))
-
-
-async def key_in_body(request: Request) -> str | None:
-    """Return the field api_key of a JSON object, if any."""
-    if not request.app.state.service.keys.digests:
-        return None
+    keys: ApiKeys = request.app.state.service.keys
+    if not keys.digests:
+        return
     try:
         body = await request.json()
     except ValueError:
-        return None
+        body = None
     key = body.get("api_key") if isinstance(body, dict) else None
-    return key if isinstance(key, str) else None
+    keys.check(request, key if isinstance(key, str) else None)
 
 
 routes = APIRouter(tags=["LibreTranslate"])
@@ -122,7 +118,7 @@ async def frontend_settings(request: Request) -> dict[str, Any]:
 def check_query(service: Service, q: str | list[str]) -> list[str]:
     if not q:
         raise ApiError(400, "Invalid request: missing q parameter")
-    texts = as_list(q)
+    texts = [q] if isinstance(q, str) else q
     service.limits.check_texts(texts)
     return texts
 

@@ -112,9 +112,11 @@ class Middleware:
         except TimeoutError:
             raise ApiError(408, f"the request did not arrive within {self.limits.seconds:g} s") from None
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if scope["path"] in FORM_ROUTES:
+        if JSON_TYPE.fullmatch(kind):
+            pass
+        elif scope["path"] in FORM_ROUTES:
             body = await form_to_json(body, kind, headers, scope)
-        elif body and not JSON_TYPE.fullmatch(kind):
+        elif body:
             given = f"the Content-Type of the body is {kind[:100]!r}" if kind else "the body has no Content-Type"
             raise ApiError(415, f"{given}: send JSON with the header `Content-Type: application/json`")
         check_nesting(body, self.limits.nesting)

@@ -77,5 +77,5 @@ class RequestQueue:
     def fits(self, texts: Sequence[ScheduledText]) -> bool:
         """Return whether these texts fit into one batch; a single one always does."""
         rows = len(texts) * max(text.generation.max_rows for text in texts)
-        tokens = rows * max(text.longest for text in texts)
+        tokens = rows * max(len(text.inputs) + text.generation.max_tokens for text in texts)
         return len(texts) == 1 or (rows <= self.limits.rows and tokens <= self.limits.batch_tokens)

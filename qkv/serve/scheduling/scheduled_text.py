@@ -52,11 +52,6 @@ class ScheduledText:
         self.delivered += len(steps)
         return steps
 
-    @property
-    def longest(self) -> int:
-        """The most tokens that it can have."""
-        return len(self.inputs) + self.generation.max_tokens
-
 
 def deliver(updates: Sequence[tuple[ScheduledText, Update]]) -> None:
     """Send updates to the event loops of their texts, with one wake-up per loop."""
