@@ -70,7 +70,7 @@ def check_of(model: Model) -> tuple[str, Checker]:
         return "AutoModelForCausalLM.generate", same_continuations
     if c.head in ("classes", "classes-words"):
         bare = c.family == "encoder" and not c.pooler
-        return ("AutoModel and the dense layer", same_pooled) if bare else ("text-classification", same_labels)
+        return ("AutoModel and the dense layer", same_pooling) if bare else ("text-classification", same_labels)
     if c.head == "tags":
         return "token-classification", same_tags
     if c.head == "masked" and any(model.tokenizer.id_of(name) is not None for name in NAMES["mask_token"]):
@@ -127,7 +127,7 @@ def same_translations(hf: Any, folder: Path, model: Model) -> str:
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     for beam in (None, 1):
         told = {} if beam is None else {"num_beams": beam, "early_stopping": None}
-        rows = [ended(model, ids[1:]) for ids in network.generate(**inputs, max_new_tokens=most, **told).tolist()]
+        rows = [cut_at_end(model, ids[1:]) for ids in network.generate(**inputs, max_new_tokens=most, **told).tolist()]
         how = {"max_length": most, "length_formula": "power"}  # which is the only one that transformers has
         ours = model.translate(texts, beam, scores=True, fast=False, **how)
         for text, mine, ids in zip(texts, ours, rows, strict=True):
@@ -136,7 +136,7 @@ def same_translations(hf: Any, folder: Path, model: Model) -> str:
             if (
                 mine.text != other
                 and not cut
-                and not tied(model, text, mine.tokens, ids, mine.score if beam is None else None)
+                and not is_tie(model, text, mine.tokens, ids, mine.score if beam is None else None)
             ):
                 return f"of {text!r} {other!r}, ours is {mine.text!r}"
     return ""
@@ -148,13 +148,13 @@ def target_of(hf: Any, folder: Path) -> Any:
     return hf.PreTrainedTokenizerFast(tokenizer_file=str(folder / TARGET))
 
 
-def ended(model: Model, ids: list[int]) -> list[int]:
+def cut_at_end(model: Model, ids: list[int]) -> list[int]:
     """Ids up to the end token, without the padding behind it."""
     ends = [at for at, token in enumerate(ids) if token in model.config.eos_ids]
     return ids[: ends[0] + 1] if ends else ids
 
 
-def tied(model: Model, text: str, tokens: list[str], ids: list[int], best: float | None) -> bool:
+def is_tie(model: Model, text: str, tokens: list[str], ids: list[int], best: float | None) -> bool:
     """Whether two different outputs are equally good: in a beam their scores are the same, and of greedy ones the two tokens
     at which they part."""
     c = model.config
@@ -220,17 +220,17 @@ def same_labels(hf: Any, folder: Path, model: Model) -> str:
     return far(texts, answers(model, texts), theirs)
 
 
-def same_pooled(hf: Any, folder: Path, model: Model) -> str:
+def same_pooling(hf: Any, folder: Path, model: Model) -> str:
     """As the card of the folder shows."""
     tokenizer, network = hf.AutoTokenizer.from_pretrained(folder), hf.AutoModel.from_pretrained(folder)
     texts = texts_of(model)
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     vectors = network(**inputs).last_hidden_state  # (B, T, C)
-    logits = dense(folder, pooled(vectors, inputs["attention_mask"], model.config.pooling))
+    logits = dense(folder, pool(vectors, inputs["attention_mask"], model.config.pooling))
     return far(texts, answers(model, texts), [table_of(hf, folder, row) for row in logits])
 
 
-def pooled(vectors: Tensor, mask: Tensor, pooling: str) -> Tensor:
+def pool(vectors: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """(B, T, C), (B, T) -> (B, C)."""
     if pooling == "first":
         return vectors[:, 0]
@@ -314,5 +314,5 @@ def same_pictures(hf: Any, folder: Path, model: Model) -> str:
         logits = hf.AutoModelForImageClassification.from_pretrained(folder)(pixels).logits
     else:
         vectors = hf.AutoModel.from_pretrained(folder)(pixels).last_hidden_state
-        logits = dense(folder, pooled(vectors, torch.ones(vectors.shape[:2]), c.pooling))
+        logits = dense(folder, pool(vectors, torch.ones(vectors.shape[:2]), c.pooling))
     return far(names, answers(model, pictures), [table_of(hf, folder, row) for row in logits])

@@ -315,7 +315,7 @@ def test_checkpoints_with_updates_have_a_plain_mean(tmp_path: Path) -> None:
     t = prepare(network(ENCODER), how, TuneConfig(lora_rank=2))
     learn(t, ENCODER, how, 0, 2)
     checkpoint.save(tmp_path / "checkpoint-2", t)
-    again = ours.filled(ENCODER, weights_of(tmp_path / "checkpoint-2"))
+    again = ours.network_with(ENCODER, weights_of(tmp_path / "checkpoint-2"))
     assert torch.allclose(again(batch(ENCODER)).logits, t.network.eval()(batch(ENCODER)).logits, atol=1e-6)
 
 

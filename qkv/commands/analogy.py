@@ -1,4 +1,4 @@
-"""`qkv analogy`: a is to b as c is to which word?"""
+"""`qkv analogy`: A is to B as C is to which word?"""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from qkv.commands.common import Json, writing
-from qkv.commands.nearest import HowMany, VectorsArgument, fields, shown
+from qkv.commands.nearest import HowMany, VectorsArgument, fields, format_near
 
 Word = Annotated[str, typer.Argument(show_default=False)]
 
 
 def run(vectors: VectorsArgument, a: Word, b: Word, c: Word, n: HowMany = 5, as_json: Json = False) -> None:
-    """A is to B as C is to ...: list the words nearest to B - A + C, without these three; cosine and word.
+    """Solve an analogy: list the words nearest to B - A + C, without A, B and C (A is to B as C is to ...).
 
     [dim]qkv analogy runs/word2vec-imdb man woman king[/]
     [dim]qkv analogy vectors.txt france paris italy --n 1 --json[/]
@@ -26,5 +26,5 @@ def run(vectors: VectorsArgument, a: Word, b: Word, c: Word, n: HowMany = 5, as_
         print(
             json.dumps({"a": a, "b": b, "c": c, "nearest": fields(near)}, ensure_ascii=False)
             if as_json
-            else shown(near)
+            else format_near(near)
         )

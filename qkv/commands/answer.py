@@ -1,4 +1,4 @@
-"""`qkv answer`: questions about a text in, the words of the text that answer them out."""
+"""`qkv answer`: answer questions about a text with words of the text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 from qkv.errors import QkvError
 
 QUESTION = typer.Argument(metavar="[QUESTION|FILE]", show_default=False,
-                          help="A question, with --context; otherwise lines of JSON (a file; default, and -: standard input).")  # fmt: skip
+                          help="A question, with --context; otherwise a file of JSON lines. Default, or -: standard input.")  # fmt: skip
 CONTEXT = typer.Option("--context", metavar="FILE", help="The text that answers the question; - is standard input.")
-NO_ANSWER = typer.Option("--no-answer", help="Let the model say that there is no answer (trained on such questions).")
+NO_ANSWER = typer.Option("--no-answer", help="Allow an empty answer, for models trained on unanswerable questions.")
 CHUNK = 64
-"""Questions that are answered together."""
+"""Questions per chunk."""
 
 
 def run(
@@ -31,10 +31,10 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Answer a question about a text, with words of the text.
+    """Answer a question about a text with words of the text.
 
-    Many questions are lines of JSON, {"question": "...", "context": "..."}, and give lines of JSON with the answer, its
-    score (a probability) and its place in the context. An empty answer: there is none.
+    For many questions, give lines of JSON, {"question": "...", "context": "..."}; the output has one JSON object per
+    line: the answer, its score (a probability) and its position in the context. An empty answer means that there is none.
 
     [dim]qkv answer my-reader "Who sleeps?" --context story.txt[/]
     [dim]qkv answer my-reader questions.jsonl > answers.jsonl[/]
@@ -46,20 +46,22 @@ def run(
     name = question or "-"
     text = None if context is None else read_whole(context).rstrip("\n")
     if text is not None and not text.strip():
-        raise FileError(f"{context} has no text: nothing in it can answer a question")
+        raise FileError(f"{context} is empty: give a file with the text that answers the question")
     if text is None and name != "-":
         if not Path(name).exists():
-            raise FileError(f"no file {name!r} with questions; to ask this about a text, name it: --context FILE")
-        open_binary(name).close()  # said before the model is read
+            raise FileError(
+                f"{name!r} is not a file of questions; to answer it as a question, name a text with --context FILE"
+            )
+        open_binary(name).close()  # report a wrong path before loading the model
     model = load(folder, device=device.value)
     if text is not None:
         if not (question or "").strip():
-            raise QkvError('--context is there, but no question about it: qkv answer FOLDER "Who?" --context FILE')
+            raise QkvError('--context needs a question: qkv answer FOLDER "Who?" --context FILE')
         found = model.answer(str(question), text, no_answer=no_answer, max_answer=max_answer)
         with writing():
             print(json.dumps(found._asdict(), ensure_ascii=False) if as_json else " ".join(found.text.split()))
         return
-    model.answer([], [])  # a model that cannot answer is said before the questions are read
+    model.answer([], [])  # report an unsuitable model before reading
     with writing():
         rows = records(name)
         while some := list(islice(rows, CHUNK)):
@@ -70,7 +72,7 @@ def run(
 
 
 def records(name: str) -> Iterator[dict[str, Any]]:
-    """Lines of JSON, each checked."""
+    """Read lines of JSON and check them."""
     from qkv.data.lines import MAX_ROW, Lines
     from qkv.errors import FileError
 
@@ -86,5 +88,5 @@ def records(name: str) -> Iterator[dict[str, Any]]:
         if not good:
             where = f"{'standard input' if name == '-' else name}, line {reader.number}"
             why = ", ".join(reader.skipped) or 'it is not {"question": "...", "context": "..."}'
-            raise FileError(f"{where}: {why}; mend it")
+            raise FileError(f"{where}: {why}; correct it")
         yield row

@@ -1,4 +1,4 @@
-"""`qkv average`: one model from the last checkpoints of a run."""
+"""`qkv average`: average the last checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import typer
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run.", show_default=False)],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to write.", show_default=False)],
-    last: Annotated[int, typer.Option("--last", min=2, help="How many of the newest checkpoints.")] = 5,
+    last: Annotated[int, typer.Option("--last", min=2, help="Number of checkpoints to average, newest first.")] = 5,
 ) -> None:
-    """Average the weights of a run's last checkpoints into one model.
+    """Average the weights of a run's last checkpoints into one model (Vaswani et al. 2017, 6.1).
+
+    Train with train.keep=N to keep N checkpoints.
 
     [dim]qkv train demo --set train.keep=5[/]
     [dim]qkv average runs/demo averaged --last 5[/]

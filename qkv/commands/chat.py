@@ -26,7 +26,7 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.generate.conversation import Conversation
 
-HELP = "/reset begins anew, /system TEXT sets the system message and begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+HELP = "/reset starts over, /system TEXT sets the system message and starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
 def run(
@@ -45,14 +45,13 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Talk with a model that has a chat template, turn by turn; answers appear as they are written.
+    """Chat with a model that has a chat template; answers are streamed.
 
-    In a conversation: /reset begins anew, /system TEXT sets the system message
-    and begins anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer. The history
-    is kept; when the context is full, the oldest turns are dropped, and said so.
-    From a pipe, every line is a message; where one cannot be answered (it is too
-    long), standard error says so, the others are, and the exit code is 1. --json
-    prints the transcript at the end.
+    Commands: /reset starts over, /system TEXT sets the system message and starts
+    over, /exit or Ctrl-D leaves, Ctrl-C stops an answer. When the context is full,
+    the oldest turns are dropped, with a note. From a pipe, every line is a message;
+    one that cannot be answered gives a note on standard error and exit code 1.
+    --json prints the transcript at the end.
 
     [dim]qkv chat chat-model --temperature 0.2[/]
     [dim]printf 'Where is Rome?\\nHow old is it?\\n' | qkv chat chat-model[/]
@@ -68,26 +67,32 @@ def run(
                                 frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
     talk = load(folder, device=device.value).conversation(system, max_new_tokens, params, seed, processor)
     typed = sys.stdin.isatty()
-    if typed:
-        print(HELP, file=sys.stderr)
-    problems = 0
     with writing():
-        for line in lines(typed):
-            if not line.startswith("/"):
-                problems += not turn(talk, line, quiet=as_json)
-            elif line == "/exit":
-                break
-            else:
-                command(talk, line)
+        problems = converse(talk, typed, quiet=as_json)
         if as_json:
-            told = {"messages": talk.messages, "forgotten": talk.n_dropped}
-            print(json.dumps(told, ensure_ascii=False, indent=2), flush=True)
+            transcript = {"messages": talk.messages, "forgotten": talk.n_dropped}
+            print(json.dumps(transcript, ensure_ascii=False, indent=2), flush=True)
     if problems and not typed:
         raise typer.Exit(1)
 
 
+def converse(talk: Conversation, typed: bool, quiet: bool) -> int:
+    """Answer messages until the input ends or /exit; return how many could not be answered."""
+    if typed:
+        print(HELP, file=sys.stderr)
+    problems = 0
+    for line in lines(typed):
+        if line == "/exit":
+            break
+        if line.startswith("/"):
+            command(talk, line)
+        else:
+            problems += not turn(talk, line, quiet)
+    return problems
+
+
 def lines(typed: bool) -> Iterator[str]:
-    """Messages: typed ones with a mark before them, or the lines of a pipe; empty ones are none."""
+    """Yield messages, typed after a prompt or read from a pipe; empty lines are skipped."""
     while True:
         try:
             line = input("> ") if typed else sys.stdin.readline()
@@ -106,13 +111,13 @@ def command(talk: Conversation, line: str) -> None:
     name, _, text = line.partition(" ")
     if name == "/reset":
         talk.reset()
-        print("begun anew", file=sys.stderr)
+        print("conversation reset", file=sys.stderr)
     elif name == "/system":
         talk.reset()
         talk.system = text.strip() or None
-        print("the system message is set" if talk.system else "there is no system message now", file=sys.stderr)
+        print("system message set" if talk.system else "system message removed", file=sys.stderr)
     else:
-        print(f"there is no {name}: {HELP}", file=sys.stderr)
+        print(f"unknown command {name}: {HELP}", file=sys.stderr)
 
 
 def turn(talk: Conversation, text: str, quiet: bool) -> bool:

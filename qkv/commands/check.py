@@ -1,4 +1,4 @@
-"""`qkv check`: the contracts, measured on a model."""
+"""`qkv check`: measure the contracts on a model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ STATUS = {"holds": "[green]holds[/]", "broken": "[red]BROKEN[/]", "does not appl
 
 
 def run(folder: Folder, as_json: Json = False) -> None:
-    """Measure on this model what must be true of every model to which it applies: causal, padding, cache, kernel, round trip …
+    """Check properties that every model must have: causality, padding and batch invariance, cache, kernels, round trips.
 
-    Exit code 1 when a contract is broken.
+    Prints the largest difference and its tolerance for each property; exit code 1 if one is broken.
 
     [dim]qkv check my-model[/]
     """

@@ -1,4 +1,4 @@
-"""`qkv classify`: texts, pairs of texts or pictures in, a label for each out."""
+"""`qkv classify`: label texts, pairs of texts or images."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 FILE = typer.Argument(
     metavar="[FILE]", show_default=False,
-    help="A text per line, or a table; default, and -: standard input. Of a model that reads pictures: the pictures.",
+    help="A file with one text per line, or a table; for an image classifier, image files. Default, or -: standard input.",
 )  # fmt: skip
-TOP = typer.Option("--top-k", min=1, help="So many labels, the most likely first: label TAB probability TAB label ...")
+TOP = typer.Option("--top-k", min=1, help="Number of labels, most likely first: label TAB probability TAB label ...")
 PAIRS = typer.Option(
     "--pairs/--no-pairs", show_default=False,
     help="Each line is a pair of texts, separated by a tab. Default: as the model was trained.",
@@ -39,12 +39,12 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Classify texts: label TAB probability on each line, of a regression the number.
+    """Classify texts or images: one line each, label TAB probability; for a regression the score.
 
-    The order is kept, and an empty line gives an empty line. Of a text that is
-    longer than the model can read, only the beginning counts; how many there were
-    is said. A line that cannot be read gives an empty line and a message on
-    standard error, and the exit code is 1.
+    Lines keep their order; an empty line gives an empty line. A text longer than
+    the model's context is cut, and standard error reports how many were. A line
+    that cannot be read gives an empty line and a message on standard error, and
+    the exit code is 1.
 
     [dim]echo "What a lovely film!" | qkv classify my-model[/]
     [dim]qkv classify my-model pairs.tsv --pairs --json[/]
@@ -56,11 +56,11 @@ def run(
     model = load(folder, device=device.value)
     model.classify([])  # a model that has no classes says so before anything is read
     if model.config.image_size is not None:
-        show = lambda path, one, problem: shown(one, problem, as_json, top_k, path)  # noqa: E731
+        show = lambda path, one, problem: format_answer(one, problem, as_json, top_k, path)  # noqa: E731
         answer(model, files, model.classify, show)
         return
     if files and len(files) > 1:
-        raise QkvError(f"this model reads texts, one file of them: given {len(files)}")
+        raise QkvError(f"a text classifier reads one file, given {len(files)}: run it once per file")
     file = Path(files[0]) if files and files[0] != "-" else None
     if file is not None:
         open_binary(file).close()
@@ -74,10 +74,10 @@ def run(
 
 def classify_lines(model: Model, file: Path | None, columns: Sequence[int | str], pairs: bool, as_json: bool,
                    top_k: int) -> int:  # fmt: skip
-    """Print the answers to all lines; how many could not be read."""
+    """Classify all lines and print the answers; return how many lines could not be read."""
     done = problems = cut = 0
     for chunk in chunks(file, columns):
-        lines = [parted(line, pairs) for line in chunk]
+        lines = [split_pair(line, pairs) for line in chunk]
         found = iter(model.classify([text for text, problem in lines if text and not problem]))
         for text, problem in lines:
             done += 1
@@ -86,26 +86,26 @@ def classify_lines(model: Model, file: Path | None, columns: Sequence[int | str]
             if problem:
                 problems += 1
                 print(f"line {done} is not classified: {problem}", file=sys.stderr)
-            print(shown(one, problem, as_json, top_k))
+            print(format_answer(one, problem, as_json, top_k))
         sys.stdout.flush()
     if cut:
         print(f"{cut:,} of {done:,} texts were cut to {model.config.max_length} tokens", file=sys.stderr)
     return problems
 
 
-def parted(line: Line, pairs: bool) -> tuple[Any, str]:
-    """What a line gives to read (nothing of an empty one), and what is wrong with it."""
+def split_pair(line: Line, pairs: bool) -> tuple[Any, str]:
+    """Return the text, or pair of texts, of a line (None for an empty one), and what is wrong with it."""
     text, problem = line
     if problem or text is None or not text.strip():
         return None, problem
     if not pairs:
         return text, ""
     parts = text.split("\t")
-    return tuple(parts), "" if len(parts) == 2 else f"it has {len(parts)} texts, not two with a tab between"
+    return tuple(parts), "" if len(parts) == 2 else f"{len(parts)} texts instead of two, separated by a tab"
 
 
-def shown(one: Answer | None, problem: str, as_json: bool, top_k: int, picture: str = "") -> str:
-    """One line."""
+def format_answer(one: Answer | None, problem: str, as_json: bool, top_k: int, picture: str = "") -> str:
+    """Format one answer as a line."""
     if as_json:
         given = {"picture": picture} if picture else {}
         said: dict[str, Any] = {"label": None} if one is None else one.to_json()

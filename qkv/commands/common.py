@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and what NAME|RECIPE|FOLDER means."""
+"""Arguments and output shared by several commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Device(StrEnum):
 
 FOLDER = typer.Argument(
     metavar="FOLDER",
-    help="A model: a qkv folder, a Hugging Face folder, a .gguf or .bin file, or example (ships with qkv).",
+    help="A model: a qkv run or model folder, a Hugging Face folder, a .gguf or .bin file, or example (ships with qkv).",
     show_default=False,
     callback=pretrained.find,
 )
@@ -43,9 +43,9 @@ Settings = Annotated[list[str] | None, SETTINGS]
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """Within it standard output is UTF-8, and whoever reads it may stop reading."""
+    """Write UTF-8 to standard output; a reader that closes the pipe ends the command without an error."""
     if sys.stdout is None:
-        raise QkvError("there is no standard output to write to")
+        raise QkvError("standard output is closed: redirect it to a file or a terminal")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     try:
         yield
@@ -54,8 +54,8 @@ def writing() -> Iterator[None]:
         raise typer.Exit(0) from None
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Rows of cells as lines of columns, the numbered ones flush left. Nothing is wrapped or cut: what is shown can be copied."""
+def align_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
+    """Format rows of cells as aligned columns, those numbered in `left` flush left; nothing is wrapped or cut."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) if at in left else cell.rjust(width)
@@ -66,7 +66,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
 
 
 def config_of(what: str, settings: list[str] | None) -> ModelConfig:
-    """The configuration of a preset's name, a recipe file or a model's folder, with `--set` changes."""
+    """Read the configuration of a preset, a recipe or a model folder, with `--set` changes."""
     from qkv.presets import PRESETS, preset
     from qkv.recipes import find, names
 

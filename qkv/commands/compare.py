@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json, aligned
-from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, chosen, no_tables, of_run, to_stderr
+from qkv.commands.common import Device, DeviceOption, Json, align_columns
+from qkv.commands.evaluate import (
+    Columns,
+    Data,
+    Lower,
+    References,
+    Tokenize,
+    no_tables,
+    of_run,
+    parse_columns,
+    to_stderr,
+)
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,31 +72,30 @@ def run(
     """
     groups = [members(system) for system in systems]
     paths = [path for group in groups for path in group]
-    if len(systems) < 2 or len(set(paths)) < len(paths):
-        raise ConfigError("compare takes at least two files, runs or groups of runs, each given once")
-    if absent := [path for path in paths if not path.exists()]:
-        raise ConfigError(f"{absent[0]} does not exist: give runs, models or files of translations that are here")
-    names = metrics.split(",") if metrics else []
+    check_systems(groups, paths)
+    names, how = metrics.split(",") if metrics else [], {"tokenize": tokenize, "lowercase": lower}
     if references or not all(path.is_dir() for path in paths):
         if data or len(paths) > len(groups):
-            raise ConfigError(
-                "--data and groups are for runs; files of translations are compared with --references FILE"
-            )
-        rows = translations(paths, references, names, samples, {"tokenize": tokenize, "lowercase": lower})
-        show(rows, as_json)
-        return
+            raise ConfigError("--data and groups need runs; compare files of translations with --references FILE")
+        return show(translations(paths, references, names, samples, how), as_json)
     from qkv.train.compare import compare_runs, compare_seeds
 
-    files, cells = data or [], chosen(columns)
+    files, cells = data or [], parse_columns(columns)
     if columns and not data:
         raise ConfigError("--columns are those of a table: give it with --data FILE")
     if len(paths) > len(groups):
-        show_groups(compare_seeds(groups, to_stderr, files, cells, paired, device.value), as_json)
-        return
+        return show_groups(compare_seeds(groups, to_stderr, files, cells, paired, device.value), as_json)
     if paired:
         raise ConfigError("--paired is for several runs of each system: runs/a-1,runs/a-2 runs/b-1,runs/b-2")
-    how = {"tokenize": tokenize, "lowercase": lower}
-    show(compare_runs(paths, to_stderr, files, cells, samples, names, how, device.value), as_json)
+    return show(compare_runs(paths, to_stderr, files, cells, samples, names, how, device.value), as_json)
+
+
+def check_systems(groups: list[list[Path]], paths: list[Path]) -> None:
+    """Refuse fewer than two systems, one that is given twice, and one that does not exist."""
+    if len(groups) < 2 or len(set(paths)) < len(paths):
+        raise ConfigError("compare takes at least two files, runs or groups of runs, each given once")
+    if absent := [path for path in paths if not path.exists()]:
+        raise ConfigError(f"{absent[0]} does not exist: give existing runs, models or files of translations")
 
 
 def members(system: str) -> list[Path]:
@@ -156,4 +165,4 @@ def verdict(row: Comparison | RunScores, score: float) -> list[str]:
 
 def table(titles: list[str], rows: list[list[str]]) -> None:
     left = [at for at, title in enumerate(titles) if title in ("system", "metric", "")]
-    print("\n".join(aligned([titles, *rows], left)))
+    print("\n".join(align_columns([titles, *rows], left)))

@@ -1,4 +1,4 @@
-"""`qkv data`: look at a corpus before training on it, or fetch one by name."""
+"""`qkv data`: inspect a corpus before training on it, or fetch a public data set."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
     from qkv.data.inspect import Report
     from qkv.data.sources import Table
 
-app = typer.Typer(help="Look at a corpus before training on it, or fetch one by name.", no_args_is_help=True)
+app = typer.Typer(help="Inspect a corpus before training on it, or fetch a public data set.", no_args_is_help=True)
 
 WHAT = typer.Argument(
     metavar="RECIPE|FILES", show_default=False,
-    help="A recipe; or one table (.tsv .csv .jsonl); or text files in step, source then target.",
+    help="A recipe, a table (.tsv .csv .jsonl), or parallel text files, source then target.",
 )  # fmt: skip
-TOKENIZER = typer.Option(help="Count its tokens, not words: tokenizer.json, a .model, or a model.", show_default=False)
+TOKENIZER = typer.Option(
+    help="Count tokens instead of words: a tokenizer.json, a .model file or a model folder.", show_default=False
+)
 COLUMNS = typer.Option(
     help="The table's columns, by number (every row is a record) or name. Default: as its header names them, else 0,1.",
     show_default=False,
 )
-LIMIT = typer.Option(min=0, help="Records read of each corpus; 0 = all.")
-PATH = typer.Option(help="Where it already is: a folder or an archive.", show_default=False)
+LIMIT = typer.Option(min=0, help="Records to read from each corpus; 0 = all.")
+PATH = typer.Option(help="Folder or archive that already holds the data set.", show_default=False)
 
 
 @app.command("inspect")
@@ -38,22 +40,27 @@ def inspect_command(
     what: Annotated[list[Path], WHAT],
     tokenizer: Annotated[Path | None, TOKENIZER] = None,
     columns: Annotated[str | None, COLUMNS] = None,
-    max_length: Annotated[int, typer.Option(min=1, help="Drop pairs with more on a side.")] = 128,
-    max_ratio: Annotated[float, typer.Option(min=1.01, help="Drop pairs more unequal than this.")] = 9.0,
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Longest side of a pair in words or tokens; longer pairs are dropped.")
+    ] = 128,
+    max_ratio: Annotated[
+        float, typer.Option(min=1.01, help="Largest length ratio of a pair; others are dropped.")
+    ] = 9.0,
     limit: Annotated[int, LIMIT] = 1_000_000,
     as_json: Json = False,
 ) -> None:
-    """Counts, lengths, examples, what training would drop and why, and lines that seem wrong.
+    """Report counts, lengths, examples, what training would drop and why, and suspicious lines.
 
     [dim]qkv data inspect train.en train.de[/]
     [dim]qkv data inspect recipes/demo.toml --tokenizer my-model --json[/]
     """
     from qkv.config import CorpusConfig, DataConfig, load_recipe
+    from qkv.convert.tokenizer_files import read_tokenizer
     from qkv.data.inspect import inspect, inspect_recipe, words
     from qkv.data.sources import Parallel, Source
     from qkv.tasks.translation import drop_reason
 
-    count: Any = words if tokenizer is None else opened(tokenizer).plain
+    count: Any = words if tokenizer is None else read_tokenizer(tokenizer).plain
     unit = "words" if tokenizer is None else "tokens"
     leaks: dict[str, int] = {}
     if what[0].suffix == ".toml":
@@ -109,18 +116,12 @@ def fetch(
         sys.stdout.flush()
 
 
-def opened(path: Path) -> Any:
-    from qkv.convert.tokenizer_files import read_tokenizer
-
-    return read_tokenizer(path)
-
-
 def is_table(path: Path) -> bool:
     return any(suffix in (".tsv", ".csv", ".jsonl", ".json", ".ndjson") for suffix in path.suffixes)
 
 
 def read_table(path: Path, columns: str | None) -> tuple[Table, dict[str, Any]]:
-    """The columns of a table that are inspected, and what `inspect` needs to know of them; of a header, a line is said."""
+    """Choose the columns of a table to inspect, and print a note on a header row."""
     from qkv.data.header import guess_task, names_of
     from qkv.data.sources import JSON_LINES, Table, ending
 
@@ -146,19 +147,19 @@ def print_report(report: Report) -> None:
         n = lengths.to_json()
         if labels and number == len(report.sides):
             print(f"\n  {side}: {len(labels):,} different")
-            print_bars([(shortened(name, 20), count) for name, count in labels.most_common(20)], 20)
+            print_bars([(shorten(name, 20), count) for name, count in labels.most_common(20)], 20)
             continue
         quantiles = "  ".join(f"{key} {n[key]:,}" for key in ("p5", "p50", "p95", "p99", "max"))
         print(f"\n  {side}: {plural(n['total'], report.unit)}, mean {n['mean']:.1f}  {quantiles}")
         print_bars([(f"{a}-{b}" if a < b else f"{a}", count) for a, b, count in lengths.histogram()], 11)
-    for title, counts in (("no text", report.unreadable), ("training drops", report.dropped)):
+    for title, counts in (("unreadable", report.unreadable), ("training drops", report.dropped)):
         for reason, count in counts.most_common():
             print(f"\n  {title}: {count:,} {reason}", end="")
     print()
     for reason in [*(["examples"] if report.records else []), *dict(report.suspicious.most_common())]:
         print(f"\n  {reason}" + (f": {report.suspicious[reason]:,}" if reason in report.suspicious else ""))
         for number, record in report.shown[reason]:
-            print(f"    {number:>8,}  {'  |  '.join(shortened(text) for text in record)}")
+            print(f"    {number:>8,}  {'  |  '.join(shorten(text) for text in record)}")
     print()
 
 
@@ -167,18 +168,18 @@ def print_leaks(leaks: dict[str, int]) -> None:
     from qkv.text.wording import plural
 
     for name, number in leaks.items():
-        are, flatters = "is" if number == 1 else "are", ": the score will flatter" if number else ""
+        are, flatters = "is" if number == 1 else "are", ": scores on it will be too high" if number else ""
         print(f"{name}: {plural(number, 'texts')} {are} also trained on{flatters}")
 
 
 def print_bars(rows: list[tuple[str, int]], width: int) -> None:
-    """A line for each name and count; `width`: characters of a name."""
+    """Print a bar for each name and count; `width`: characters of a name."""
     most = max((count for _, count in rows), default=1)
     for name, count in rows:
         print(f"  {name:>{width}} {'█' * round(40 * count / most):<40} {count:,}")
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """At most 80 characters of it, all of them printable."""
+def shorten(text: str, most: int = 80) -> str:
+    """Cut a text to `most` characters and escape those that are not printable."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: most + 1])
     return shown if len(shown) <= most else shown[:most] + "…"

@@ -46,12 +46,12 @@ NEXT = (
 
 
 def run(
-    out: Annotated[Path, typer.Option("--out", help="The run's folder.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("runs/demo"),
     time_budget: Annotated[str, BUDGET] = "10m",
     threads: Threads = None,
     workers: Workers = None,
     settings: Settings = None,
-    serve: Annotated[bool, typer.Option("--serve", help="At the end, serve it: a page to play with.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the model at the end, with its web page.")] = False,
 ) -> None:
     """Train a translator from raw text, score it, and show what it does: under 5 minutes on two cores.
 
@@ -77,7 +77,7 @@ def run(
     for line in score_lines(finished.results):
         console.print(line, markup=False, soft_wrap=True)
     if not good:
-        why = unfinished(finished, time_budget, changes)
+        why = explain_low_score(finished, time_budget, changes)
         console.print(f"\nThis model is not trained yet: {why}", markup=False, soft_wrap=True)
     console.print("\n[bold]Files[/]")
     for name, what in FILES.items():
@@ -94,8 +94,8 @@ def run(
 
 def until_good(console: Console, changes: list[str], out: Path, time_budget: str, threads: int | None,
                workers: int | None) -> Run:  # fmt: skip
-    """Train; while the updates of the recipe were not enough and there is time, train more of them. A number of updates
-    that the user has set is kept."""
+    """Train; while the score is below the target and there is time, continue with more updates, unless the user set their
+    number."""
     from qkv.train.report import digits
 
     fixed, more = any(change.startswith("train.steps=") for change in changes), list[str]()
@@ -110,8 +110,8 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
         more = [f"train.steps={steps}"]
 
 
-def unfinished(finished: Run, time_budget: str, changes: list[str]) -> str:
-    """Why the score is low, and how to continue."""
+def explain_low_score(finished: Run, time_budget: str, changes: list[str]) -> str:
+    """Explain why the score is below the target, and how to continue."""
     from qkv.config import minutes
     from qkv.train.report import digits
 
@@ -138,7 +138,7 @@ def next_steps(console: Console, out: Path) -> None:
 
 
 def show(console: Console, out: Path) -> None:
-    """Some translations with their alignments, and the picture of one."""
+    """Print some translations with their alignments, and draw one alignment."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`qkv describe`: pictures in, a sentence about each out."""
+"""`qkv describe`: write captions for images."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ if TYPE_CHECKING:
     from qkv.api import Model
 
 PICTURES = typer.Argument(
-    metavar="PICTURE", help="PNG, JPEG ... files; default, and -: their paths on standard input.", show_default=False
+    metavar="PICTURE",
+    help="Image files (PNG, JPEG ...). Default, or -: paths on standard input, one per line.",
+    show_default=False,
 )
 CHUNK = 64
-"""Pictures that are opened and looked at together."""
+"""Images per chunk."""
 
 
 def run(
     folder: Folder,
     pictures: Annotated[list[str] | None, PICTURES] = None,
     beam: Annotated[
-        int | None, typer.Option(min=1, help="Hypotheses per picture; default: the run's own, else 4.")
+        int | None, typer.Option(min=1, help="Beam size; 1 = greedy. Default: the model's own, else 4.")
     ] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Longest caption in tokens.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Longest caption in tokens. Default: the model's own.")
+    ] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Describe pictures: one line each, in their order.
+    """Write a caption for each image: one line each, in order.
 
-    A file that is not a picture gives an empty line and a message on standard
-    error; the others are described, and the exit code is 1.
+    A file that is not an image gives an empty line and a message on standard
+    error, and the exit code is 1.
 
     [dim]qkv describe my-model holiday.jpg cat.png[/]
     [dim]ls pictures/*.png | qkv describe my-model --json[/]
@@ -45,7 +49,7 @@ def run(
 
     model = load(folder, device=device.value)
     search: dict[str, Any] = {"beam": beam, "max_length": max_length}
-    model.describe([], **search)  # a model that cannot describe says so before anything is read
+    model.describe([], **search)  # report an unsuitable model before reading
 
     def show(path: str, one: Any, problem: str) -> str:
         if not as_json:
@@ -58,7 +62,7 @@ def run(
 
 def answer(model: Model, paths: Sequence[str] | None, ask: Callable[[list[Any]], list[Any]],
            show: Callable[[str, Any, str], str]) -> None:  # fmt: skip
-    """Print what `show` makes of (path, answer or None, problem) of each picture; exit code 1 where one could not be read."""
+    """Print `show(path, answer or None, problem)` for each image; exit with code 1 if one could not be read."""
     from qkv.data.images import pixels
     from qkv.errors import QkvError
 
@@ -82,12 +86,12 @@ def answer(model: Model, paths: Sequence[str] | None, ask: Callable[[list[Any]],
 
 
 def chunks(paths: Sequence[str] | None) -> Iterator[list[str]]:
-    """Paths from the command line, or the lines of standard input."""
+    """Yield chunks of paths, from the command line or standard input."""
     from qkv.errors import QkvError
 
     given = sys.stdin if not paths or list(paths) == ["-"] else paths
     if given is None:
-        raise QkvError("no picture and no standard input: name a picture")
+        raise QkvError("no image given and no standard input: name an image file")
     lines = (line for path in given if (line := path.strip("\r\n")))
     while some := list(islice(lines, CHUNK)):
         yield some

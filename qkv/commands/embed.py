@@ -1,4 +1,4 @@
-"""`qkv embed`: lines of text in, vectors out."""
+"""`qkv embed`: embed texts as vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.tasks.embed import Embedder
 
-FILE = typer.Argument(metavar="[FILE]", help="A text per line; default, and -: standard input.", show_default=False)
+FILE = typer.Argument(
+    metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.", show_default=False
+)
 
 
 class Pooling(StrEnum):
@@ -27,8 +29,8 @@ class Pooling(StrEnum):
     tokens = "tokens"
 
 
-POOLING = typer.Option(help="Mean of the tokens' vectors, the first (cls), the last, or one for each of the tokens.")
-LAYER = typer.Option(help="0 = the embeddings, 1 = the lowest layer; -1 = the last, -2 = the one below it.")
+POOLING = typer.Option(help="mean, first (cls) or last of the token vectors; tokens: one vector per token.")
+LAYER = typer.Option(help="0 = embeddings, 1 = first layer; -1 = last layer, -2 = the one before.")
 OUT = typer.Option(metavar="FILE", help="Write .npy (numpy), .safetensors or .tsv (TensorBoard's projector).")
 
 
@@ -37,18 +39,20 @@ def run(
     file: Annotated[Path | None, FILE] = None,
     pooling: Annotated[Pooling, POOLING] = Pooling.mean,
     layer: Annotated[int, LAYER] = -1,
-    normalize: Annotated[bool, typer.Option(help="Make every vector of length 1.")] = True,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut what is too long, instead of an error.")] = False,
+    normalize: Annotated[bool, typer.Option(help="Scale every vector to length 1.")] = True,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut a text that is longer than the context; otherwise it is an error.")
+    ] = False,
     out: Annotated[Path | None, OUT] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts read at once.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Turn texts into vectors, features for another model: one vector per line, or one per token.
+    """Embed texts as vectors: one vector per text, or one per token.
 
-    Without --out a line of numbers for each text; with --pooling tokens a piece of text and
-    its numbers on each line, and a blank line after each text; with --json an object per text.
-    A line that cannot be read is an error: every line has its vector, in the order of the file.
+    Without --out, prints one line of numbers per text; with --pooling tokens, one
+    line per token (token TAB numbers) and a blank line after each text; with --json,
+    one object per text. A line that cannot be read is an error.
 
     [dim]echo "The old man sleeps." | qkv embed my-encoder --json[/]
     [dim]qkv embed my-encoder texts.txt --pooling cls --layer -2 --out vectors.npy[/]
@@ -59,12 +63,12 @@ def run(
 
     file = None if str(file) == "-" else file
     if file is not None:
-        open_binary(file).close()  # a wrong path is said before the model is read
+        open_binary(file).close()  # report a wrong path before loading the model
     if out is not None:
         fits(out)
     model = load(folder, device=device.value)
     if model.config.image_size is not None:
-        raise QkvError("this model reads pictures, not texts: their vectors are for Python, model.embed(pictures)")
+        raise QkvError("this model reads images, not texts: embed them in Python with model.embed(images)")
     embedder = model.embedder(layer, batch_size)
     each = pooling is Pooling.tokens
     how: dict[str, Any] = {"normalize": normalize, "truncate": truncate} | ({} if each else {"pooling": pooling.value})
@@ -75,22 +79,22 @@ def run(
         for texts in lines(file):
             found = embedder.tokens(texts, **how) if each else embedder.embed(texts, **how).tolist()
             for text, one in zip(texts, found, strict=True):
-                print(shown(text, one, each, as_json), flush=True)
+                print(format_vectors(text, one, each, as_json), flush=True)
 
 
 def lines(file: Path | None) -> Iterator[list[str]]:
-    """Texts in chunks; one that is no text is an error, since the others would lose their places."""
+    """Yield chunks of texts; a line that cannot be read is an error, so that vector i belongs to line i."""
     done = 0
     for chunk in chunks(file):
         for number, (text, problem) in enumerate(chunk, done + 1):
             if text is None:
-                raise QkvError(f"line {number} cannot be read ({problem}): mend it, or leave it out")
+                raise QkvError(f"line {number} cannot be read ({problem}): correct or remove it")
         done += len(chunk)
         yield [text or "" for text, _ in chunk]
 
 
 def keep(embedder: Embedder, file: Path | None, out: Path, how: dict[str, Any], each: bool) -> None:
-    """All vectors into a file."""
+    """Write all vectors to a file."""
     import torch
 
     from qkv.tasks.embed import write, write_tokens
@@ -107,7 +111,8 @@ def keep(embedder: Embedder, file: Path | None, out: Path, how: dict[str, Any], 
     print(f"wrote {out}: {len(texts):,} texts, vectors of width {embedder.config.d_model}")
 
 
-def shown(text: str, one: Any, each: bool, as_json: bool) -> str:
+def format_vectors(text: str, one: Any, each: bool, as_json: bool) -> str:
+    """Format the vector, or the tokens and their vectors, of one text."""
     from qkv.tasks.embed import numbers, one_line
 
     if as_json:

@@ -1,4 +1,4 @@
-"""`qkv evaluate`: the scores of a model on a test set, or of a file of translations."""
+"""`qkv evaluate`: score a model on a test set, or a file of translations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from qkv.commands.common import Device, DeviceOption, Json
 from qkv.errors import ConfigError
 
 WHAT = typer.Argument(
-    metavar="MODEL|HYPOTHESES", help="A run, a model, or a file of translations to score.", show_default=False
+    metavar="MODEL|HYPOTHESES",
+    help="A run or model folder, or a file of translations, one per line.",
+    show_default=False,
 )
 DATA = typer.Option(
     "--data", "-d", show_default=False,
     help="Evaluate the model on this file instead of its own test set: a table (.tsv, .csv, .jsonl) of texts and labels, pairs "
-    "or questions; CoNLL or .conllu; text; SQuAD's .json; a folder of pictures. Twice for two parallel files.",
+    "or questions; CoNLL or .conllu; text; SQuAD's .json; a folder of images. Give it twice for two parallel files.",
 )  # fmt: skip
 COLUMNS = typer.Option(
     "--columns", show_default=False,
@@ -29,39 +31,29 @@ REFERENCES = typer.Option(
     "--references", "-r", show_default=False,
     help="Correct translations, one per line; repeat it for several. Default: those of the run that is given.",
 )  # fmt: skip
-SOURCE = typer.Option(help="Translation models: source texts, one per line; requires --references.", show_default=False)
-METRICS = typer.Option("--metrics", help="Translations only: comma-separated list of bleu, chrf, ter.")
-TOKENIZE = typer.Option("--tokenize", help="How BLEU cuts words: 13a, intl, char, zh, none.")
-LOWER = typer.Option("--lower", help="Ignore case in BLEU and chrF.")
-SENTENCES = typer.Option(
-    "--sentences", help="Of translations: one line per sentence with number, scores, hypothesis, reference."
-)
-BEAM = typer.Option(
-    "--beam",
-    min=1,
-    help="With a translator: beam size; 1 = greedy. Default: the run's own, else 4.",
-    show_default=False,
-)
-PENALTY = typer.Option(
-    "--length-penalty",
-    help="Translation models: divide scores by length to this power. Default: the run's own, else 1.",
-    show_default=False,
-)
-SIMILARITY = typer.Option(
-    "--similarity", help="Word vectors: a file of word pairs with judgements; may be repeated.", show_default=False
-)
-ANALOGIES = typer.Option(
-    "--analogies", help="Word vectors: a file of analogies, four words a line.", show_default=False
-)
-OUTPUT = typer.Option("--output", help="Also write the translations to this file.", show_default=False)
-BOOTSTRAP = typer.Option(
-    "--bootstrap", min=0, help="Translations only: bootstrap samples for the confidence intervals; 0 = none."
-)
-
+Source = Annotated[Path | None, typer.Option(
+    "--source", show_default=False, help="Translation models: source texts, one per line; requires --references.")]  # fmt: skip
+MetricNames = Annotated[str, typer.Option("--metrics", help="Translations: comma-separated list of bleu, chrf, ter.")]
+Tokenize = Annotated[str, typer.Option("--tokenize", help="BLEU tokenizer: 13a, intl, char, zh, none.")]
+Lower = Annotated[bool, typer.Option("--lower", help="Ignore case in BLEU and chrF.")]
+Sentences = Annotated[bool, typer.Option(
+    "--sentences", help="Translations: one line per sentence with number, scores, hypothesis, reference.")]  # fmt: skip
+Beam = Annotated[int | None, typer.Option(
+    "--beam", min=1, show_default=False,
+    help="Translation models: beam size; 1 = greedy. Default: the model's own, else 4.")]  # fmt: skip
+LengthPenalty = Annotated[float | None, typer.Option(
+    "--length-penalty", show_default=False,
+    help="Translation models: divide scores by length to this power. Default: the model's own, else 1.")]  # fmt: skip
+Similarity = Annotated[list[Path] | None, typer.Option(
+    "--similarity", show_default=False,
+    help="Word vectors: a file of word pairs with similarity ratings; may be repeated.")]  # fmt: skip
+Analogies = Annotated[Path | None, typer.Option(
+    "--analogies", show_default=False, help="Word vectors: a file of analogies, four words per line.")]  # fmt: skip
+Output = Annotated[Path | None, typer.Option(
+    "--output", show_default=False, help="Also write the translations to this file.")]  # fmt: skip
+Bootstrap = Annotated[int, typer.Option(
+    "--bootstrap", min=0, help="Translations: bootstrap samples for confidence intervals; 0 = none.")]  # fmt: skip
 References = Annotated[list[Path] | None, REFERENCES]
-Metrics = Annotated[str, METRICS]
-Tokenize = Annotated[str, TOKENIZE]
-Lower = Annotated[bool, LOWER]
 Data = Annotated[list[Path] | None, DATA]
 Columns = Annotated[str | None, COLUMNS]
 
@@ -72,28 +64,27 @@ def run(
     columns: Columns = None,
     confusion: Annotated[Path | None, CONFUSION] = None,
     references: References = None,
-    source: Annotated[Path | None, SOURCE] = None,
-    metrics: Metrics = "bleu,chrf,ter",
-    beam: Annotated[int | None, BEAM] = None,
-    length_penalty: Annotated[float | None, PENALTY] = None,
-    output: Annotated[Path | None, OUTPUT] = None,
-    bootstrap: Annotated[int, BOOTSTRAP] = 1000,
+    source: Source = None,
+    metrics: MetricNames = "bleu,chrf,ter",
+    beam: Beam = None,
+    length_penalty: LengthPenalty = None,
+    output: Output = None,
+    bootstrap: Bootstrap = 1000,
     tokenize: Tokenize = "13a",
     lower: Lower = False,
-    sentences: Annotated[bool, SENTENCES] = False,
-    similarity: Annotated[list[Path] | None, SIMILARITY] = None,
-    analogies: Annotated[Path | None, ANALOGIES] = None,
+    sentences: Sentences = False,
+    similarity: Similarity = None,
+    analogies: Analogies = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Score a model of any task on its run's test set, or on a file of yours.
+    """Score a model of any task on its run's test set, or on your own file.
 
-    Classes, tags and pictures: also precision, recall and F1 of every class or
+    Classes, tags and images: also precision, recall and F1 of every class or
     entity, and the confusion matrix. Translations: BLEU, chrF2 and TER by
     sacreBLEU, with intervals, signatures and BLEU by length.
 
     [dim]qkv evaluate runs/my                                 # its own test set[/]
-    [dim]qkv evaluate runs/topics --data new.tsv --columns text,label[/]
     [dim]qkv evaluate runs/topics --data new.tsv --confusion confusion.svg[/]
     [dim]qkv evaluate runs/tags --data new.conllu --json[/]
     [dim]qkv evaluate runs/demo --data test.en --data test.de[/]
@@ -101,42 +92,50 @@ def run(
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
     [dim]qkv evaluate runs/word2vec --similarity wordsim353.tsv[/]
     """
+    of_texts = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty,
+                "--sentences": sentences or None}  # fmt: skip
+    unused = [name for name, value in of_texts.items() if value is not None]
+    if asks_for_vectors(what, data, references, similarity, analogies):
+        refuse_for_vectors(unused, references, {"--data": data, "--columns": columns, "--confusion": confusion})
+        return score_word_vectors(what, list(similarity or []), analogies, as_json)
+    check_options(data, source, references, columns, confusion)
+    task = "translation" if references else task_of(what, bool(data))
+    refuse_for_task(task, unused, what, confusion)
+    if task != "translation":
+        return score_task(what, list(data or []), columns, confusion, as_json, device)
+    sources, targets = test_set(what, source, references, data, columns)
+    hypotheses = translate_source(what, sources, beam, length_penalty, output, device)
+    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
+    return print_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+
+
+def asks_for_vectors(what: Path, data: Any, references: Any, similarity: Any, analogies: Any) -> bool:
+    """Return whether word vectors are to be scored."""
     from qkv.vectors.store import holds_vectors
 
-    told = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty,
-            "--sentences": sentences or None}  # fmt: skip
-    unused = [name for name, value in told.items() if value is not None]
-    if similarity or analogies or (not references and not data and holds_vectors(what)):
-        of_networks(unused, references, {"--data": data, "--columns": columns, "--confusion": confusion})
-        word_vectors(what, list(similarity or []), analogies, as_json)
-        return
-    no_tables(*([source] if source else []), *(references or []))
-    belong_together(data, source, references, columns, confusion)
-    task = "translation" if references else task_of(what, bool(data))
-    if task != "translation":
-        if unused:
-            raise ConfigError(f"{unused[0]} is for translations, and {what} is of the task {task!r}: leave it out")
-        other_task(what, list(data or []), columns, confusion, as_json, device)
-        return
-    if confusion:
+    return bool(similarity or analogies or (not references and not data and holds_vectors(what)))
+
+
+def refuse_for_task(task: str, unused: list[str], what: Path, confusion: Path | None) -> None:
+    """Refuse options of translation models for another task, and a confusion matrix for translations."""
+    if task == "translation" and confusion:
         raise ConfigError("--confusion is for classes and tags: translations have no confusion matrix")
-    sources, targets = test_set(what, source, references, data, columns)
-    hypotheses = translated(what, sources, beam, length_penalty, output, device)
-    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
-    tell_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+    if task != "translation" and unused:
+        raise ConfigError(f"{unused[0]} is for translations, and {what} is of the task {task!r}: leave it out")
 
 
-def of_networks(unused: list[str], references: list[Path] | None, asked: dict[str, Any]) -> None:
-    """Options that mean nothing to word vectors."""
+def refuse_for_vectors(unused: list[str], references: list[Path] | None, others: dict[str, Any]) -> None:
+    """Refuse options that do not apply to word vectors."""
     if unused or references:
         raise ConfigError(f"{(*unused, '--references')[0]} is for translations, not for word vectors: leave it out")
-    if wrong := [name for name, value in asked.items() if value]:
+    if wrong := [name for name, value in others.items() if value]:
         raise ConfigError(f"{wrong[0]} is for networks: word vectors take --similarity FILE and --analogies FILE")
 
 
-def belong_together(data: list[Path] | None, source: Path | None, references: list[Path] | None, columns: str | None,
-                    confusion: Path | None) -> None:  # fmt: skip
-    """Options that contradict or need each other."""
+def check_options(data: list[Path] | None, source: Path | None, references: list[Path] | None, columns: str | None,
+                  confusion: Path | None) -> None:  # fmt: skip
+    """Refuse options that contradict or need each other, and tables in place of text files."""
+    no_tables(*([source] if source else []), *(references or []))
     if data and (source or references):
         raise ConfigError("--data contains both inputs and references: leave out --source and --references")
     if columns and not data:
@@ -146,14 +145,14 @@ def belong_together(data: list[Path] | None, source: Path | None, references: li
 
 
 def to_stderr(text: str) -> None:
-    """What is worth knowing beside the scores."""
+    """Print a note on standard error."""
     from rich.console import Console
 
     Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def no_tables(*paths: Path) -> None:
-    """A table has several columns: its rows are no sentences."""
+    """Refuse a table where a text file is needed."""
     from qkv.data.sources import TABLES, ending
 
     for path in paths:
@@ -165,25 +164,25 @@ def no_tables(*paths: Path) -> None:
 
 
 def task_of(what: Path, required: bool) -> str:
-    """The task of a run or a model; whatever has no recipe and no --data is scored as translations."""
+    """Return the task of a run or model; a file without --data holds translations."""
     from qkv.train.rescore import task_name
 
     return task_name(what) if required or what.is_dir() else "translation"
 
 
-def chosen(columns: str | None) -> list[int | str]:
-    """text,label or 0,2 -> names and numbers."""
+def parse_columns(columns: str | None) -> list[int | str]:
+    """Parse comma-separated column names, or numbers from 0."""
     return [int(name) if name.isdecimal() else name for name in map(str.strip, (columns or "").split(",")) if name]
 
 
 def test_set(what: Path, source: Path | None, references: list[Path] | None, data: list[Path] | None,
              columns: str | None) -> tuple[list[str] | None, list[list[str]]]:  # fmt: skip
-    """What is translated (None: `what` is a file of translations) and one list per reference."""
+    """Return the source texts (None if `what` is a file of translations) and one list of texts per reference."""
     from qkv.evaluate.scores import read_sentences
     from qkv.train.rescore import read_pairs
 
     if data:
-        pairs = read_pairs(what, to_stderr, data, chosen(columns))
+        pairs = read_pairs(what, to_stderr, data, parse_columns(columns))
         return [pair[0] for pair in pairs], [[pair[1] for pair in pairs]]
     if not references:
         references, source = [of_run(what, "ref")], source or of_run(what, "src")
@@ -195,9 +194,9 @@ def test_set(what: Path, source: Path | None, references: list[Path] | None, dat
     return None if source is None else read_sentences(source), targets
 
 
-def tell_scores(hypotheses: list[str], targets: list[list[str]], names: list[str], how: dict[str, Any], bootstrap: int,
+def print_scores(hypotheses: list[str], targets: list[list[str]], names: list[str], how: dict[str, Any], bootstrap: int,
                 sentences: bool, as_json: bool) -> None:  # fmt: skip
-    """Of each sentence, or of all together and by their length."""
+    """Print the scores of each sentence, or of the whole set and by length."""
     from qkv.evaluate.scores import by_length, score, sentence_scores
 
     if sentences:
@@ -218,8 +217,8 @@ def tell_scores(hypotheses: list[str], targets: list[list[str]], names: list[str
         print(f"{f'{b.shortest}-{b.longest}':>15} {b.sentences:11,} {b.bleu:6.1f}")
 
 
-def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_json: bool) -> None:
-    """Word vectors asked what is given, or else what their run was asked."""
+def score_word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_json: bool) -> None:
+    """Score word vectors on the given files, or else on those of their run."""
     from qkv.commands.train import score_lines
     from qkv.config.vectors import load_vectors_recipe
     from qkv.vectors.evaluate import evaluation_files, score_vectors
@@ -229,20 +228,18 @@ def word_vectors(what: Path, similarity: list[Path], analogies: Path | None, as_
         similarity, analogies = evaluation_files(load_vectors_recipe(what / "recipe.toml").vectors)
     found = score_vectors(load_vectors(what), similarity, analogies)
     if found is None:
-        raise ConfigError(
-            f"{what} holds word vectors: say what to ask them with --similarity FILE and --analogies FILE"
-        )
+        raise ConfigError(f"{what} holds word vectors: give --similarity FILE or --analogies FILE to score them on")
     print(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(score_lines({"test": found})))
 
 
-def other_task(what: Path, data: list[Path], columns: str | None, confusion: Path | None, as_json: bool,
+def score_task(what: Path, data: list[Path], columns: str | None, confusion: Path | None, as_json: bool,
                device: Device) -> None:  # fmt: skip
-    """A model of any other task, on its own test set or on files."""
+    """Score a model of another task than translation, on its own test set or on files."""
     from qkv.convert.files import write_text
     from qkv.train.evaluation import Evaluation
     from qkv.train.rescore import rescore
 
-    found = Evaluation.from_json(rescore(what, to_stderr, data, chosen(columns), device.value))
+    found = Evaluation.from_json(rescore(what, to_stderr, data, parse_columns(columns), device.value))
     if confusion is not None:
         picture = found.picture()
         if picture is None:
@@ -256,7 +253,7 @@ def classes(found: Any) -> str:
 
 
 def of_run(folder: Path, which: str) -> Path:
-    """The test set that `qkv train` leaves in a run's folder: src, ref or hyp."""
+    """Return a file of the test set in a run folder: src, ref or hyp."""
     from qkv.convert.detect import find_run
 
     path = (find_run(folder) or folder) / f"test.{which}.txt"
@@ -268,10 +265,9 @@ def of_run(folder: Path, which: str) -> Path:
     return path
 
 
-def translated(what: Path, texts: list[str] | None, beam: int | None, length_penalty: float | None, output: Path | None,
+def translate_source(what: Path, texts: list[str] | None, beam: int | None, length_penalty: float | None, output: Path | None,
                device: Device) -> list[str]:  # fmt: skip
-    """What the model makes of some texts; a run searches as it did when it was scored, unless told otherwise. Without texts,
-    the translations in a file."""
+    """Translate texts, with the model's own decoding settings unless given; without texts, read translations from a file."""
     from qkv.api import load
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
@@ -281,7 +277,7 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
         raise ConfigError(f"--source and --output are for a model, and {what} is not a folder")
     if texts is None:
         return read_sentences(what)
-    model = load(what, device=device.value)  # which searches as its run did, unless told otherwise
+    model = load(what, device=device.value)
     found = [one_line(text) for text in model.translate(texts, beam=beam, length_penalty=length_penalty)]
     if output is not None:
         write_text(output, "".join(text + "\n" for text in found))
@@ -290,7 +286,7 @@ def translated(what: Path, texts: list[str] | None, beam: int | None, length_pen
 
 def print_sentences(hypotheses: list[str], references: list[list[str]], found: dict[str, list[float]],
                     as_json: bool) -> None:  # fmt: skip
-    """One line per sentence, as tab-separated values or JSON."""
+    """Print one line per sentence, as tab-separated values or JSON."""
     titles = ["line", *found, "hypothesis", *["reference"] * len(references)]
     if not as_json:
         print("\t".join(titles))

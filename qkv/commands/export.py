@@ -1,4 +1,4 @@
-"""`qkv export`: a model in another format."""
+"""`qkv export`: convert a model to another format."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ class Format(StrEnum):
 
 def run(
     folder: Folder,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder (or file) to write.", show_default=False)],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder (for word2vec formats: file) to write.", show_default=False)
+    ],
     to: Annotated[
-        Format, typer.Option("--to", help="hf: for transformers; qkv: our own; word2vec-*: word vectors.")
+        Format, typer.Option("--to", help="hf: Hugging Face transformers; qkv: a qkv folder; word2vec-*: word vectors.")
     ] = Format.hf,
 ) -> None:
-    """Write a model in another format: Hugging Face's, or (from any format we read) our own; word vectors in word2vec's.
+    """Convert a model: to a Hugging Face folder, to a qkv folder, or word vectors to word2vec files.
+
+    The result is read back and compared with the original before the command ends.
 
     [dim]qkv export my-model my-model-hf --to hf[/]
     [dim]qkv export model.gguf my-model --to qkv[/]

@@ -1,4 +1,4 @@
-"""`qkv fill`: texts with gaps in, words for the gaps out."""
+"""`qkv fill`: predict masked words."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from qkv.commands.translate import chunks
 if TYPE_CHECKING:
     from qkv.tasks.fill import Filled
 
-TEXT = typer.Argument(help="A text with [MASK] where words are missing; without it, --file.", show_default=False)
-FILE = typer.Option("--file", help="A text per line; default, and -: standard input.", show_default=False)
-TOP_K = typer.Option("--top-k", min=1, help="Words for each gap.")
+TEXT = typer.Argument(
+    help="A text with [MASK] in place of missing words. Default: the lines of --file.", show_default=False
+)
+FILE = typer.Option("--file", help="A file with one text per line. Default, or -: standard input.", show_default=False)
+TOP_K = typer.Option("--top-k", min=1, help="Number of words per mask.")
 
 
 def run(
@@ -29,9 +31,10 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Guess the words under [MASK]: for each gap its likeliest words and their probabilities, a blank line after each text.
+    """Predict masked words: probability TAB word, most likely first, a blank line after each text.
 
-    A line without a gap, or longer than the model reads, gives a message on standard error, and the exit code is 1.
+    With several masks in a text, their number comes first. A line without [MASK], or longer than the model's
+    context, gives a message on standard error, and the exit code is 1.
 
     [dim]qkv fill my-bert "The capital of France is [MASK]."[/]
     [dim]qkv fill my-bert --file gaps.txt --top-k 3 --json[/]
@@ -44,9 +47,9 @@ def run(
         raise QkvError("give either a text or --file, not both")
     file = None if str(file) == "-" else file
     if file is not None:
-        open_binary(file).close()  # a wrong path is said before the model is read
+        open_binary(file).close()  # report a wrong path before loading the model
     model = load(folder, device=device.value)
-    model.fill([])  # so is a model that cannot do it
+    model.fill([])  # and an unsuitable model before reading
     done = problems = 0
     with writing():
         for texts, wrong in [([text], [""])] if text is not None else lines(file):
@@ -56,20 +59,20 @@ def run(
                     problems += 1
                     print(f"line {done} is not filled: {problem}", file=sys.stderr)
                 fields = filled.to_json() | ({"problem": problem} if problem else {})
-                print(json.dumps(fields, ensure_ascii=False) if as_json else shown(filled))
+                print(json.dumps(fields, ensure_ascii=False) if as_json else format_gaps(filled))
             sys.stdout.flush()
     if problems:
         raise typer.Exit(1)
 
 
 def lines(file: Path | None) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Lines of text, and what is wrong with each."""
+    """Yield texts, and what is wrong with each line."""
     for chunk in chunks(file):
         yield [text or "" for text, _ in chunk], [problem for _, problem in chunk]
 
 
-def shown(filled: Filled) -> str:
-    """gap TAB probability TAB word, gaps numbered from 1 where there are several; print adds the blank line."""
+def format_gaps(filled: Filled) -> str:
+    """Format lines of probability TAB word, with the number of the gap before them if there are several gaps."""
     numbers = [f"{number}\t" for number in range(1, len(filled.gaps) + 1)] if len(filled.gaps) > 1 else [""]
     return "".join(
         f"{number}{guess.probability:.4f}\t{guess.word}\n"

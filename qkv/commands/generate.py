@@ -66,9 +66,8 @@ def run(
     """Generate text from a prompt, token by token (an encoder-decoder translates the prompt).
 
     A prompt longer than the model's context is an error; --truncate keeps its
-    end. A model that cannot exceed its context stops there; --slide continues
-    from its last half. Several texts (--n) are separated by a line of dashes, or
-    with --json are one line each.
+    end. A model that cannot exceed its context stops there; --slide continues from
+    its last half. Several texts (--n) are separated by ---, with --json one per line.
 
     [dim]qkv generate my-model "Once upon a time" --temperature 0.8 --top-k 40 --seed 1[/]
     [dim]qkv generate my-model "Once upon" --repetition-penalty 1.2 --min-p 0.05[/]
@@ -88,25 +87,23 @@ def run(
                                 frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
     text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
     model = load(folder, device=device.value)
-    ids = model.prompt_ids(text, chat, system)
-    if truncate:
-        ids = model.last_ids(ids, max_new_tokens)
-    elif model.context is not None and len(ids) > (most := model.context):
-        raise QkvError(
-            f"{len(ids)} tokens, but this model was made for {most}: shorten the prompt, or keep its end (--truncate)"
-        )
+    ids = fit_prompt(model, model.prompt_ids(text, chat, system), truncate, max_new_tokens)
     with writing():
         for number in range(n):
             one = One(model, ids, max_new_tokens, slide, processor)
-            drawn = None if seed is None else seed + number
-            shown = one.pieces(params, drawn)
-            if as_json:
-                told = {"prompt": text, "text": "".join(shown), **one.facts(), "seed": drawn}
-                print(json.dumps(told, ensure_ascii=False), flush=True)
-            else:
-                show(shown, first=number == 0)
-            if note := one.note():
-                print(note, file=sys.stderr)
+            one.print(text, params, None if seed is None else seed + number, as_json, first=number == 0)
+
+
+def fit_prompt(model: Model, ids: list[int], truncate: bool, max_new_tokens: int) -> list[int]:
+    """Return a prompt that fits the context: with `truncate` its end, otherwise a longer one is an error."""
+    if truncate:
+        return model.last_ids(ids, max_new_tokens)
+    if model.context is not None and len(ids) > model.context:
+        raise QkvError(
+            f"the prompt has {len(ids)} tokens, but this model was made for {model.context}: shorten the prompt, or keep its end "
+            "(--truncate)"
+        )
+    return ids
 
 
 def show(pieces: Iterator[str], first: bool) -> None:
@@ -131,6 +128,17 @@ class One:
                 yield token
 
         return self.model.texts(counted(), self.ids, ())
+
+    def print(self, prompt: str, params: Any, seed: int | None, as_json: bool, first: bool) -> None:
+        """Generate the text and print it, as a stream or as JSON, and a note on standard error if it was cut short."""
+        pieces = self.pieces(params, seed)
+        if as_json:
+            fields = {"prompt": prompt, "text": "".join(pieces), **self.facts(), "seed": seed}
+            print(json.dumps(fields, ensure_ascii=False), flush=True)
+        else:
+            show(pieces, first)
+        if note := self.note():
+            print(note, file=sys.stderr)
 
     def ended(self) -> str:
         if self.written == self.most:

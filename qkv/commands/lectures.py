@@ -8,11 +8,11 @@ import typer
 
 from qkv.errors import ConfigError
 
-NAMES = typer.Argument(metavar="[B1 B2 ...]", help="Which ones; default: all.", show_default=False)
+NAMES = typer.Argument(metavar="[B1 B2 ...]", help="Examples to compute. Default: all.", show_default=False)
 
 
 def run(names: Annotated[list[str] | None, NAMES] = None) -> None:
-    """Compute the lectures' worked examples, step by step, with the parts every model is built from.
+    """Compute the lectures' worked examples step by step, with the parts that models are built from.
 
     [dim]qkv lectures[/]
     [dim]qkv lectures B1 B5[/]
@@ -24,7 +24,7 @@ def run(names: Annotated[list[str] | None, NAMES] = None) -> None:
 
     chosen = [name.upper() for name in names or EXAMPLES]
     if unknown := [name for name in chosen if name not in EXAMPLES]:
-        raise ConfigError(f"no worked example {unknown[0]}: there are {', '.join(EXAMPLES)}")
+        raise ConfigError(f"no worked example {unknown[0]}: choose from {', '.join(EXAMPLES)}")
     console = Console(highlight=False)
     for name in chosen:
         console.rule(f"[bold]{name}[/] {(EXAMPLES[name].__doc__ or '').splitlines()[0]}", align="left")

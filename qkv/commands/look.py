@@ -92,8 +92,7 @@ def run(
 ) -> None:
     """Inspect a model on one input: attention of every head, logit lens, attribution, patching.
 
-    Writes one self-contained HTML file, for light and dark mode, desktop and
-    phone; a sentence explains each picture. With --json prints the numbers.
+    Writes one self-contained HTML file that explains each figure; --json prints the numbers.
 
     [dim]qkv look example "I ate an apple."[/]
     [dim]qkv look my-gpt "The old man" --what lens --what heads --out lens.html[/]
@@ -101,10 +100,7 @@ def run(
     """
     from qkv.api import load
 
-    if out.suffix not in (".html", ".htm"):
-        raise QkvError(f"pictures are written to an HTML file, given {out}: let its name end in .html")
-    if not given.strip():
-        raise QkvError("the text is empty: give a text or the path of a picture")
+    check_arguments(given, out)
     model = load(folder, device=device.value)
     looker, summary = model.looker(), model.task == "summary"
     look = None if what and set(what) <= OF_WORDS else looker.look(given, target, pair, summary)
@@ -117,12 +113,10 @@ def run(
             if other is None:
                 raise QkvError("patch needs a second text: give it with --other")
             return look.patch(looker.look(other, target, pair, summary), position=position)
-        return seen(look, one, layer, head, kind, method, position)
+        return analyse(look, one, layer, head, kind, method, position)
 
-    found = {one.value: show(one) for one in what} if what else whatever_there_is(show)
-    for name, one in found.items():
-        if note := getattr(one, "note", ""):
-            print(f"{name}: {note}", file=sys.stderr)
+    found = {one.value: show(one) for one in what} if what else default_analyses(show)
+    print_notes(found)
     if as_json:
         with writing():
             print(json.dumps({name: one.to_json() for name, one in found.items()}, ensure_ascii=False))
@@ -130,7 +124,22 @@ def run(
     write(found, [given, *([] if pair is None else [pair]), *([] if other is None else [f"other: {other}"])], out, png)
 
 
-def whatever_there_is(show: Callable[[What], LookResult]) -> dict[str, LookResult]:
+def check_arguments(given: str, out: Path) -> None:
+    """Refuse an empty input and an output that is not HTML, before the model is loaded."""
+    if out.suffix not in (".html", ".htm"):
+        raise QkvError(f"--out writes an HTML file, given {out}: use a name that ends in .html")
+    if not given.strip():
+        raise QkvError("the text is empty: give a text or the path of an image")
+
+
+def print_notes(found: dict[str, LookResult]) -> None:
+    """Print the notes of results on standard error."""
+    for name, one in found.items():
+        if note := getattr(one, "note", ""):
+            print(f"{name}: {note}", file=sys.stderr)
+
+
+def default_analyses(show: Callable[[What], LookResult]) -> dict[str, LookResult]:
     """EVERY view that this model has of this input; what is left out is said in a line, and why."""
     found: dict[str, LookResult] = {}
     missing: dict[str, list[str]] = {}
@@ -158,7 +167,7 @@ def among_words(looker: Looker, what: What, given: str, other: str | None, word:
     return looker.contexts(word, [given, other], layer)
 
 
-def seen(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str, position: int | None
+def analyse(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str, position: int | None
          ) -> LookResult:  # fmt: skip
     """One of the methods of a Look. Where it writes, be it a translation or a summary behind its text, that is looked at."""
     written = range(look.first, len(look.tokens))

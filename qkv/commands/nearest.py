@@ -1,4 +1,4 @@
-"""`qkv nearest`: words in, the words nearest to each out."""
+"""`qkv nearest`: nearest neighbours among word vectors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ if TYPE_CHECKING:
     from qkv.vectors.space import Neighbour
 
 VECTORS = typer.Argument(
-    metavar="RUN|FILE", help="Word vectors: a run's folder, or a file of word2vec, text or binary.", show_default=False
+    metavar="RUN|FILE", help="Word vectors: a run folder, or a word2vec file (text or binary).", show_default=False
 )
-N = typer.Option("--n", min=1, help="How many.")
+N = typer.Option("--n", min=1, help="Number of words.")
 VectorsArgument = Annotated[Path, VECTORS]
 HowMany = Annotated[int, N]
 
 
 def run(
     vectors: VectorsArgument,
-    words: Annotated[list[str], typer.Argument(help="Words to start from.", show_default=False)],
+    words: Annotated[list[str], typer.Argument(help="Words to find neighbours of.", show_default=False)],
     n: HowMany = 10,
     as_json: Json = False,
 ) -> None:
-    """List the words whose vectors point most in the direction of a word's: cosine and word; of several words, each list
-    under its word. For a word without a vector there is a message on standard error, and the exit code is 1; 2 if none has one.
+    """List the nearest words by cosine similarity: cosine TAB word; several lists are headed by their word.
+
+    A word without a vector gives a message on standard error and exit code 1; 2 if no word has one.
 
     [dim]qkv nearest runs/word2vec dog today[/]
     [dim]qkv nearest GoogleNews-vectors.bin.gz king --n 3 --json[/]
@@ -46,7 +47,7 @@ def run(
             if as_json:
                 print(json.dumps({"word": word, "nearest": fields(near)}, ensure_ascii=False))
             else:
-                print(shown(near) if len(words) == 1 else f"{word}\n{shown(near)}\n")
+                print(format_near(near) if len(words) == 1 else f"{word}\n{format_near(near)}\n")
     for word in dict.fromkeys(words):
         if word not in lists:
             print(found.absent(word), file=sys.stderr)
@@ -58,6 +59,6 @@ def fields(near: list[Neighbour]) -> list[dict[str, object]]:
     return [{"word": one.word, "similarity": one.similarity} for one in near]
 
 
-def shown(near: list[Neighbour]) -> str:
-    """cosine TAB word."""
+def format_near(near: list[Neighbour]) -> str:
+    """Format lines of cosine TAB word."""
     return "\n".join(f"{one.similarity:.4f}\t{one.word}" for one in near)

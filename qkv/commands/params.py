@@ -1,4 +1,4 @@
-"""`qkv params`: how many parameters, matrix by matrix."""
+"""`qkv params`: count parameters, matrix by matrix."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Json, Settings, aligned, config_of
+from qkv.commands.common import Json, Settings, align_columns, config_of
 
 if TYPE_CHECKING:
     from qkv.models.params import Count
 
-WHAT = typer.Argument(metavar="NAME|RECIPE|FOLDER", help="A preset, a recipe or a model.", show_default=False)
+WHAT = typer.Argument(metavar="NAME|RECIPE|FOLDER", help="A preset, a recipe or a model folder.", show_default=False)
 
 
 def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = None) -> None:
     """Count the parameters by matrix, without allocating memory.
 
-    For decoders also counts as lecture 003 does: matrices alone, one per head, the output matrix even where it is shared.
+    For decoders it also prints the count of lecture 003: weight matrices only, one per head, output matrix included.
 
     [dim]qkv params gpt3-175b --json[/]
     [dim]qkv params transformer-base --set model.d_model=256[/]
@@ -34,7 +34,7 @@ def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = 
     if as_json:
         print(json.dumps(counted.as_json(), indent=2))
         return
-    for line in aligned(cells(counted)):
+    for line in align_columns(cells(counted)):
         print(line)
     print(f"\n{counted.parameters:,} parameters")
     if counted.lecture is not None:
@@ -43,7 +43,7 @@ def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = 
 
 
 def cells(counted: Count) -> list[list[str]]:
-    """A row for each matrix; those of all blocks of a stack under its name, so that lines fit into 80 columns."""
+    """Return a row for each matrix; those of the blocks of a stack are grouped under its name."""
     rows, group = [["matrix", "shape", "times", "parameters"]], ""
     for row in counted.rows:
         before, repeated, name = row.name.rpartition("*.")

@@ -1,4 +1,4 @@
-"""`qkv presets`: the named configurations."""
+"""`qkv presets`: list the model presets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qkv.commands.common import Json
 
 
 def run(as_json: Json = False) -> None:
-    """List the named configurations, each with its paper.
+    """List the model presets: family, layers x width, and the paper.
 
     [dim]qkv presets[/]
     """

@@ -1,4 +1,4 @@
-"""`qkv split`: one file or parallel files in, train, valid and test sets out."""
+"""`qkv split`: split a file or parallel files into train, valid and test sets."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def run(
     columns = [column(name) for name in text.split(",")] if text else []
     source = RawRecords(files, kind, columns, column(group), column(stratify), header)  # type: ignore[arg-type]
     folder = out or next(parent for parent in files[0].parents if not parent.is_file())
-    names = placed(source, folder, {"valid": valid, "test": test}, force)
+    names = choose_paths(source, folder, {"valid": valid, "test": test}, force)
     found = plan(source, valid, test, seed, shuffle)
     folder.mkdir(parents=True, exist_ok=True)
     copy(source, found, names)
@@ -110,8 +110,8 @@ def column(name: str | None) -> int | str | None:
 # --- files
 
 
-def placed(source: RawRecords, folder: Path, sizes: dict[str, str], force: bool) -> dict[str, list[Path]]:
-    """The files of each split; what would be lost by writing them is an error."""
+def choose_paths(source: RawRecords, folder: Path, sizes: dict[str, str], force: bool) -> dict[str, list[Path]]:
+    """Return the files of each split; raise an error if one would overwrite an existing file or the input."""
     from qkv.data.split import SPLITS, file_names, size
 
     wanted = [name for name in SPLITS if name not in sizes or size(sizes[name], 1, name)]
@@ -126,11 +126,11 @@ def placed(source: RawRecords, folder: Path, sizes: dict[str, str], force: bool)
 
 
 def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
-    """Write all files beside their places; they get their names when all are whole."""
+    """Write all files under temporary names, and rename them when all are complete."""
     from qkv.convert.files import atomically
     from qkv.data.split import write
 
-    def opened(temporary: dict[Path, str]) -> None:
+    def write_all(temporary: dict[Path, str]) -> None:
         with ExitStack() as stack:
             enter: Callable[[Path], Any] = lambda path: stack.enter_context(  # noqa: E731
                 open(temporary[path], "w", encoding="utf-8", newline="\n")
@@ -139,7 +139,7 @@ def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
 
     def nested(paths: Sequence[Path], temporary: dict[Path, str]) -> None:
         if not paths:
-            opened(temporary)
+            write_all(temporary)
         else:
             atomically(paths[0], lambda name: nested(paths[1:], {**temporary, paths[0]: name}))
 
@@ -150,7 +150,7 @@ def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
 
 
 def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> list[str]:
-    """What went where, what belongs together, what was left out."""
+    """Describe the split: sizes, groups that were kept together, records that were left out."""
     from qkv.text.wording import plural
 
     title = " + ".join(map(str, source.paths))
@@ -190,7 +190,7 @@ def as_fields(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> 
 
 
 def recipe_lines(source: RawRecords, folder: Path, names: dict[str, list[Path]]) -> list[str]:
-    """The [data] table of a recipe that reads these files."""
+    """Return the [data] table of a recipe that reads these files."""
     from qkv.data.header import guess_task, language
 
     lines = ["# in a recipe, for qkv train:", "[data]", f"root = {json.dumps(str(folder), ensure_ascii=False)}"]

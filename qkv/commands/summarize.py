@@ -1,4 +1,4 @@
-"""`qkv summarize`: long texts in, short ones out."""
+"""`qkv summarize`: summarise texts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 
-FILE = typer.Argument(metavar="[FILE]", help="A text per line; default, and -: standard input.", show_default=False)
-WHOLE = typer.Option("--whole", help="The whole file is one text, line ends and all.")
+FILE = typer.Argument(
+    metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.", show_default=False
+)
+WHOLE = typer.Option("--whole", help="Treat the whole file as one text.")
 
 
 def run(
@@ -20,7 +22,7 @@ def run(
     file: Annotated[Path | None, FILE] = None,
     whole: Annotated[bool, WHOLE] = False,
     beam: Annotated[
-        int | None, typer.Option(min=1, help="Hypotheses per text; default: the run's own, else 4.")
+        int | None, typer.Option(min=1, help="Beam size; 1 = greedy. Default: the model's own, else 4.")
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Longest summary in tokens. Default: the model's own, else 64.")
@@ -28,11 +30,10 @@ def run(
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Summarise texts: one line each, in their order.
+    """Summarise texts: one line each, in order.
 
-    Of a text that is longer than the model reads, the beginning is summarised.
-    A line that is no text gives an empty line and a message on standard error,
-    and the exit code is 1.
+    A text longer than the model's context is cut at its end. A line that cannot be
+    read gives an empty line and a message on standard error, and the exit code is 1.
 
     [dim]qkv summarize my-model mails.txt > subjects.txt[/]
     [dim]qkv summarize my-model report.txt --whole --json[/]
@@ -43,19 +44,17 @@ def run(
 
     file = None if str(file) == "-" else file
     if file is not None:
-        open_binary(file).close()  # a wrong path is said before the model is read
+        open_binary(file).close()  # report a wrong path before loading the model
     model = load(folder, device=device.value)
     search: dict[str, Any] = {"beam": beam, "max_length": max_length}
-    model.summarize([], **search)  # so is a model that cannot write
+    model.summarize([], **search)  # and an unsuitable model before reading
     done = problems = 0
     with writing():
         for chunk in [[(read_whole(file or "-"), "")]] if whole else chunks(file):
             found = model.summarize([text or "" for text, _ in chunk], **search)
             for one, (text, reason) in zip(found, chunk, strict=True):
                 done += 1
-                problem = (
-                    reason or one.problem or ("" if (text or "").strip() or not whole else "there is no text in it")
-                )
+                problem = reason or one.problem or ("" if (text or "").strip() or not whole else "the file is empty")
                 if problem:
                     problems += 1
                     print(f"line {done} is not summarised: {problem}", file=sys.stderr)

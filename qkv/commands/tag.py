@@ -1,4 +1,4 @@
-"""`qkv tag`: sentences in, their words with a tag each out."""
+"""`qkv tag`: tag the words of sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qkv.commands.translate import CHUNK, chunks
 if TYPE_CHECKING:
     from qkv.tasks.tagging import Tagged
 
-FILE = typer.Argument(metavar="[FILE]", help="Sentences; default, and -: standard input.", show_default=False)
+FILE = typer.Argument(metavar="[FILE]", help="A file of sentences. Default, or -: standard input.", show_default=False)
 
 
 class Format(StrEnum):
@@ -30,7 +30,7 @@ class Format(StrEnum):
 
 FORMAT = typer.Option(
     "--format",
-    help="text: a sentence per line. conll: a word per line, in the first column (of CoNLL-U: the second), blank line after each sentence.",
+    help="text: one sentence per line. conll: one word per line (first column; CoNLL-U: second), blank line after each sentence.",
 )
 
 
@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Tag the words of sentences: word TAB tag on each line, a blank line after each sentence.
 
-    A line of text is cut into words and marks; words that are cut already come as --format conll. A line that is no
-    text gives an empty sentence and a message on standard error, and the exit code is 1.
+    Text is split into words and punctuation; for text that is already split, use --format conll. A line that cannot be
+    read gives an empty sentence and a message on standard error, and the exit code is 1.
 
     [dim]echo "The old man sleeps." | qkv tag my-tagger[/]
     [dim]qkv tag my-tagger test.conllu --format conll --json[/]
@@ -54,9 +54,9 @@ def run(
 
     file = None if str(file) == "-" else file
     if file is not None:
-        open_binary(file).close()  # a wrong path is said before the model is read
+        open_binary(file).close()  # report a wrong path before loading the model
     model = load(folder, device=device.value)
-    model.tag([])  # so is a model that cannot tag
+    model.tag([])  # and an unsuitable model before reading
     done = problems = 0
     with writing():
         for sentences, wrong in texts(file) if given is Format.text else words(file):
@@ -65,20 +65,20 @@ def run(
                 if problem:
                     problems += 1
                     print(f"line {done} is not tagged: {problem}", file=sys.stderr)
-                print(shown(tagged, problem, as_json))
+                print(format_tags(tagged, problem, as_json))
             sys.stdout.flush()
     if problems:
         raise typer.Exit(1)
 
 
 def texts(file: Path | None) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Lines of text, and what is wrong with each."""
+    """Yield texts, and what is wrong with each line."""
     for chunk in chunks(file):
         yield [text or "" for text, _ in chunk], [problem for _, problem in chunk]
 
 
 def words(file: Path | None) -> Iterator[tuple[Sequence[list[str]], list[str]]]:
-    """Sentences of a column of words."""
+    """Yield sentences of a CoNLL file."""
     from qkv.data.tagged import Tagged
 
     source = Tagged(file or "-", tags=False).sentences()
@@ -86,7 +86,8 @@ def words(file: Path | None) -> Iterator[tuple[Sequence[list[str]], list[str]]]:
         yield [[word for word, _ in rows] for rows in some], [""] * len(some)
 
 
-def shown(tagged: list[Tagged], problem: str, as_json: bool) -> str:
+def format_tags(tagged: list[Tagged], problem: str, as_json: bool) -> str:
+    """Format one sentence: word TAB tag on each line, or JSON."""
     if not as_json:
         return "".join(f"{one.word}\t{one.tag}\n" for one in tagged)  # print adds the blank line
     fields = {"words": [one.word for one in tagged], "tags": [one.tag for one in tagged],

@@ -1,4 +1,4 @@
-"""`qkv tokenizer`: train a tokenizer, and see what it does."""
+"""`qkv tokenizer`: train a tokenizer, and encode and decode text with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from qkv.commands.common import Json
 from qkv.errors import FileError
 
-app = typer.Typer(help="Train a tokenizer, and see what it does.", no_args_is_help=True)
+app = typer.Typer(help="Train a tokenizer, and encode and decode text with it.", no_args_is_help=True)
 
 
 class Kind(StrEnum):
@@ -27,23 +27,25 @@ class Kind(StrEnum):
 
 
 PATH = typer.Argument(
-    metavar="TOKENIZER", help="A tokenizer.json, a SentencePiece .model, or a model.", show_default=False
+    metavar="TOKENIZER", help="A tokenizer.json, a SentencePiece .model file, or a model folder.", show_default=False
 )
-INPUT = typer.Argument(metavar="[FILE]", help="Lines to read; without it, standard input.")
-TEXTS = typer.Argument(metavar="FILES", help="Text to learn from; .gz .xz .zst are decompressed.", show_default=False)
-PIECES = typer.Option("--pieces", help="Print the pieces instead of their numbers.")
+INPUT = typer.Argument(metavar="[FILE]", help="A text file. Default, or -: standard input.")
+TEXTS = typer.Argument(
+    metavar="FILES", help="Text files to train on; .gz .xz .zst are decompressed.", show_default=False
+)
+PIECES = typer.Option("--pieces", help="Print the tokens instead of their ids.")
 
 
 @app.command()
 def train(
     files: Annotated[list[Path], TEXTS],
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("tokenizer.json"),
-    kind: Annotated[Kind, typer.Option(help="How text is cut.")] = Kind.bpe,
-    size: Annotated[int, typer.Option(min=10, max=1_000_000, help="Entries of the vocabulary.")] = 8000,
-    sample: Annotated[int, typer.Option(min=1, help="MB of text to learn from; of more, a sample.")] = 100,
-    seed: Annotated[int, typer.Option(help="Decides the sample.")] = 0,
+    kind: Annotated[Kind, typer.Option(help="Tokenizer model.")] = Kind.bpe,
+    size: Annotated[int, typer.Option(min=10, max=1_000_000, help="Vocabulary size.")] = 8000,
+    sample: Annotated[int, typer.Option(min=1, help="Megabytes of text to train on; larger texts are sampled.")] = 100,
+    seed: Annotated[int, typer.Option(help="Random seed of the sample.")] = 0,
 ) -> None:
-    """Learn a vocabulary from text.
+    """Train a tokenizer on text files.
 
     [dim]qkv tokenizer train train.en train.de --kind bpe --size 8000[/]
     """
@@ -53,7 +55,7 @@ def train(
     texts = (text for path in files for text in texts_of(path))
     made = train_tokenizer(texts, kind.value, size, sample * 1_000_000, seed)
     write_text(out, made.to_json())
-    fewer = f", of {size:,} asked for: there is no more in the text" if made.size < size else ""
+    fewer = f" (fewer than {size:,}: the text has no more)" if made.size < size else ""
     print(f"wrote {out}: {made.size:,} entries, {kind.value}{fewer}")
 
 
@@ -61,7 +63,7 @@ def train(
 def encode(
     path: Annotated[Path, PATH], file: Annotated[Path, INPUT] = Path("-"), pieces: Annotated[bool, PIECES] = False
 ) -> None:
-    """Lines of text become lines of numbers.
+    """Encode lines of text as lines of token ids.
 
     [dim]echo "Hello world" | qkv tokenizer encode tokenizer.json --pieces[/]
     """
@@ -75,7 +77,7 @@ def encode(
 
 @app.command()
 def decode(path: Annotated[Path, PATH], file: Annotated[Path, INPUT] = Path("-")) -> None:
-    """Lines of numbers become lines of text.
+    """Decode lines of token ids to lines of text.
 
     [dim]echo "17 4 2" | qkv tokenizer decode tokenizer.json[/]
     """
@@ -93,7 +95,7 @@ def decode(path: Annotated[Path, PATH], file: Annotated[Path, INPUT] = Path("-")
 
 @app.command()
 def info(path: Annotated[Path, PATH], as_json: Json = False) -> None:
-    """What kind it is, its size and its special tokens.
+    """Print the model, vocabulary size and special tokens of a tokenizer.
 
     [dim]qkv tokenizer info tokenizer.json[/]
     """
@@ -115,7 +117,7 @@ def info(path: Annotated[Path, PATH], as_json: Json = False) -> None:
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """The lines of a file; what is no text is an empty line, so that lines stay in step, and counted on stderr."""
+    """Yield the lines of a file; an unreadable line becomes an empty one and is counted on standard error."""
     import sys
     from collections import Counter
 
@@ -125,4 +127,4 @@ def texts_of(path: Path) -> Iterator[str]:
     for text in lines(path, skipped):
         yield "" if text is None else text
     for reason, count in skipped.items():
-        print(f"{path}: {count} lines left empty: {reason}", file=sys.stderr)
+        print(f"{path}: {count} lines replaced by empty ones: {reason}", file=sys.stderr)

@@ -8,7 +8,7 @@ from qkv.config import ModelConfig
 from qkv.config.usage import Usage
 from qkv.convert import folder as ours
 from qkv.convert import g2p, generation_file, gguf_file, hf_usage, huggingface, llama2c
-from qkv.convert.files import NO_PICKLE, read_bytes, read_headers, read_json, read_tensors, replaced
+from qkv.convert.files import NO_PICKLE, backup_path, read_bytes, read_headers, read_json, read_tensors
 from qkv.convert.pooled_head import read_head, without_head
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
 from qkv.errors import FileError
@@ -81,8 +81,8 @@ def detect(path: Path) -> tuple[str, Path]:
         path = path / "best"  # the folder of a run: its best model
     if path.is_dir():
         return detect_folder(path)
-    if not path.is_file() and replaced(path).is_dir():
-        raise FileError(f"the saving of {path} was interrupted: the model before it is {replaced(path)}, rename it")
+    if not path.is_file() and backup_path(path).is_dir():
+        raise FileError(f"the saving of {path} was interrupted: the model before it is {backup_path(path)}, rename it")
     if not path.is_file():
         raise FileError(f"{path} does not exist: give a model folder, a .gguf file or a llama2.c .bin file")
     start = read_bytes(path, 4)

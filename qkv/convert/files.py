@@ -66,7 +66,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         absent = sorted(wanted - header.keys())
         if absent:
             raise FileError(f"{file} lacks {some(absent)}, which the index places there; fetch the shards again")
-        tensors.update(_read_checked(file, sorted(wanted) or list(header)))
+        tensors.update(_read_and_check(file, sorted(wanted) or list(header)))
     return tensors
 
 
@@ -216,7 +216,7 @@ def _check_layout(path: Path, entries: dict[str, Entry], size: int) -> None:
         raise FileError(f"{path} is corrupt: {size - at:,} bytes after the last tensor; fetch the file again")
 
 
-def _read_checked(path: Path, names: list[str]) -> dict[str, Tensor]:
+def _read_and_check(path: Path, names: list[str]) -> dict[str, Tensor]:
     try:
         with safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in names}
@@ -341,7 +341,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     and the next call puts it back.
     """
     path = path.resolve()
-    partial, old = path.parent / f".{path.name}.partial", replaced(path)
+    partial, old = path.parent / f".{path.name}.partial", backup_path(path)
     try:
         if path == Path.cwd() or path in Path.cwd().parents or path.is_mount():
             raise FileError(f"{path} is in use as the current folder or a disk: give a new folder in it")
@@ -360,7 +360,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         raise FileError(f"cannot write {path}: {error.strerror}; choose another folder") from None
 
 
-def replaced(path: Path) -> Path:
+def backup_path(path: Path) -> Path:
     """Where the old folder is while a new one takes its place."""
     return path.parent / f".{path.name}.old"
 

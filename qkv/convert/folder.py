@@ -95,10 +95,10 @@ def compare(wanted: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...
 def fill(config: ModelConfig, tensors: dict[str, Tensor], where: str) -> Network:
     """The network of `config` with these weights, in float32 and in evaluation mode."""
     agree(config, shapes_of(tensors), where)
-    return filled(config, tensors, where)
+    return network_with(config, tensors, where)
 
 
-def filled(config: ModelConfig, tensors: dict[str, Tensor], where: str = "the model") -> Network:
+def network_with(config: ModelConfig, tensors: dict[str, Tensor], where: str = "the model") -> Network:
     """`fill` for tensors that are known to agree."""
     with NoDraws():
         network = build(config)
@@ -195,7 +195,7 @@ def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
     config = read_config(folder)
     entries: dict[str, Entry] = read_headers(folder)
     agree(config, {name: entry.shape for name, entry in entries.items()}, str(folder))
-    return config, filled(config, read_tensors(folder), str(folder)), open_tokenizer(folder)
+    return config, network_with(config, read_tensors(folder), str(folder)), open_tokenizer(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.config import ModelConfig, checked
 from qkv.convert.files import read_bytes
-from qkv.convert.folder import agree, filled
+from qkv.convert.folder import agree, network_with
 from qkv.errors import ConfigError, FileError
 from qkv.models.build import Network
 from qkv.text.kinds import SPLITS, byte_level_bpe, put_around, scored_bpe
@@ -70,9 +70,9 @@ def read(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
     tensors = {}
     for name, tensor in stored.items():
         heads = {"query": config.n_heads, "key": config.kv_heads}.get(our_name(name).split(".")[-2])
-        plain = dequantised(tensor, path)
+        plain = dequantise(tensor, path)
         tensors[our_name(name)] = plain if heads is None else halves(plain, heads)
-    return config, filled(config, tensors, str(path)), read_tokenizer(fields, path)
+    return config, network_with(config, tensors, str(path)), read_tokenizer(fields, path)
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -166,7 +166,7 @@ def our_name(name: str) -> str:
     return NAMES.get(general, name).format(layer) if general in NAMES else name
 
 
-def dequantised(tensor: Any, path: Path) -> Tensor:
+def dequantise(tensor: Any, path: Path) -> Tensor:
     """float32, in the shape that the layers have."""
     from gguf.quants import dequantize
 

@@ -99,7 +99,7 @@ ANSWERS = both([("qa_outputs", "head.output")])
 """Where an answer begins and ends, in all of them."""
 
 
-def not_pooled(c: ModelConfig) -> list[Row]:
+def unused_pooler(c: ModelConfig) -> list[Row]:
     """A pooler in the file of a model whose head does not read it."""
     reason = f"head {c.head!r} does not read the pooled vector"
     return [drop("pooler.dense.weight", reason), drop("pooler.dense.bias", reason)]
@@ -135,7 +135,7 @@ def bert_heads(c: ModelConfig) -> list[Row]:
     heads = {
         "masked": [
             *bert_words(c, "head"),
-            *not_pooled(c),
+            *unused_pooler(c),
             drop("cls.seq_relationship.weight", no_next),
             drop("cls.seq_relationship.bias", no_next),
         ],
@@ -144,8 +144,8 @@ def bert_heads(c: ModelConfig) -> list[Row]:
             *both([("pooler.dense", "head.next.pooler.dense"), ("cls.seq_relationship", "head.next.output")]),
         ],
         "classes": both([("pooler.dense", "head.pooler.dense"), ("classifier", "head.output")]),
-        "tags": [*both([("classifier", "head.output")]), *not_pooled(c)],
-        "span": [*ANSWERS, *not_pooled(c)],
+        "tags": [*both([("classifier", "head.output")]), *unused_pooler(c)],
+        "span": [*ANSWERS, *unused_pooler(c)],
         "pooled": both([("pooler.dense", "head.dense")]),
     }
     return heads.get(c.head, [])
@@ -199,14 +199,14 @@ def roberta_table(c: ModelConfig) -> list[Row]:
             *both([("lm_head.dense", "head.dense"), ("lm_head.layer_norm", "head.norm")]),
             row("lm_head.decoder.weight", "head.words.weight"),
             *output_bias(c, "lm_head.decoder.bias", "lm_head.bias"),
-            *not_pooled(c),
+            *unused_pooler(c),
         ],
         "classes": [
             *both([("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.output")]),
-            *not_pooled(c),
+            *unused_pooler(c),
         ],
-        "tags": [*both([("classifier", "head.output")]), *not_pooled(c)],
-        "span": [*ANSWERS, *not_pooled(c)],
+        "tags": [*both([("classifier", "head.output")]), *unused_pooler(c)],
+        "span": [*ANSWERS, *unused_pooler(c)],
         "pooled": both([("pooler.dense", "head.dense")]),
     }
     return encoder_table(c, "lm_head.decoder.weight") + heads.get(c.head, [])
@@ -340,7 +340,7 @@ VIT_SPELLINGS = (
 
 def vit_table(c: ModelConfig) -> list[Row]:
     heads = {
-        "classes": [*both([("classifier", "head.output")]), *not_pooled(c)],
+        "classes": [*both([("classifier", "head.output")]), *unused_pooler(c)],
         "pooled": both([("pooler.dense", "head.dense")]),
     }
     return [

@@ -18,8 +18,8 @@ from qkv.convert.hf_encoders import (
     bert_heads,
     encoder_keys,
     encoder_table,
-    not_pooled,
     read_encoder,
+    unused_pooler,
     write_encoder,
 )
 from qkv.convert.hf_family import NOTHING, Family, Json, Key, pad_id, token_ids
@@ -112,7 +112,7 @@ def esm_heads(c: ModelConfig) -> list[Row]:
         "tags": both([("classifier", "head.output")]),
         "pooled": both([("pooler.dense", "head.dense")]),
     }
-    return [*heads.get(c.head, []), *([] if c.head == "pooled" else not_pooled(c))]
+    return [*heads.get(c.head, []), *([] if c.head == "pooled" else unused_pooler(c))]
 
 
 def esm_table(c: ModelConfig) -> list[Row]:

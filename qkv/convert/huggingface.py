@@ -94,9 +94,9 @@ def plan(config: ModelConfig, model_type: str | None = None) -> Plan:
     if model_type is not None and model_type not in FAMILIES:
         raise ConfigError(f"model_type = {model_type!r} is not supported; it is one of {', '.join(FAMILIES)}")
     wanted = list(FAMILIES.values()) if model_type is None else [FAMILIES[model_type]]
-    found, reasons = held(config, wanted)
+    found, reasons = find_plan(config, wanted)
     if found is None and poolable(config):
-        found, others = held(headless(config), wanted)
+        found, others = find_plan(headless(config), wanted)
         if found is not None:
             return replace(found, config_json={**found.config_json, **labels_json(config)}, pooled=True)
         reasons = {name: min(reasons[name], others[name], key=len) for name in reasons}
@@ -105,7 +105,7 @@ def plan(config: ModelConfig, model_type: str | None = None) -> Plan:
     return found
 
 
-def held(config: ModelConfig, families: Iterable[Family]) -> tuple[Plan | None, dict[str, list[str]]]:
+def find_plan(config: ModelConfig, families: Iterable[Family]) -> tuple[Plan | None, dict[str, list[str]]]:
     """The first family that holds a network, as it stands or else rewritten; and what each of the others lacks."""
     reasons: dict[str, list[str]] = {}
     for rewriting in (False, True):
@@ -177,22 +177,28 @@ def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
 
 
 def effective(c: ModelConfig) -> dict[str, Any]:
-    """What of a configuration decides the numbers: derived sizes in place of None, idle fields and dropout left out."""
-    fields = c.model_dump()
+    """Return the fields that decide a network's outputs: derived sizes in place of None, without idle fields and dropout."""
+    wordless = c.family == "encoder" and c.image_size is not None
+    always = {"dropout", "attention_dropout", "ffn_dropout", *INITIAL, "final_norm", "bos_id", "start_id", "forced_id"}
+    derived = {
+        "n_kv_heads": c.kv_heads,
+        "d_head": c.head_width,
+        "d_embed": c.d_embed or c.d_model,
+        "n_decoder_layers": c.decoder_layers,
+        "target_vocab_size": c.target_size,
+        "has_final_norm": c.has_final_norm,
+        "first_id": None if wordless else c.first_id if c.family == "encoder-decoder" else c.bos_id,
+        "eos_id": c.eos_ids,
+    }
+    fields, idle = c.model_dump() | derived, idle_fields(c, wordless)
+    return {name: value for name, value in fields.items() if name not in always and not idle.get(name)}
+
+
+def idle_fields(c: ModelConfig, wordless: bool) -> dict[str, bool]:
+    """Return for fields that some configurations do not use whether this one does not."""
     words = c.head in ("vocabulary", "masked", "masked-next", "classes-words")
     classes = c.head in ("classes", "classes-words", "tags")
-    always = {
-        "dropout",
-        "attention_dropout",
-        "ffn_dropout",
-        *INITIAL,
-        "final_norm",
-        "bos_id",
-        "start_id",
-        "forced_id",
-    }
-    wordless = c.family == "encoder" and c.image_size is not None
-    idle = {
+    return {
         "vocab_size": wordless,
         "target_vocab_size": wordless,
         "max_length": c.position != "learned" and "linformer" not in c.mixer,
@@ -220,14 +226,3 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "pad_id": wordless,
         "eos_id": wordless,
     }
-    derived = {
-        "n_kv_heads": c.kv_heads,
-        "d_head": c.head_width,
-        "d_embed": c.d_embed or c.d_model,
-        "n_decoder_layers": c.decoder_layers,
-        "target_vocab_size": c.target_size,
-        "has_final_norm": c.has_final_norm,
-        "first_id": None if wordless else c.first_id if c.family == "encoder-decoder" else c.bos_id,
-        "eos_id": c.eos_ids,
-    }
-    return {name: value for name, value in (fields | derived).items() if name not in always and not idle.get(name)}

@@ -59,7 +59,7 @@ def embeddings(c: ModelConfig) -> tuple[str, ...]:
     return ("source", "target") if c.family == "encoder-decoder" else ("embed",)
 
 
-def filled(c: ModelConfig, tensors: Weights) -> dict[str, Tensor]:
+def fill_zeros(c: ModelConfig, tensors: Weights) -> dict[str, Tensor]:
     """The weights of `c`: those given, zeros for the others; what `c` does not have is left out."""
     like = next(iter(tensors.values()))
     shapes = weights(skeleton(c))
@@ -126,7 +126,7 @@ def with_biases(c: ModelConfig) -> ModelConfig | None:
 
 
 ZERO_BIASES = Rewrite(
-    "absent biases become zeros", with_biases, lambda c, tensors: filled(with_biases(c) or c, tensors)
+    "absent biases become zeros", with_biases, lambda c, tensors: fill_zeros(with_biases(c) or c, tensors)
 )
 
 
@@ -136,7 +136,7 @@ def with_segments(c: ModelConfig) -> ModelConfig | None:
 
 
 ZERO_SEGMENTS = Rewrite(
-    "absent segments become zeros", with_segments, lambda c, tensors: filled(with_segments(c) or c, tensors)
+    "absent segments become zeros", with_segments, lambda c, tensors: fill_zeros(with_segments(c) or c, tensors)
 )
 
 # --- factors moved into the weights
@@ -178,5 +178,7 @@ def with_classes(c: ModelConfig) -> ModelConfig | None:
 
 
 CLASSES_ONLY = Rewrite(
-    "the next-word head of training is left out", with_classes, lambda c, tensors: filled(with_classes(c) or c, tensors)
+    "the next-word head of training is left out",
+    with_classes,
+    lambda c, tensors: fill_zeros(with_classes(c) or c, tensors),
 )

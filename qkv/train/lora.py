@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from qkv.config import ModelConfig
 from qkv.convert.files import write_json, write_tensors
-from qkv.convert.folder import filled
+from qkv.convert.folder import network_with
 from qkv.errors import ConfigError
 from qkv.models.weights import weights
 from qkv.parts.attention import Attention
@@ -75,7 +75,7 @@ def projections(network: nn.Module, feedforward: bool) -> Iterator[tuple[str, nn
 
 def plain(config: ModelConfig, network: Any) -> Any:
     """The network itself, or where it has updates an ordinary one with the same outputs."""
-    return filled(config, merged(weights(network))) if updates(network) else network
+    return network_with(config, merged(weights(network))) if updates(network) else network
 
 
 def merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
