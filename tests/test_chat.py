@@ -183,7 +183,7 @@ def test_chat_commands_and_transcript(run, folder):
     found = json.loads(out)
     assert code == 0 and [m["role"] for m in found["messages"]] == ["system", "user", "assistant"]
     assert found["messages"][:2] == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
-    assert "begun anew" in err and "system message is set" in err and "no /what" in err
+    assert "conversation reset" in err and "system message set" in err and "unknown command /what" in err
 
 
 def test_chat_draws_the_same_with_the_same_seed(run, folder):

@@ -131,7 +131,7 @@ def test_inspect_counts_what_is_no_text_and_what_training_drops(run: Run, tmp_pa
     assert code == 0 and found["unreadable"] == {"not UTF-8": 1, "NUL bytes": 1}
     assert sorted(found["dropped"].values()) == [1, 1, 1] and "more than 30 tokens" in found["dropped"]
     code, out, _ = run("data", "inspect", tmp_path / "a", tmp_path / "b", "--max-length", "30")
-    assert "no text: 1 not UTF-8" in out and "training drops: 1 an empty side" in out
+    assert "unreadable: 1 not UTF-8" in out and "training drops: 1 an empty side" in out
 
 
 def test_inspect_a_recipe_counts_tokens_and_leaks(run: Run, files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_inspect_a_recipe_counts_tokens_and_leaks(run: Run, files: tuple[Path, P
     assert found["leaks"] == {"valid": 0, "test": len(PAIRS)}
     assert found["corpora"][0]["lengths"][0]["total"] > sum(len(source.split()) for source, _ in PAIRS)
     code, out, _ = run("data", "inspect", tmp_path / "r.toml")
-    assert code == 0 and "the score will flatter" in out
+    assert code == 0 and "scores on it will be too high" in out
 
 
 def test_fetch_prints_the_pairs(run: Run, files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_line_that_is_no_text_costs_only_itself(run: Run, files: tuple[Path, P
     (tmp_path / "mixed").write_bytes(b"the cat\n\xff\xff\nthe cat\n")
     code, out, err = run("tokenizer", "encode", tmp_path / "t.json", tmp_path / "mixed")
     first, second, third = out.split("\n")[:3]
-    assert code == 0 and first == third and first and second == "" and "1 lines left empty: not UTF-8" in err
+    assert code == 0 and first == third and first and second == "" and "1 line replaced by an empty one: not UTF-8" in err
 
 
 def test_bad_input_is_one_line(run: Run, files: tuple[Path, Path], tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_a_mistyped_path_is_no_text(run: Run, tmp_path: Path, monkeypatch: pytes
     for wrong in (("my-modle",), ("runs/my demo",), (EXAMPLE, "test.en"), (EXAMPLE, str(tmp_path / "my test.en"))):
         code, out, problem = run("translate", *wrong)
         assert (code, out, problem.count("\n")) == (2, "", 1)
-        assert wrong[-1] in problem and "a text to translate has a space in it" in problem
+        assert wrong[-1] in problem and "a text to translate contains a space" in problem
     assert "is a text and no model" in run("translate", APPLE, "test.en")[2]
 
 

@@ -163,7 +163,7 @@ def test_the_whole_file_is_one_text(folder: Path, run: Run, tmp_path: Path) -> N
     assert code == 0 and len(out.splitlines()) == 1
     (tmp_path / "empty.txt").write_text("")
     code, _, err = run("summarize", folder, tmp_path / "empty.txt", "--whole")
-    assert code == 1 and "no text" in err
+    assert code == 1 and "the file is empty" in err
 
 
 def test_impossible_recipes_say_so() -> None:

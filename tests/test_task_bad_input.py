@@ -152,7 +152,7 @@ def test_questions(models: Path, run: Run, files: Path) -> None:
     refused(run, "answer", reader, "Who sleeps?", saying="name it: --context FILE")
     refused(run, "answer", reader, "--context", "good.txt", saying="no question about it")
     refused(run, "answer", reader, "", "--context", "good.txt", saying="no question about it")
-    refused(run, "answer", reader, "Who?", "--context", "blank.txt", saying="blank.txt has no text")
+    refused(run, "answer", reader, "Who?", "--context", "blank.txt", saying="blank.txt is empty")
     refused(run, "answer", reader, "Who?", "--context", "latin.txt", saying="latin.txt is not UTF-8")
     refused(run, "answer", reader, "lines.jsonl", saying="lines.jsonl, line 1: it is not")
     refused(run, "answer", reader, given="hello\n", saying="standard input, line 1: it is not")

@@ -127,4 +127,5 @@ def texts_of(path: Path) -> Iterator[str]:
     for text in lines(path, skipped):
         yield "" if text is None else text
     for reason, count in skipped.items():
-        print(f"{path}: {count} lines replaced by empty ones: {reason}", file=sys.stderr)
+        what = "1 line replaced by an empty one" if count == 1 else f"{count:,} lines replaced by empty ones"
+        print(f"{path}: {what}: {reason}", file=sys.stderr)
