@@ -95,7 +95,7 @@ def given(verb: str, name: str) -> list[str]:
         ("chat", "masked", "a conversation needs a decoder"),
         ("chat", "writer", "chat template"),
         ("tag", "seer", "this model reads pictures, not texts"),
-        ("embed", "seer", "this model reads pictures, not texts"),
+        ("embed", "seer", "this model reads images, not texts"),
         ("embed", "folder", "folder"),
     ],
 )
@@ -150,8 +150,8 @@ def test_long_texts_are_cut_or_read_in_windows(models: Path, run: Run, files: Pa
 def test_questions(models: Path, run: Run, files: Path) -> None:
     reader = models / "reader"
     refused(run, "answer", reader, "Who sleeps?", saying="name it: --context FILE")
-    refused(run, "answer", reader, "--context", "good.txt", saying="no question about it")
-    refused(run, "answer", reader, "", "--context", "good.txt", saying="no question about it")
+    refused(run, "answer", reader, "--context", "good.txt", saying="--context needs a question")
+    refused(run, "answer", reader, "", "--context", "good.txt", saying="--context needs a question")
     refused(run, "answer", reader, "Who?", "--context", "blank.txt", saying="blank.txt is empty")
     refused(run, "answer", reader, "Who?", "--context", "latin.txt", saying="latin.txt is not UTF-8")
     refused(run, "answer", reader, "lines.jsonl", saying="lines.jsonl, line 1: it is not")
@@ -174,8 +174,8 @@ def test_pairs_and_several_files(models: Path, run: Run) -> None:
     code, out, err = run("classify", models / "classifier", "labels.tsv", "--pairs")
     assert code == 0 and len(out.splitlines()) == 3
     code, out, err = run("classify", models / "classifier", "one.tsv", "--pairs")
-    assert code == 1 and out == "\n\n" and "it has 1 texts, not two with a tab between" in err
-    refused(run, "classify", models / "classifier", "good.txt", "good.txt", saying="one file of them")
+    assert code == 1 and out == "\n\n" and "a pair is two texts separated by a tab, given 1" in err
+    refused(run, "classify", models / "classifier", "good.txt", "good.txt", saying="a text classifier reads one file, given 2")
 
 
 def test_a_text_is_not_a_list_of_letters(models: Path) -> None:

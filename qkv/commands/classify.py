@@ -101,7 +101,7 @@ def split_pair(line: Line, pairs: bool) -> tuple[Any, str]:
     if not pairs:
         return text, ""
     parts = text.split("\t")
-    return tuple(parts), "" if len(parts) == 2 else f"{len(parts)} texts instead of two, separated by a tab"
+    return tuple(parts), "" if len(parts) == 2 else f"a pair is two texts separated by a tab, given {len(parts)}"
 
 
 def format_answer(one: Answer | None, problem: str, as_json: bool, top_k: int, picture: str = "") -> str:
