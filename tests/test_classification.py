@@ -423,5 +423,5 @@ def test_an_empty_text_is_read_or_refused() -> None:
         bare.classify([""])
     with pytest.raises(QkvError, match="no special token to stand between two texts"):
         bare.classify([("the", "fox")])
-    with pytest.raises(QkvError, match="put the text into brackets"):
+    with pytest.raises(QkvError, match=r"pass \[text\]"):
         classifier().classify("the fox")  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def test_long_texts_are_cut_or_read_in_windows(models: Path, run: Run, files: Pa
 
 def test_questions(models: Path, run: Run, files: Path) -> None:
     reader = models / "reader"
-    refused(run, "answer", reader, "Who sleeps?", saying="name it: --context FILE")
+    refused(run, "answer", reader, "Who sleeps?", saying="name a text with --context FILE")
     refused(run, "answer", reader, "--context", "good.txt", saying="--context needs a question")
     refused(run, "answer", reader, "", "--context", "good.txt", saying="--context needs a question")
     refused(run, "answer", reader, "Who?", "--context", "blank.txt", saying="blank.txt is empty")
@@ -181,7 +181,7 @@ def test_pairs_and_several_files(models: Path, run: Run) -> None:
 def test_a_text_is_not_a_list_of_letters(models: Path) -> None:
     """From Python, the mistake that everybody makes once."""
     for name, verb in {"tagger": "tag", "classifier": "classify", "masked": "fill", "summarizer": "summarize"}.items():
-        with pytest.raises(QkvError, match="into brackets"):
+        with pytest.raises(QkvError, match=r"pass \[text\]"):
             getattr(qkv.load(models / name), verb)("The man sleeps.")
     with pytest.raises(QkvError, match="one question is about one context"):
         qkv.load(models / "reader").answer("Who?", ["The man sleeps."])

@@ -155,7 +155,7 @@ class Classifier:
     def classify(self, texts: Sequence[Text], top_k: int | None = None, batch_tokens: int = 4096) -> list[Answer]:
         """An answer for each text or pair, in their order; `top_k`: the probabilities of so many classes only."""
         if isinstance(texts, str):
-            raise QkvError("classify takes a list of texts: put the text into brackets")
+            raise QkvError("classify takes a list of texts, given one text: pass [text]")
         rows = self.read(texts)
         logits = self.logits(rows, batch_tokens)  # (N, n)
         if self.config.n_classes == 1:

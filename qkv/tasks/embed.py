@@ -113,7 +113,7 @@ class Embedder:
         """The pieces of each text. One over the model's max_length is an error, or with `truncate` loses what is too much
         before its last token."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise QkvError("embed takes a list of texts: put the text into brackets")
+            raise QkvError("embed takes a list of texts, given one text: pass [text]")
         if self.tokenizer is None:
             raise QkvError("this model came without a tokenizer: put tokenizer.json beside it")
         with in_words():

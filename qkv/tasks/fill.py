@@ -62,7 +62,7 @@ class Filler:
     def fill(self, texts: Sequence[str], top_k: int = 5, batch_tokens: int = 4096) -> list[Filled]:
         """Of each text, in their order; a text without a gap, or that is too long, says so in `problem`."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise QkvError("fill takes a list of texts: put the text into brackets")
+            raise QkvError("fill takes a list of texts, given one text: pass [text]")
         if top_k < 1:
             raise QkvError(f"top_k = {top_k}: at least one word is needed")
         rows = [self.read(text) for text in texts]
