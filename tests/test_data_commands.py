@@ -186,7 +186,9 @@ def test_a_line_that_is_no_text_costs_only_itself(run: Run, files: tuple[Path, P
     (tmp_path / "mixed").write_bytes(b"the cat\n\xff\xff\nthe cat\n")
     code, out, err = run("tokenizer", "encode", tmp_path / "t.json", tmp_path / "mixed")
     first, second, third = out.split("\n")[:3]
-    assert code == 0 and first == third and first and second == "" and "1 line replaced by an empty one: not UTF-8" in err
+    assert (
+        code == 0 and first == third and first and second == "" and "1 line replaced by an empty one: not UTF-8" in err
+    )
 
 
 def test_bad_input_is_one_line(run: Run, files: tuple[Path, Path], tmp_path: Path) -> None:

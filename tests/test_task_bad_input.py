@@ -175,7 +175,14 @@ def test_pairs_and_several_files(models: Path, run: Run) -> None:
     assert code == 0 and len(out.splitlines()) == 3
     code, out, err = run("classify", models / "classifier", "one.tsv", "--pairs")
     assert code == 1 and out == "\n\n" and "a pair is two texts separated by a tab, given 1" in err
-    refused(run, "classify", models / "classifier", "good.txt", "good.txt", saying="a text classifier reads one file, given 2")
+    refused(
+        run,
+        "classify",
+        models / "classifier",
+        "good.txt",
+        "good.txt",
+        saying="a text classifier reads one file, given 2",
+    )
 
 
 def test_a_text_is_not_a_list_of_letters(models: Path) -> None:
