@@ -179,7 +179,7 @@ def test_errors_say_which_text() -> None:
         model.embed_tokens(["a"], layer=-5)
     with pytest.raises(QkvError, match="pooling is one of mean, cls, last"):
         model.embed(["a"], "tokens")
-    with pytest.raises(QkvError, match="put the text into brackets"):
+    with pytest.raises(QkvError, match=r"pass \[text\]"):
         model.embed("a")
     with pytest.raises(QkvError, match="without a tokenizer"):
         Model(model.config, model.network, None, device="cpu").embed(["a"])

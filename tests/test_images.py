@@ -576,7 +576,7 @@ def test_models_that_cannot_describe_say_so(digits: training.Run, captioner: tra
     model = qkv.load(captioner.folder)
     with pytest.raises(QkvError, match="images"):
         ImageClassifier(model.config, model.network)
-    with pytest.raises(QkvError, match="brackets"):
+    with pytest.raises(QkvError, match=r"pass \[path\]"):
         model.describe("picture.png")
     with pytest.raises(FileError, match="does not exist"):
         model.describe(["nowhere.png"])
