@@ -14,7 +14,7 @@ from qkv.config import ModelConfig
 from qkv.engine import native
 from qkv.engine.native_decoder import NativeStack
 from qkv.engine.pack import pack
-from qkv.engine.ragged import joined, possible, without_padding
+from qkv.engine.ragged import concatenate_rows, possible, without_padding
 from qkv.engine.scan import Scan
 from qkv.engine.training_kernels import Attend, Gelu, quick_attend, quick_gelu, quicken, slow_gelu
 from qkv.models.build import build
@@ -210,7 +210,7 @@ def test_padding_is_not_read_and_everything_learns() -> None:
     c = tiny("bert-base")
     network, batch = build(c).eval(), replace(example(c), mask=PADDED)
     assert possible(network, batch) and not possible(network, replace(batch, mask=None))
-    one = joined(batch)
+    one = concatenate_rows(batch)
     assert one.inputs is not None and one.inputs.shape == (1, 13) and one.documents is not None
     assert one.documents.tolist() == [[0] * 7 + [1] * 2 + [2] * 4]
     slow, fast = ([*torch.autograd.grad(read(batch).hidden[PADDED].sin().sum(), list(network.stack.parameters()))]

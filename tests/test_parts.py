@@ -35,7 +35,7 @@ from qkv.parts.positions import (
 )
 from qkv.parts.scores import make_score
 from qkv.parts.softmax import Softmax
-from qkv.parts.state import Memory, State
+from qkv.parts.state import EncoderOutput, State
 from qkv.parts.tap import Tap, record
 from qkv.presets import PRESETS, tiny
 
@@ -239,7 +239,7 @@ def test_kernel_mask_and_readable_mask_agree_on_real_tokens(lengths: list[int], 
 
 
 def test_a_source_of_padding_alone_gives_no_nan() -> None:
-    mask = Mask.for_memory(3, Memory(torch.zeros(2, 2, 16), torch.tensor([[True, False], [False, False]])))
+    mask = Mask.for_memory(3, EncoderOutput(torch.zeros(2, 2, 16), torch.tensor([[True, False], [False, False]])))
     mixer = Softmax(make_score("scaled-dot", 2, 8))
     for fast in (True, False):
         mixer.fast = fast
@@ -386,7 +386,7 @@ def test_tied_words_are_one_parameter() -> None:
 
 def test_select_moves_rows_of_everything_a_state_holds() -> None:
     state = State(({"key": torch.arange(3.0)[:, None]},), 2, torch.tensor([[1, 1], [0, 1], [1, 0]]).bool(),
-                  Memory(torch.arange(3.0)[:, None, None], torch.tensor([[True], [True], [False]])))  # fmt: skip
+                  EncoderOutput(torch.arange(3.0)[:, None, None], torch.tensor([[True], [True], [False]])))  # fmt: skip
     rows = torch.tensor([2, 0, 2, 1])
     moved = state.select(rows)
     assert torch.equal(moved.layers[0]["key"].flatten(), rows.float()) and torch.equal(moved.keys, state.keys[rows])

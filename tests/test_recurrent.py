@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qkv.parts.masks import Mask
 from qkv.parts.recurrent import RecurrentStack
-from qkv.parts.state import Memory, State
+from qkv.parts.state import EncoderOutput, State
 from qkv.parts.tap import record
 
 C, T, S, LAYERS = 8, 6, 5, 2
@@ -45,14 +45,14 @@ def vectors(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def source(rows: int, kind: str, mask: Tensor | None = None) -> Memory:
+def source(rows: int, kind: str, mask: Tensor | None = None) -> EncoderOutput:
     names = ("hidden", "cell") if kind == "lstm" else ("hidden",)
     layers = tuple({name: vectors(rows, C, seed=10 * i + len(name)) for name in names} for i in range(LAYERS))
-    return Memory(vectors(rows, S, C, seed=2), mask, State(layers))
+    return EncoderOutput(vectors(rows, S, C, seed=2), mask, State(layers))
 
 
 def run(
-    stack: RecurrentStack, x: Tensor, keys: Tensor | None = None, memory: Memory | None = None
+    stack: RecurrentStack, x: Tensor, keys: Tensor | None = None, memory: EncoderOutput | None = None
 ) -> tuple[Tensor, State]:
     return stack(x, Mask(x.size(1), keys, causal=True), memory, State())
 
@@ -166,7 +166,7 @@ def test_padding_changes_nothing(kind, options):
     for row in range(4):
         alone, own = None, torch.tensor([row])
         if memory is not None:
-            alone = Memory(memory.vectors[own][:, memory_keys[row]], None, memory.state.select(own))
+            alone = EncoderOutput(memory.vectors[own][:, memory_keys[row]], None, memory.state.select(own))
         single, last = run(stack, x[own][:, keys[row]], None, alone)
         same(y[row, keys[row]], single[0])
         for whole, part in zip(state.select(own).layers, last.layers, strict=True):
@@ -303,7 +303,7 @@ def test_starts_from_the_encoders_last_state_as_it_is(kind):
     seen = Mask(T, None, T, causal=True)
     same(follower(x, seen, memory)[0], ignorer(x, seen, None, memory.state)[0])
     same(ignorer(x, seen, memory)[0], ignorer(x, seen)[0])
-    same(follower(x, seen, Memory(memory.vectors))[0], ignorer(x, seen)[0])
+    same(follower(x, seen, EncoderOutput(memory.vectors))[0], ignorer(x, seen)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -312,7 +312,7 @@ def test_bridge_and_other_numbers_of_layers(kind, depth, taken):
     """Tops meet; where the encoder is lower its lowest layer serves again. A bridge is tanh(W [hidden; cell] + b)."""
     plain, bridged = (make(kind, {}, len(taken), starts_from_memory=True, bridge=b) for b in (False, True))
     read = [{name: vectors(2, C, seed=10 * i + len(name)) for name in plain.names} for i in range(depth)]
-    memory = Memory(vectors(2, S, C), None, State(tuple(read)))
+    memory = EncoderOutput(vectors(2, S, C), None, State(tuple(read)))
     for layer, index in zip(plain.first(memory.vectors, memory), taken, strict=True):
         assert all(torch.equal(layer[name], read[index][name]) for name in plain.names)
     for layer, index, bridge in zip(bridged.first(memory.vectors, memory), taken, bridged.bridge, strict=True):

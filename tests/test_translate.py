@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 from tokenizers import processors
+from tracing import ROOT, Crossing, crossed
 
 import qkv
 from qkv import recipes
@@ -110,6 +111,17 @@ def test_validation_decodes_each_text_as_translate_does_in_any_batch(model: Mode
     extra = recipe.decode.extra_length
     params = TranslationParams(BeamParams(1), extra_length=extra)
     assert together == [one.text for one in model.translator(fast=False).translate(texts, params)]
+
+
+def test_a_translated_line_crosses_few_files_and_functions() -> None:
+    """From `Model.translate` to its text, outside the network's own layers (parts/) and kernels (engine/)."""
+    model = qkv.load("example", device="cpu")
+    lines = ["I ate an apple.", "The dog sleeps.", "She sees the cat.", "We like the house.", "A man reads a book."]
+    model.translate(lines[:1])  # packs the network
+    crossing = crossed(lambda: model.translate(lines[:1]), lambda: [model.translate([line]) for line in lines], 4)
+    inner = tuple(str(ROOT / room) for room in ("parts", "engine"))
+    outside = Crossing(tuple(each for each in crossing.functions if not each[0].startswith(inner)))
+    assert len(outside.files) <= 20 and len(outside.functions) <= 72, str(outside)
 
 
 def test_what_cannot_be_translated_costs_only_itself(model: Model) -> None:

@@ -18,7 +18,7 @@ from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.scores import Dot
 from qkv.parts.softmax import Softmax
 from qkv.parts.stack import Stack
-from qkv.parts.state import Memory, State
+from qkv.parts.state import EncoderOutput, State
 
 NUMBERS = {ACTIVATIONS[name]: number for number, name in enumerate(("relu", "silu", "gelu", "gelu-tanh"))}
 NUMBERS[quick_gelu] = NUMBERS[ACTIVATIONS["gelu-tanh"]]
@@ -41,7 +41,7 @@ class NativeStack(Stack):
             self.d_head, NUMBERS[first.feedforward.layer.activation], attention.mixer.score.scale, norm_of(self.norm),
         )  # fmt: skip
 
-    def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
+    def forward(self, x: Tensor, mask: Mask, memory: EncoderOutput | None = None, state: State | None = None
                 ) -> tuple[Tensor, State | None]:  # fmt: skip
         """As Stack.forward."""
         if state is None:
@@ -54,7 +54,9 @@ class NativeStack(Stack):
         x = self.decode(x, mask, memory, cache, kept.get("memory_heads"))
         return x, State(({"cache": cache, **kept},), mask.length, mask.keys, memory)
 
-    def decode(self, x: Tensor, mask: Mask, memory: Memory | None, cache: KVCache, heads: Tensor | None) -> Tensor:
+    def decode(
+        self, x: Tensor, mask: Mask, memory: EncoderOutput | None, cache: KVCache, heads: Tensor | None
+    ) -> Tensor:
         x = x.clone(memory_format=torch.contiguous_format)  # (B, T, C), which native.cpp writes over
         slots = None if cache.slots is None else cache.slots.contiguous()
         real = None if mask.keys is None else mask.keys.contiguous()

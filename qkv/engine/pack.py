@@ -115,7 +115,7 @@ def reorder(weight: Tensor) -> Tensor | None:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if possible else None
 
 
-def joined(*layers: nn.Linear) -> PackedLinear:
+def concatenate(*layers: nn.Linear) -> PackedLinear:
     """Several projections of the same vectors as one product; the results stand side by side."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
@@ -133,11 +133,11 @@ class PackedAttention(nn.Module):
         self.d_head, self.cross = plain.d_head, plain.cross
         self.widths = [plain.query.out_features, plain.key.out_features, plain.value.out_features]
         if plain.cross:
-            self.query, self.key_value = joined(plain.query), joined(plain.key, plain.value)
+            self.query, self.key_value = concatenate(plain.query), concatenate(plain.key, plain.value)
         else:
-            self.query_key_value = joined(plain.query, plain.key, plain.value)
+            self.query_key_value = concatenate(plain.query, plain.key, plain.value)
         self.mixer = mixer
-        self.output = joined(plain.output)
+        self.output = concatenate(plain.output)
 
     def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip

@@ -25,13 +25,13 @@ def without_padding(network: Any, batch: Batch) -> Output:
         output: Output = network(batch)
         return output
     assert batch.mask is not None
-    found = network(joined(batch)).hidden[0]  # (N, C)
+    found = network(concatenate_rows(batch)).hidden[0]  # (N, C)
     hidden = found.new_zeros(*batch.mask.shape, found.size(-1))
     hidden = hidden.index_put(tuple(batch.mask.nonzero().unbind(1)), found)  # (B, T, C)
     return Output(hidden, network.head, batch.mask)
 
 
-def joined(batch: Batch) -> Batch:
+def concatenate_rows(batch: Batch) -> Batch:
     """The real tokens of all rows as one row (1, N), in their order; what each belongs to is its document."""
     assert batch.mask is not None
     row, place = batch.mask.nonzero().unbind(1)  # (N,) each

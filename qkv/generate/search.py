@@ -32,10 +32,14 @@ def make_samplers(batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Se
                   params: SamplingParams = GREEDY, seed: int = 0, processor: LogitsProcessor = NO_PROCESSING
                   ) -> list[Sampler]:  # fmt: skip
     """Make a sampler for each row, row i with the seed `seed` + i; `max_new_tokens` is one limit, or one per row."""
-    assert batch.inputs is not None
-    count = batch.inputs.size(0)
-    limits = [max_new_tokens] * count if isinstance(max_new_tokens, int) else max_new_tokens
+    limits = row_limits(batch, max_new_tokens)
     return [Sampler(limit, eos_ids, params, seed + row, 0, processor, row) for row, limit in enumerate(limits)]
+
+
+def row_limits(batch: Batch, limit: int | Sequence[int]) -> Sequence[int]:
+    """Return the limit of each row, where one for all or one per row is given."""
+    assert batch.inputs is not None
+    return [limit] * batch.inputs.size(0) if isinstance(limit, int) else limit
 
 
 def greedy(network: GenerativeNetwork, batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] = (),
@@ -69,12 +73,12 @@ def beam_search(network: GenerativeNetwork, batch: Batch, max_new_tokens: int | 
 
     `phrases` has for each row the token sequences that must occur in its text. A beam of 1 is greedy decoding.
     """
-    samplers = make_samplers(batch, max_new_tokens, eos_ids, processor=processor)
     if params.size == 1 and not any(phrases):
+        samplers = make_samplers(batch, max_new_tokens, eos_ids, processor=processor)
         return [[hypothesis(each, params)] for each in decode(network, batch, samplers)]
     searches = [
-        BeamSearch(params, each.max_tokens, eos_ids, phrases[row] if phrases else (), processor, row)
-        for row, each in enumerate(samplers)
+        BeamSearch(params, limit, eos_ids, phrases[row] if phrases else (), processor, row)
+        for row, limit in enumerate(row_limits(batch, max_new_tokens))
     ]
     return [each.results() for each in decode(network, batch, searches)]
 

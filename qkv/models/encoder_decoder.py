@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.models.output import Output
 from qkv.parts.masks import Mask
-from qkv.parts.state import Memory, State
+from qkv.parts.state import EncoderOutput, State
 
 
 class EncoderDecoder(nn.Module):
@@ -29,13 +29,13 @@ class EncoderDecoder(nn.Module):
         hidden, _ = self.write(batch.inputs, batch.mask, State(memory=self.encode(batch)), keep=False)
         return Output(hidden, self.head, batch.mask)
 
-    def encode(self, batch: Batch) -> Memory:
+    def encode(self, batch: Batch) -> EncoderOutput:
         """The source as the decoder sees it."""
         x = batch.images if batch.source is None else batch.source
         assert x is not None
         mask = Mask(1 + self.n_patches if batch.source is None else x.size(1), batch.source_mask, device=x.device)
         vectors, state = self.encoder(self.source(x, mask), mask)
-        return Memory(vectors, batch.source_mask, state)
+        return EncoderOutput(vectors, batch.source_mask, state)
 
     def start(self, batch: Batch) -> State:
         """The state before the first target token: nothing written, the source read."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import QkvError
-from qkv.parts.state import Memory
+from qkv.parts.state import EncoderOutput
 
 
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
@@ -56,7 +56,7 @@ class Mask:
         self.device = device if keys is None else keys.device
 
     @classmethod
-    def for_memory(cls, queries: int, memory: Memory) -> Mask:
+    def for_memory(cls, queries: int, memory: EncoderOutput) -> Mask:
         """Cross-attention: every query sees every real key."""
         return cls(queries, memory.mask, memory.vectors.size(1), device=memory.vectors.device)
 

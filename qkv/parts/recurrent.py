@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from qkv.parts.masks import Mask
 from qkv.parts.scores import make_score
-from qkv.parts.state import Layer, Memory, State
+from qkv.parts.state import EncoderOutput, Layer, State
 from qkv.parts.tap import Tap
 
 # --- the equations: i = W x + b and h = U hidden + c, one slice of width C per gate, and what is remembered -> the next
@@ -123,7 +123,7 @@ class RecurrentStack(nn.Module):
         self.fast = True
         """False: always the readable path."""
 
-    def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
+    def forward(self, x: Tensor, mask: Mask, memory: EncoderOutput | None = None, state: State | None = None
                 ) -> tuple[Tensor, State | None]:  # fmt: skip
         """(B, T, C) -> (B, T, C) and the state after the last token; `state` is the one before the first.
 
@@ -144,7 +144,7 @@ class RecurrentStack(nn.Module):
         y = self.dropout(y.contiguous())
         return y, State(tuple(layers), mask.length, mask.keys, memory) if kept else None
 
-    def first(self, x: Tensor, memory: Memory | None) -> list[Layer]:
+    def first(self, x: Tensor, memory: EncoderOutput | None) -> list[Layer]:
         """What each layer remembers before the first token: nothing (zeros), or what the encoder remembers last."""
         nothing = x.new_zeros(x.size(0), self.d_model)
         layers: list[Layer] = [dict.fromkeys(self.names, nothing) for _ in range(self.cells.num_layers)]
@@ -250,7 +250,7 @@ class RecurrentStack(nn.Module):
 
     # --- with attention
 
-    def write(self, x: Tensor, keys: Tensor | None, layers: list[Layer], memory: Memory | None
+    def write(self, x: Tensor, keys: Tensor | None, layers: list[Layer], memory: EncoderOutput | None
               ) -> tuple[Tensor, list[Layer]]:  # fmt: skip
         """Step by step, looking at the memory each time. Its keys are computed once and kept in the top layer."""
         assert self.attention is not None and memory is not None, "a decoder with attention needs a memory"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qkv.parts.masks import Mask
 from qkv.parts.positions import NOWHERE
-from qkv.parts.state import Memory, State
+from qkv.parts.state import EncoderOutput, State
 
 
 class Stack(nn.Module):
@@ -20,7 +20,7 @@ class Stack(nn.Module):
         self.norm = norm or nn.Identity()
         self.positions = nn.ModuleList(positions)
 
-    def forward(self, x: Tensor, mask: Mask, memory: Memory | None = None, state: State | None = None
+    def forward(self, x: Tensor, mask: Mask, memory: EncoderOutput | None = None, state: State | None = None
                 ) -> tuple[Tensor, State | None]:  # fmt: skip
         """(B, T, C) -> (B, T, C). With a state, T more tokens are added to those it holds; without one, none is kept."""
         places = [position(mask) for position in self.positions] or [NOWHERE]

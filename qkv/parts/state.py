@@ -18,18 +18,18 @@ SOURCE = {"memory_key": 2, "memory_value": 2, "memory_heads": 3}
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What an encoder hands to a decoder: its vectors (B, S, C), which of them are real (B, S), its last state."""
+class EncoderOutput:
+    """The output of an encoder, which a decoder reads: vectors (B, S, C), which of them are real (B, S), the last state."""
 
     vectors: Tensor
     mask: Tensor | None = None
     state: State | None = None
 
-    def select(self, rows: Tensor) -> Memory:
+    def select(self, rows: Tensor) -> EncoderOutput:
         mask = None if self.mask is None else self.mask[rows]
-        return Memory(self.vectors[rows], mask, None if self.state is None else self.state.select(rows))
+        return EncoderOutput(self.vectors[rows], mask, None if self.state is None else self.state.select(rows))
 
-    def join(self, other: Memory) -> Memory:
+    def join(self, other: EncoderOutput) -> EncoderOutput:
         """The sources of both, the shorter ones padded on the right."""
         both = self, other
         length = max(m.vectors.size(1) for m in both)
@@ -38,15 +38,15 @@ class Memory:
         real = [m.vectors.new_ones(m.vectors.shape[:2], dtype=torch.bool) if m.mask is None else m.mask for m in both]
         mask = None if even else torch.cat([pad(each, 1, length, left=False) for each in real])
         state = None if self.state is None or other.state is None else self.state.join(other.state)
-        return Memory(vectors, mask, state)
+        return EncoderOutput(vectors, mask, state)
 
-    def trimmed(self) -> Memory:
+    def trimmed(self) -> EncoderOutput:
         """Without the last places, as far as they are padding in every row."""
         if self.mask is None:
             return self
         length = int(self.mask.any(0).nonzero().max()) + 1
         mask = self.mask[:, :length]
-        return Memory(self.vectors[:, :length], None if bool(mask.all()) else mask, self.state)
+        return EncoderOutput(self.vectors[:, :length], None if bool(mask.all()) else mask, self.state)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class State:
     """Tokens seen, padding included."""
     keys: Tensor | None = None
     """(B, length) real tokens; None = all."""
-    memory: Memory | None = field(default=None)
+    memory: EncoderOutput | None = field(default=None)
     """The source, in an encoder-decoder."""
 
     def layer(self, index: int) -> Layer:

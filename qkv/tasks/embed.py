@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qkv.config import ModelConfig
 from qkv.convert.files import write_array, write_tensors, write_text
-from qkv.engine.ragged import joined, possible
+from qkv.engine.ragged import concatenate_rows, possible
 from qkv.errors import FileError, QkvError
 from qkv.look.residual_stream import layer_outputs, side_modules
 from qkv.models.inputs import batch_of, has_fixed_length
@@ -97,7 +97,7 @@ class Embedder:
             given = rows[some] if isinstance(rows, Tensor) else [rows[i] for i in some]
             batch = batch_of(self.config, given, encoding=both).to(device)
             if possible(self.network, batch):  # then no padding is read
-                flat = layer_outputs(self.network, joined(batch))[self.layer][0].float()  # (N, C)
+                flat = layer_outputs(self.network, concatenate_rows(batch))[self.layer][0].float()  # (N, C)
                 yield from zip(some, flat.split([len(rows[i]) for i in some]), strict=True)
                 continue
             vectors = layer_outputs(self.network, batch, source_only=both)[self.layer]  # (B, T, C)
