@@ -14,7 +14,7 @@ from qkv.config import CorpusConfig, DataConfig, load_recipe
 from qkv.config.vectors import learns_vectors, load_vectors_recipe
 from qkv.data.corpora import corpus
 from qkv.data.images import Idx, pixels
-from qkv.tasks.base import task_of, unused
+from qkv.tasks.base import task_class, task_of, unused
 
 Case = tuple[Callable[[Path], object], Callable[[Path], object]]
 RECIPE = """task = "translation"
@@ -68,7 +68,7 @@ def records(task: str, name: str, **fields: Any) -> Callable[[Path], object]:
     def read(folder: Path) -> None:
         c = CorpusConfig(**({name: (str(next(folder.iterdir())),)} if name == "files" else {name: str(next(folder.iterdir()))}),
                          **fields)  # fmt: skip
-        for _ in corpus(c, DataConfig(train=(c,), valid=c), "train", task).read():
+        for _ in corpus(c, DataConfig(train=(c,), valid=c), "train", task_class(task).schema).read():
             pass
 
     return read

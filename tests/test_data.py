@@ -19,7 +19,7 @@ from qkv.data.batching import Batches, Position
 from qkv.data.distinct import Distinct
 from qkv.data.lines import MAX_LINE, Lines, lines
 from qkv.data.mixture import Mixture
-from qkv.data.sources import Corpus, GrammarSource, Memory, Parallel, Table
+from qkv.data.sources import Corpus, GrammarSource, InMemorySource, Parallel, Table
 from qkv.errors import FileError, QkvError
 
 
@@ -78,7 +78,7 @@ def corpora(place: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Cor
         (place / name).write_text("".join(make(row) + "\n" for row in rows))
     (place / "t.jsonl").write_text("".join(json.dumps(dict(zip(("a", "b"), row, strict=True))) + "\n" for row in rows))
     tables = [Table(place / "t.tsv", [0, 1]), Table(place / "t.csv", [0, 1]), Table(place / "t.jsonl", ["a", "b"])]
-    return [Parallel([place / "en", place / "de"]), *tables, Memory(rows)]
+    return [Parallel([place / "en", place / "de"]), *tables, InMemorySource(rows)]
 
 
 @pytest.mark.parametrize(("start", "stride"), [(0, 1), (7, 1), (0, 2), (0, 4), (5, 2), (50, 1)])
@@ -101,7 +101,7 @@ def test_unequal_files_are_noticed_where_lines_are_passed_over(tmp_path: Path, m
 
 def test_repetitions_are_left_out_wherever_reading_begins() -> None:
     rows = [(f"en {i % 7}", f"de {i % 5}") for i in range(100)]
-    source = Distinct(Memory(rows))
+    source = Distinct(InMemorySource(rows))
     everything = list(source.read())
     assert [r for _, r in everything] == list(dict.fromkeys(rows)) and source.skipped == {"a repetition": 65}
     assert list(source.read()) == everything  # an epoch later, too
@@ -168,7 +168,7 @@ TEXTS = [("x" * (1 + (7 * i) % 13),) for i in range(50)]
 
 
 def stream(pool: int = 1000, seed: int = 0) -> Batches:
-    return Batches(Memory([(t[0] + f"#{i}",) for i, t in enumerate(TEXTS)]), lambda rows: [r[0] for r in rows], len, 40,
+    return Batches(InMemorySource([(t[0] + f"#{i}",) for i, t in enumerate(TEXTS)]), lambda rows: [r[0] for r in rows], len, 40,
                    pool, seed)  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def test_a_large_corpus_is_opened_once_per_epoch_and_never_held(monkeypatch: pyt
     monkeypatch.setattr(batching, "CHUNK", 5)
     opened: list[int] = []
 
-    class Watched(Memory):
+    class Watched(InMemorySource):
         def read(self, start: int = 0, stride: int = 1):  # noqa: ANN202
             opened.append(start)
             return super().read(start, stride)
@@ -234,16 +234,16 @@ def test_a_large_corpus_is_opened_once_per_epoch_and_never_held(monkeypatch: pyt
 
 def test_a_corpus_of_which_nothing_is_usable_ends() -> None:
     """Also where it would go on for ever."""
-    endless = Mixture([Memory([("a",)]), Memory([("b",)])], [1, 2])
+    endless = Mixture([InMemorySource([("a",)]), InMemorySource([("b",)])], [1, 2])
     nothing = Batches(endless, lambda rows: [], len, 40, pool=10)
     with pytest.raises(QkvError, match="no example is left"):
         next(iter(nothing))
     with pytest.raises(QkvError, match="no record that can be read"):
-        next(Mixture([Memory([]), Memory([])], [1, 1]).read())
+        next(Mixture([InMemorySource([]), InMemorySource([])], [1, 1]).read())
 
 
 def test_no_example_left_is_said() -> None:
-    nothing = Batches(Memory([("a",)]), lambda rows: [], len, 40)
+    nothing = Batches(InMemorySource([("a",)]), lambda rows: [], len, 40)
     with pytest.raises(QkvError, match="no example is left"):
         next(iter(nothing))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from qkv.data.grammar import pairs
 from qkv.data.inspect import Lengths, inspect, leaks, script, words
-from qkv.data.sources import Memory
+from qkv.data.sources import InMemorySource
 from qkv.text.train import KINDS
 
 Run = Callable[..., tuple[int, str, str]]
@@ -62,7 +62,7 @@ def test_each_kind_of_suspicious_line_is_found_where_it_is() -> None:
         "source in cjk script, not latin": ("猫が座る。", "Eine Katze sitzt."),
     }
     records = PAIRS[:100] + list(wrong.values()) + [PAIRS[5], ("R &amp; D is here.", "F und E ist hier.")]
-    report = inspect(Memory(records), "x", [words])
+    report = inspect(InMemorySource(records), "x", [words])
     assert report.suspicious == {**dict.fromkeys(wrong, 1), "duplicate": 1, "markup": 2}
     for reason, record in wrong.items():
         assert (records.index(record) + 1, record) in report.shown[reason]
@@ -71,14 +71,14 @@ def test_each_kind_of_suspicious_line_is_found_where_it_is() -> None:
 
 
 def test_ordinary_text_is_not_suspicious() -> None:
-    report = inspect(Memory(PAIRS), "x", [words])
+    report = inspect(InMemorySource(PAIRS), "x", [words])
     assert not report.suspicious and report.records == len(PAIRS) and not report.partial
     assert report.lengths[1].counts == Counter(len(target.split()) for _, target in PAIRS)
 
 
 def test_the_limit_bounds_what_is_read() -> None:
     for limit, partial in ((10, True), (len(PAIRS), False), (len(PAIRS) + 1, False)):
-        report = inspect(Memory(PAIRS), "x", [words], limit=limit)
+        report = inspect(InMemorySource(PAIRS), "x", [words], limit=limit)
         assert (report.records, report.partial) == (min(limit, len(PAIRS)), partial)
 
 
@@ -99,8 +99,8 @@ def test_scripts(text: str, expected: str) -> None:
 
 
 def test_leaks_are_counted() -> None:
-    held = {"valid": Memory([("a", "x"), ("b", "y"), ("a", "z")]), "test": Memory([("q", "x")])}
-    assert leaks([Memory([("a", "1")]), Memory([("c", "2")])], held) == {"valid": 2, "test": 0}
+    held = {"valid": InMemorySource([("a", "x"), ("b", "y"), ("a", "z")]), "test": InMemorySource([("q", "x")])}
+    assert leaks([InMemorySource([("a", "1")]), InMemorySource([("c", "2")])], held) == {"valid": 2, "test": 0}
 
 
 # --- qkv data

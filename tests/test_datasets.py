@@ -23,8 +23,9 @@ from qkv.data.datasets import HELD_OUT, HeldOut, dataset, split_of
 from qkv.data.fetch import fetch
 from qkv.data.grammar import pairs
 from qkv.data.lines import lines
-from qkv.data.sources import Memory, Parallel
+from qkv.data.sources import InMemorySource, Parallel
 from qkv.errors import ConfigError, FileError, QkvError
+from tests.schemas import schema_of
 
 DATA = Path(os.environ.get("QKV_DATA", Path(__file__).parents[2] / "shared" / "data"))
 PAIRS = [(p.source, p.target) for p in islice(pairs("train"), 600)]
@@ -191,19 +192,19 @@ def test_a_recipe_names_a_data_set_or_where_it_is(
     data = DataConfig(
         train=(CorpusConfig(dataset="multi30k"),), valid=CorpusConfig(dataset="multi30k"), source="de", target="en"
     )
-    assert [r for _, r in corpus(data.train[0], data, "train", "translation").read()] == [
+    assert [r for _, r in corpus(data.train[0], data, "train", schema_of("translation")).read()] == [
         pair[::-1] for pair in PAIRS[:50]
     ]
-    assert len(list(corpus(data.valid, data, "valid", "translation").read())) == 10
+    assert len(list(corpus(data.valid, data, "valid", schema_of("translation")).read())) == 10
     other = CorpusConfig(dataset="multi30k", split="train")
-    assert len(list(corpus(other, data, "valid", "translation").read())) == 50
+    assert len(list(corpus(other, data, "valid", schema_of("translation")).read())) == 50
     for language, side in (("en", 0), ("de", 1)):
         (tmp_path / f"val.{language}").write_text(PAIRS[7][side] + "\n")
     here = CorpusConfig(dataset="multi30k", path=tmp_path.name)
     rooted = data.changed(root=str(tmp_path.parent))
-    assert [r for _, r in corpus(here, rooted, "valid", "translation").read()] == [PAIRS[7][::-1]]
+    assert [r for _, r in corpus(here, rooted, "valid", schema_of("translation")).read()] == [PAIRS[7][::-1]]
     with pytest.raises(QkvError, match=r"has no train\.de"):
-        corpus(here, rooted, "train", "translation")
+        corpus(here, rooted, "train", schema_of("translation"))
     for wrong in (
         {"dataset": "multi30k", "grammar": 5},
         {"files": ("a", "b"), "path": "x"},
@@ -229,7 +230,7 @@ def test_the_real_multi30k_is_what_the_checksums_say() -> None:
 
 def test_no_sentence_of_the_test_is_trained_on() -> None:
     rows = [(f"word {i % 700}", f"Wort {i % 900}") for i in range(5000)] + [("Word 3!", "Wort"), ("word  3", "anders")]
-    found = {s: [r for _, r in HeldOut(Memory(rows), s, 0).read()] for s in ("train", "valid", "test")}
+    found = {s: [r for _, r in HeldOut(InMemorySource(rows), s, 0).read()] for s in ("train", "valid", "test")}
     assert all(found.values()) and set().union(*found.values()) <= set(rows)
     letters = lambda text: "".join(filter(str.isalnum, text.casefold()))  # noqa: E731
     for side in (0, 1):
@@ -237,19 +238,21 @@ def test_no_sentence_of_the_test_is_trained_on() -> None:
         assert not trained & {letters(r[side]) for s in ("valid", "test") for r in found[s]}
     assert not {letters(r[0]) for r in found["valid"]} & {letters(r[0]) for r in found["test"]}
     assert split_of("Word 3!") == split_of("word  3")
-    back = {s: [r[::-1] for _, r in HeldOut(Memory([r[::-1] for r in rows]), s, 1).read()] for s in found}
+    back = {s: [r[::-1] for _, r in HeldOut(InMemorySource([r[::-1] for r in rows]), s, 1).read()] for s in found}
     assert back == found  # both directions are split alike
 
 
 def test_a_split_goes_on_where_it_stopped_and_is_bounded() -> None:
     rows = [(f"word {i}", f"Wort {i}") for i in range(3000)]
     for split in ("train", "valid", "test"):
-        everything = list(HeldOut(Memory(rows), split, 0).read())
+        everything = list(HeldOut(InMemorySource(rows), split, 0).read())
         middle = everything[len(everything) // 2][0]
-        assert list(HeldOut(Memory(rows), split, 0).read(middle)) == [(n, r) for n, r in everything if n > middle]
+        assert list(HeldOut(InMemorySource(rows), split, 0).read(middle)) == [
+            (n, r) for n, r in everything if n > middle
+        ]
         assert 0.002 < len(everything) / len(rows) < 0.03 or split == "train"
     text = next(t for t in map(str, range(999)) if split_of(t) == "test")
-    many = Memory([(text, f"{i}") for i in range(HELD_OUT + 50)])
+    many = InMemorySource([(text, f"{i}") for i in range(HELD_OUT + 50)])
     assert len(list(HeldOut(many, "test", 0).read())) == HELD_OUT
 
 

@@ -18,7 +18,7 @@ import qkv
 from qkv.api import Model
 from qkv.config import ModelConfig
 from qkv.convert.files import read_tensors
-from qkv.data.grammar_tasks import GrammarView
+from qkv.data.grammar_tasks import GrammarRecords, sentence_kinds
 from qkv.errors import QkvError
 from qkv.models.build import build
 from qkv.tasks.embed import Embedder
@@ -143,7 +143,7 @@ def test_images_have_vectors_too(pair: Callable) -> None:
 def test_a_linear_model_learns_on_top() -> None:
     """What kind of sentence is it? The network was never trained, yet its last token has seen the others: that is what
     makes its vector one in context."""
-    records = [record for _, record in GrammarView("train", 1000, "classification").read()]
+    records = [record for _, record in GrammarRecords("train", 1000, sentence_kinds).read()]
     texts, labels = zip(*records, strict=True)
     tokenizer = train_tokenizer(list(texts), "wordpiece", 400)
     torch.manual_seed(0)

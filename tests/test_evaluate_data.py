@@ -17,6 +17,7 @@ from qkv.data.corpus_files import corpus_of
 from qkv.data.shapes import ShapeSource
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.train.rescore import task_name
+from tests.schemas import schema_of
 
 ENCODER = {
     "family": "encoder",
@@ -81,7 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def records(task: str) -> list[tuple[str, ...]]:
     """The test set of the runs."""
     data = DataConfig(train=(CorpusConfig(grammar=1),), valid=CorpusConfig(grammar=1))
-    return [record for _, record in corpus(CorpusConfig(grammar=30), data, "test", task).read()]
+    return [record for _, record in corpus(CorpusConfig(grammar=30), data, "test", schema_of(task)).read()]
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -345,22 +346,24 @@ def test_what_cannot_be_evaluated_is_one_line(runs: Any, run: Run, tmp_path: Pat
 
 def test_files_become_corpora() -> None:
     with pytest.raises(FileError, match="does not exist"):
-        corpus_of(["absent.tsv"], (), "classification")
+        corpus_of(["absent.tsv"], (), schema_of("classification"))
     with pytest.raises(ConfigError, match="at least one"):
-        corpus_of([], (), "classification")
+        corpus_of([], (), schema_of("classification"))
     here = str(Path(__file__))
     own = [CorpusConfig(files=("a",), documents="lines")]
-    assert corpus_of([here], (), "language", own) == CorpusConfig(files=(here,), documents="lines")
+    assert corpus_of([here], (), schema_of("language"), own) == CorpusConfig(files=(here,), documents="lines")
 
 
 def test_pairs_of_a_run_are_pairs_of_a_file(tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.tsv", ["a\tb\t1"])
-    assert corpus_of([path], (), "classification", [CorpusConfig(dataset="glue/mrpc")]).columns == (0, 1, 2)
-    assert corpus_of([path], (), "classification", [CorpusConfig(table="x.tsv", columns=("p", "q"))]).columns == (
+    assert corpus_of([path], (), schema_of("classification"), [CorpusConfig(dataset="glue/mrpc")]).columns == (0, 1, 2)
+    assert corpus_of(
+        [path], (), schema_of("classification"), [CorpusConfig(table="x.tsv", columns=("p", "q"))]
+    ).columns == (
         "p",
         "q",
     )
-    assert corpus_of([path], (1, 2), "classification", [CorpusConfig(dataset="glue/mrpc")]).columns == (1, 2)
+    assert corpus_of([path], (1, 2), schema_of("classification"), [CorpusConfig(dataset="glue/mrpc")]).columns == (1, 2)
 
 
 # --- comparing

@@ -22,7 +22,7 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_tensors
 from qkv.convert.manifest import MARKER
 from qkv.data.batching import Batches
-from qkv.data.sources import Memory
+from qkv.data.sources import InMemorySource
 from qkv.errors import ConfigError, FileError
 from qkv.presets import PRESETS
 from qkv.recipes import find
@@ -360,7 +360,7 @@ def test_a_schedule_over_passes_falls_to_its_end_and_resumes_exactly(
 
 @pytest.mark.parametrize("pool", [7, 10, 100])
 def test_the_share_of_a_pass_grows_to_one(pool: int) -> None:
-    source = Memory([(str(number),) for number in range(30)])
+    source = InMemorySource([(str(number),) for number in range(30)])
     batches = Batches(source, lambda records: [int(record[0]) for record in records], lambda _: 1, tokens=2, pool=pool)
     stream, passes = iter(batches), []
     for _ in range(60):

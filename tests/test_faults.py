@@ -19,7 +19,7 @@ from qkv.convert.manifest import MARKER, checksums, seal
 from qkv.data.dataset_files import Mapped
 from qkv.data.fingerprint import checksum, fingerprint
 from qkv.data.mixture import Mixture
-from qkv.data.sources import Listing, Memory, Parallel
+from qkv.data.sources import InMemorySource, Listing, Parallel
 from qkv.data.stdlib import StandardLibrary
 from qkv.errors import FileError
 from qkv.train import checkpoint
@@ -314,7 +314,7 @@ def test_fingerprints_of_corpora(tmp_path: Path) -> None:
         archive.writestr("inner.txt", "three\n")
     read = lambda: fingerprint(Mixture([  # noqa: E731
         Mapped(Parallel([tmp_path / "a.txt", tmp_path / "b.zip" / "inner.txt"]), lambda record: record),
-        Memory([("x", "y")]), StandardLibrary("train"),
+        InMemorySource([("x", "y")]), StandardLibrary("train"),
     ], [1, 1, 1]))  # fmt: skip
     before = read()
     assert before.keys() == {str(tmp_path / "a.txt"), str(tmp_path / "b.zip"), "data.train[1]"} and read() == before

@@ -18,6 +18,7 @@ from qkv.data.grammar import Grammar, pairs, split_of
 from qkv.data.lexicon import ALL_NOUNS, ALL_VERBS
 from qkv.data.sources import GrammarSource
 from qkv.errors import ConfigError
+from tests.schemas import schema_of
 
 NOUN = {n.english[0]: n for n in ALL_NOUNS}
 VERB = {v.base: v for v in ALL_VERBS}
@@ -190,4 +191,4 @@ def test_casual_is_for_translation() -> None:
             CorpusConfig(**values, casual=True)
     data = DataConfig(train=[{"grammar": 5, "casual": True}], valid={"grammar": 5})
     with pytest.raises(ConfigError, match="casual is for pairs of sentences of the grammar, not for tagging"):
-        training(data, "tagging")
+        training(data, schema_of("tagging"))

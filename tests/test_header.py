@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.config import CorpusConfig, DataConfig
-from qkv.data.corpora import corpus, notes
-from qkv.data.header import columns_for, guess_task, is_header, names_of
+from qkv.data.corpora import corpus, describe_headers
+from qkv.data.header import columns_for, guess_columns, is_header, names_of
+from qkv.data.schema import LAYOUTS
 from qkv.errors import ConfigError
+from qkv.tasks.base import TASKS, task_class
+from tests.schemas import schema_of
 
 Run = Callable[..., tuple[int, str, str]]
 TEXTS = [f"a film that was number {i}" for i in range(12)]
@@ -80,21 +83,26 @@ def test_a_first_row_without_usual_names_is_data(rows: list[tuple[str, str]]) ->
     ],
 )
 def test_columns_are_found_by_their_names(task: str, names: str, expected: list[str] | None) -> None:
-    assert columns_for(names.split(), task, "en", "de") == expected
+    assert columns_for(names.split(), schema_of(task).columns, "en", "de") == expected
 
 
-def test_tasks_are_guessed() -> None:
-    for names, task in {"title text label": "classification", "en de": "translation", "question context answer": "answering",
-                        "text summary": "summary", "words tags": "tagging"}.items():  # fmt: skip
-        found = guess_task(names.split())
-        assert found is not None and found[0] == task
-    assert guess_task(["when", "where"]) is None
+def test_layouts_are_guessed() -> None:
+    for names, columns in {"title text label": "text label", "en de": "source target", "question context answer": "question context answer",
+                           "text summary": "text summary", "words tags": "words tags",
+                           "sentence1 sentence2 label": "text text label"}.items():  # fmt: skip
+        found = guess_columns(names.split())
+        assert found is not None and [column.name for column, _ in found] == columns.split()
+    assert guess_columns(["when", "where"]) is None
+
+
+def test_every_layout_is_that_of_a_task() -> None:
+    assert {*LAYOUTS} <= {task_class(name).schema.columns for name in TASKS}
 
 
 def corpora(path: Path, task: str = "classification", **fields: object) -> tuple[DataConfig, list]:
     c = CorpusConfig(table=str(path), **fields)  # type: ignore[arg-type]
     data = DataConfig(train=(c,), valid=c)
-    return data, [record for _, record in corpus(c, data, "train", task).read()]
+    return data, [record for _, record in corpus(c, data, "train", schema_of(task)).read()]
 
 
 @pytest.mark.parametrize("ending", [".tsv", ".csv", ".jsonl"])
@@ -109,10 +117,10 @@ def test_a_header_in_any_order_gives_the_same_records(tmp_path: Path, ending: st
                 csv.writer(file, delimiter="," if ending == ".csv" else "\t").writerows([order, *cells])
         data, found = corpora(path)
         assert found == rows and names_of(path) == order
-        (said,) = notes(data, "classification")
+        (said,) = describe_headers(data, schema_of("classification"))
         shown = "text, label" if ending == ".jsonl" else f"is a header ({', '.join(order)})"
         assert shown in said
-        assert notes(corpora(path, columns=("text", "label"))[0], "classification") == []
+        assert describe_headers(corpora(path, columns=("text", "label"))[0], schema_of("classification")) == []
 
 
 def test_columns_by_number_read_every_row_and_say_so(tmp_path: Path) -> None:
@@ -120,13 +128,13 @@ def test_columns_by_number_read_every_row_and_say_so(tmp_path: Path) -> None:
     path.write_text("text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in zip(TEXTS, MARKS, strict=True)))
     data, found = corpora(path, columns=(0, 1))
     assert len(found) == 13 and found[0] == ("text", "label")
-    (said,) = notes(data, "classification")
+    (said,) = describe_headers(data, schema_of("classification"))
     assert (
         "looks like a header (text, label), but is read as a record" in said and 'columns = ["text", "label"]' in said
     )
     path.write_text("".join(f"{a}\t{b}\n" for a, b in zip(TEXTS, MARKS, strict=True)))
     data, found = corpora(path)
-    assert len(found) == 12 and notes(data, "classification") == []
+    assert len(found) == 12 and describe_headers(data, schema_of("classification")) == []
 
 
 def test_names_that_do_not_tell_are_an_error(tmp_path: Path) -> None:

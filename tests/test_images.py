@@ -24,7 +24,7 @@ from qkv.data import augment as augmentation
 from qkv.data import images, shapes
 from qkv.data.augment import augment
 from qkv.data.images import Fitted, Idx, listing, pictures, pixels
-from qkv.data.sources import Memory
+from qkv.data.sources import InMemorySource
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.tasks.base import task_of
 from qkv.tasks.captions import Captioner, CaptionsTask, exact
@@ -114,7 +114,7 @@ def test_what_is_no_picture_is_an_error_in_words(kind: str, tmp_path: Path) -> N
     path.write_bytes(wrong[kind])
     with pytest.raises(FileError, match=r"wrong\.png"):
         pixels(path, 8, 3)
-    found = Fitted(Memory([(str(whole), "a"), (str(path), "b"), (str(tmp_path / "none.png"), "c")]), 8, 3)
+    found = Fitted(InMemorySource([(str(whole), "a"), (str(path), "b"), (str(tmp_path / "none.png"), "c")]), 8, 3)
     assert [text for _, (_, text) in found.read()] == ["a"]  # training goes on without it
     assert found.skipped.total() == 2
 

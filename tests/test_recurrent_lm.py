@@ -33,6 +33,7 @@ from qkv.train import run as training
 from qkv.train.optimizer import optimizer, orthogonal
 from qkv.train.report import Report
 from qkv.train.step import LossModule, gradients
+from tests.schemas import schema_of
 from tests.test_language import Killed, recipe_of, task_of
 
 KINDS = ("elman", "gru", "lstm")
@@ -413,5 +414,5 @@ def test_half_precision_carries_too(fields):
 def test_a_text_in_the_recipe_is_for_language_models():
     data = recipe_of({"text": "hello"}).data
     with pytest.raises(ConfigError, match="text is one document"):
-        corpus(data.valid, data, "valid", "translation")
-    assert list(corpus(data.valid, data, "valid", "language").read()) == [(1, ("hello",))]
+        corpus(data.valid, data, "valid", schema_of("translation"))
+    assert list(corpus(data.valid, data, "valid", schema_of("language")).read()) == [(1, ("hello",))]

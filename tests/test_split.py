@@ -24,8 +24,9 @@ from qkv.data.corpora import corpus
 from qkv.data.raw_records import RawRecords
 from qkv.data.sources import Parallel, Table
 from qkv.data.split import SPLITS, connected, plan
-from qkv.data.tagged import Tagged
+from qkv.data.tagged import ConllSource
 from qkv.errors import QkvError
+from tests.schemas import schema_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -208,7 +209,7 @@ def test_sentences_are_copied_with_their_comments(tmp_path: Path) -> None:
     assert Counter(block + "\n" for text in texts.values() for block in text.split("\n\n")[:-1]) == Counter(
         block[:-1] for block in blocks
     )
-    held = [{record[0] for _, record in Tagged(tmp_path / f"{name}.conllu").read()} for name in SPLITS]
+    held = [{record[0] for _, record in ConllSource(tmp_path / f"{name}.conllu").read()} for name in SPLITS]
     assert sum(map(len, held)) == 25 and report["together"]["groups"] == 5
 
 
@@ -242,7 +243,7 @@ def test_the_printed_lines_are_a_recipe_that_reads_the_files(
         assert code == 0, err
         data = checked(DataConfig, tomllib.loads(out[out.index("# in a recipe") :])["data"], "data")
         parts = [(data.train[0], "train"), (data.valid, "valid"), (data.test, "test")]
-        read = [record for c, name in parts for _, record in corpus(c, data, name, task).read()]  # type: ignore[arg-type]
+        read = [record for c, name in parts for _, record in corpus(c, data, name, schema_of(task)).read()]  # type: ignore[arg-type]
         assert sorted(read) == sorted(wanted)
     assert (data.source, data.target) == ("fr", "en")
 

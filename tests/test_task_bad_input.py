@@ -15,13 +15,14 @@ import qkv
 from qkv.api import Model
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
 from qkv.data.corpora import corpus
-from qkv.data.grammar_tasks import GrammarView
+from qkv.data.grammar_tasks import GrammarRecords, plain_sentences
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.tasks.vocabulary import special_ids
 from qkv.text.train import train_tokenizer
+from tests.schemas import schema_of
 
-TEXTS = [text for _, (text,) in GrammarView("train", 60, "language").read()]
+TEXTS = [text for _, (text,) in GrammarRecords("train", 60, plain_sentences).read()]
 TINY: dict[str, Any] = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "max_length": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "tagger": {"family": "encoder", "head": "tags", "n_classes": 2, "labels": ("DET", "NOUN")},
@@ -251,10 +252,20 @@ def test_texts_that_are_longer_than_the_model_can_take_are_refused(recipe: str, 
         ("sentences", "{table='empty.txt'}", "{table='labels.tsv'}", "empty.txt: no rows at all"),
         ("sentences", "{table='missing.tsv'}", "{table='labels.tsv'}", "cannot read missing.tsv"),
         ("sentences", "{table='labels.tsv'}", "{table='other.tsv'}", "label 'z', which the training set has not"),
-        ("sentences", "{files=['good.txt']}", "{table='labels.tsv'}", "not in files of text"),
+        (
+            "sentences",
+            "{files=['good.txt']}",
+            "{table='labels.tsv'}",
+            "classification cannot read good.txt: give one table",
+        ),
         ("sentences", "{dataset='nothing'}", "{table='labels.tsv'}", "no data set 'nothing'"),
-        ("sentences", "{dataset='ud/en_ewt'}", "{table='labels.tsv'}", "is for tagging, not for classification"),
-        ("sentences", "{shapes=9}", "{table='labels.tsv'}", "pictures are for images and captions"),
+        (
+            "sentences",
+            "{dataset='ud/en_ewt'}",
+            "{table='labels.tsv'}",
+            "classification needs text and label",
+        ),
+        ("sentences", "{shapes=9}", "{table='labels.tsv'}", "this corpus has pictures, and classification reads texts"),
         ("tags", "{files=['cut.conll']}", "{files=['tags.conll']}", "cut.conll, line 2: 1 of 2 columns ('man')"),
         ("tags", "{files=['empty.txt']}", "{files=['tags.conll']}", "empty.txt: no sentence at all"),
         ("tags", "{files=['latin.txt']}", "{files=['tags.conll']}", "latin.txt, line 1: no UTF-8 text"),
@@ -326,9 +337,9 @@ def test_one_file_is_not_three_splits(files: Path) -> None:
     one = CorpusConfig(dataset="ud/en_ewt")
     data = DataConfig(train=(one,), valid=one, root=str(files / "tags.conll"))
     with pytest.raises(ConfigError, match="is one file, and would be training, valid and test set alike"):
-        corpus(one, data, "test", "tagging")
+        corpus(one, data, "test", schema_of("tagging"))
     named = CorpusConfig(dataset="ud/en_ewt", path="tags.conll")  # said of one corpus, it is meant
-    assert len(list(corpus(named, data.changed(root=str(files)), "test", "tagging").read())) == 1
+    assert len(list(corpus(named, data.changed(root=str(files)), "test", schema_of("tagging")).read())) == 1
 
 
 def test_a_share_of_the_unpacked_reviews_has_both_kinds(files: Path) -> None:
@@ -338,7 +349,7 @@ def test_a_share_of_the_unpacked_reviews_has_both_kinds(files: Path) -> None:
             (files / "train" / label / f"{number}_5.txt").write_text(f"Film {number}, {label}.")
     half = CorpusConfig(dataset="imdb", split="train+valid", path=str(files), share=(0.0, 0.5))
     data = DataConfig(train=(half,), valid=half)
-    found = [label for _, (_, label) in corpus(half, data, "train", "classification").read()]
+    found = [label for _, (_, label) in corpus(half, data, "train", schema_of("classification")).read()]
     assert found.count("negative") == found.count("positive") == 5
 
 
@@ -347,6 +358,6 @@ def test_a_place_that_no_text_reaches(files: Path) -> None:
     (files / "answers.tsv").write_text(f"Who?\tThe man sleeps.\tThe man\t{'9' * 5000}\n")
     one = CorpusConfig(table="answers.tsv", columns=(0, 1, 2, 3))
     data = DataConfig(train=(one,), valid=one)
-    assert [r for _, r in corpus(one, data, "train", "answering").read()] == [
+    assert [r for _, r in corpus(one, data, "train", schema_of("answering")).read()] == [
         ("Who?", "The man sleeps.", "The man", "0")
     ]

@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 from qkv.config import CorpusConfig, DataConfig, checked
 from qkv.data import documents, glue, textsets
-from qkv.data.corpora import COLUMNS, Share, corpus, shared, training
+from qkv.data.corpora import Share, corpus, take_share, training
 from qkv.data.documents import Documents
 from qkv.data.grammar import split_of
-from qkv.data.grammar_tasks import GrammarView
+from qkv.data.grammar_tasks import GrammarRecords
 from qkv.data.lines import MAX_LINE
-from qkv.data.sources import Corpus, Memory, Piece, Record
+from qkv.data.sources import Corpus, InMemorySource, Piece, Record
 from qkv.data.stdlib import StandardLibrary
 from qkv.data.stdlib import split_of as module_split
-from qkv.data.tagged import Tagged
-from qkv.data.textsets import LANGUAGE
+from qkv.data.tagged import ConllSource
 from qkv.errors import ConfigError, FileError
+from tests.schemas import TEXTS, schema_of
 from tests.test_datasets import Server, zipped
 
 SPLITS = ("train", "valid", "test")
@@ -37,7 +37,7 @@ SPLITS = ("train", "valid", "test")
 def made(task: str, split: str = "train", root: Path | str = "", **fields: Any) -> Corpus:
     """The corpus of a configuration with these fields."""
     c = CorpusConfig(**fields)
-    return corpus(c, DataConfig(train=(c,), valid=c, root=str(root)), split, task)
+    return corpus(c, DataConfig(train=(c,), valid=c, root=str(root)), split, schema_of(task))
 
 
 def records(source: Corpus) -> list[Record]:
@@ -85,7 +85,7 @@ def test_files_keep_every_character_and_shares_cut_them(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "PIECE", piece)
         for low, high in [(0.0, 1.0), *pairwise([0.0, *sorted(set(shares)), 1.0])]:
-            source = shared(Documents(paths), (low, high))
+            source = take_share(Documents(paths), (low, high))
             wanted = blank_parts_left_out(texts, low, high)
             if not wanted:
                 with pytest.raises(FileError, match=r"no text (at all|in this share)"):
@@ -107,7 +107,7 @@ def test_what_a_document_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     files = ("a.txt", "b.txt.gz")
     whole, blocks = [("one\ntwo\r\n\n\nthree\n",), ("four",)], [("one\ntwo",), ("three",), ("four",)]
     lines = [("one",), ("two",), ("three",), ("four",)]
-    for task in LANGUAGE:
+    for task in (task for task in TEXTS if schema_of(task).plain):
         assert records(made(task, root=tmp_path, files=files)) == (whole if task == "language" else blocks)
         for by, wanted in (("file", whole), ("blank", blocks), ("lines", lines)):
             source = made(task, root=tmp_path, files=files, documents=by)
@@ -194,8 +194,10 @@ def test_words_and_tags_come_back(
 ) -> None:
     path = tmp_path_factory.mktemp("tags") / "x.tsv"
     path.write_text("\n\n".join("\n".join(word + gap + tag for word, tag in rows) for rows in sentences))
-    assert records(Tagged(path)) == [tuple("\t".join(side) for side in zip(*rows, strict=True)) for rows in sentences]
-    goes_on(Tagged(path))
+    assert records(ConllSource(path)) == [
+        tuple("\t".join(side) for side in zip(*rows, strict=True)) for rows in sentences
+    ]
+    goes_on(ConllSource(path))
 
 
 @pytest.mark.parametrize(
@@ -270,9 +272,9 @@ def test_the_first_columns_are_the_default_and_their_number_is_the_tasks(tmp_pat
     first = {"language": ("a b c",), "classification": ("a b c", "b"), "summary": ("a b c", "b")}
     for task, wanted in first.items():
         assert records(made(task, root=tmp_path, table="x.tsv")) == [wanted]
-    for task, (_, most) in COLUMNS.items():
+    for task in TEXTS:
         with pytest.raises(ConfigError, match=rf"a table for {task} has .* columns, given \[0, 1"):
-            made(task, root=tmp_path, table="x.tsv", columns=tuple(range(most + 1)))
+            made(task, root=tmp_path, table="x.tsv", columns=tuple(range(schema_of(task).most + 1)))
 
 
 def test_a_long_text_in_a_row(tmp_path: Path) -> None:
@@ -294,12 +296,12 @@ def test_a_long_text_in_a_row(tmp_path: Path) -> None:
 @settings(max_examples=50, deadline=None)
 @given(size=st.integers(0, 40), cuts=st.lists(st.floats(0.01, 0.99), max_size=4))
 def test_shares_are_a_partition(size: int, cuts: list[float]) -> None:
-    whole = Memory([(f"{i}",) for i in range(size)])
-    parts = [shared(whole, pair) for pair in pairwise([0.0, *sorted(set(cuts)), 1.0])]
+    whole = InMemorySource([(f"{i}",) for i in range(size)])
+    parts = [take_share(whole, pair) for pair in pairwise([0.0, *sorted(set(cuts)), 1.0])]
     assert [r for part in parts for r in records(part)] == whole.records
     for part in parts:
         goes_on(part)
-    ninety = records(shared(whole, (0.0, 0.9)))
+    ninety = records(take_share(whole, (0.0, 0.9)))
     assert len(ninety) == int(0.9 * size)
 
 
@@ -530,12 +532,12 @@ def test_squad(server: Server, tmp_path: Path) -> None:
         ("classification", "imdb", "dev", "imdb has no split 'dev'"),
         ("summary", "aeslc", "train", "aeslc is not fetched: get it from"),
         ("tagging", "ud/../x", "train", "treebanks have names like 'ud/en_ewt'"),
-        ("tagging", "imdb", "train", "the data set imdb is for classification, not for tagging"),
+        ("tagging", "imdb", "train", "the data set imdb has text and label, and tagging needs words and tags"),
         ("translation", "mutli30k", "train", "no data set 'mutli30k': there are multi30k.*glue/cola.*imdb"),
         ("summary", "multi30k", "train", "no data set 'multi30k' for summary: .* for translation multi30k"),
         ("answering", "squad", "test", "squad has no split 'test'"),
         ("answering", "squad/3", "train", "there are squad and squad/2"),
-        ("images", "imdb", "train", "images does not read its records from a corpus of texts"),
+        ("images", "imdb", "train", "images reads pictures, and this is a corpus of texts"),
     ],
 )
 def test_names_that_are_none(server: Server, task: str, name: str, split: str, message: str) -> None:
@@ -550,12 +552,12 @@ def test_names_that_are_none(server: Server, task: str, name: str, split: str, m
 @pytest.mark.parametrize(
     ("task", "fields", "message"),
     [
-        ("classification", {"files": ("x.txt",)}, "classification has its records in a table"),
-        ("translation", {"files": ("x.txt",)}, "translation has two files, source and target, given 1"),
-        ("tagging", {"files": ("a.tsv", "b.tsv")}, "tagging has one file"),
-        ("tagging", {"files": ("a.tsv",), "columns": ("word", "tag")}, "columns by number"),
-        ("tagging", {"files": ("a.tsv",), "documents": "lines"}, "tagging has no use for it"),
-        ("language", {"shapes": 3}, "pictures are for images and captions, not for language"),
+        ("classification", {"files": ("x.txt",)}, "classification cannot read x.txt: give one table"),
+        ("translation", {"files": ("x.txt",)}, "translation cannot read x.txt: give one table .* or two text files"),
+        ("tagging", {"files": ("a.tsv", "b.tsv")}, "tagging cannot read a.tsv, b.tsv: give one .conllu"),
+        ("tagging", {"files": ("a.tsv",), "columns": ("word", "tag")}, "columns by number, word and tag, given"),
+        ("tagging", {"files": ("a.tsv",), "documents": "lines"}, "which tagging does not read: leave it out"),
+        ("language", {"shapes": 3}, "this corpus has pictures, and language reads texts"),
         ("tagging", {"stdlib": True}, "the standard library has texts alone"),
     ],
 )
@@ -598,17 +600,17 @@ def test_the_standard_library_leaves_out_what_is_no_text(tmp_path: Path) -> None
 
 # --- the grammar, as other tasks see it
 
-VIEWS = sorted(set(COLUMNS) - {"translation"})
+VIEWS = sorted({*TEXTS} - {"translation"})
 
 
 @pytest.mark.parametrize("task", VIEWS)
 def test_views_of_the_grammar_have_the_tasks_records(task: str) -> None:
     source = made(task, grammar=120)
     found = records(source)
-    least, most = COLUMNS[task]
+    least, most = schema_of(task).least, schema_of(task).most
     assert len(found) == 120 == source.about() and all(least <= len(r) <= most and all(r) for r in found)
     assert list(source.read(50)) == list(source.read())[50:]
-    assert records(made(task, "valid", grammar=5)) == records(GrammarView("valid", 5, task))
+    assert records(made(task, "valid", grammar=5)) == records(GrammarRecords("valid", 5, schema_of(task).from_grammar))  # type: ignore[arg-type]
     held = {r for split in ("valid", "test") for r in records(made(task, split, grammar=5))}
     assert not held & set(found)
     assert all(a in (None, b) for a, b in ((split_of_first(r), s) for s in SPLITS for r in records(made(task, s, grammar=4))))  # fmt: skip
@@ -664,7 +666,9 @@ def test_sentences_of_a_document_are_about_one_person() -> None:
 def test_the_training_corpora_are_one() -> None:
     c = CorpusConfig(grammar=5)
     one = DataConfig(train=(c,), valid=c)
-    assert [r for _, r in training(one, "classification").read()] == records(made("classification", grammar=5))
+    assert [r for _, r in training(one, schema_of("classification")).read()] == records(
+        made("classification", grammar=5)
+    )
     two = DataConfig(train=(c, CorpusConfig(stdlib=True)), valid=c)
-    sizes = {len(r) for _, (_, r) in zip(range(20), training(two, "language").read(), strict=False)}
+    sizes = {len(r) for _, (_, r) in zip(range(20), training(two, schema_of("language")).read(), strict=False)}
     assert sizes == {1}

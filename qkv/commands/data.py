@@ -58,6 +58,7 @@ def inspect_command(
     from qkv.convert.tokenizer_files import read_tokenizer
     from qkv.data.inspect import inspect, inspect_recipe, words
     from qkv.data.sources import Parallel, Source
+    from qkv.tasks.base import task_of
     from qkv.tasks.translation import drop_reason
 
     count: Any = words if tokenizer is None else read_tokenizer(tokenizer).plain
@@ -69,7 +70,7 @@ def inspect_command(
         if data is None or len(what) > 1:
             raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
         problem = partial(drop_reason, data=data) if recipe.task == "translation" else None
-        reports, leaks = inspect_recipe(data, recipe.task, [count], unit, limit, problem)
+        reports, leaks = inspect_recipe(data, task_of(recipe).schema, [count], unit, limit, problem)
     else:
         source: Source = Parallel(what)
         how: dict[str, Any] = {}
@@ -104,12 +105,11 @@ def fetch(
     [dim]qkv data fetch glue/sst2 --split valid --path FOLDER | head[/]
     """
     from qkv.config import CorpusConfig, DataConfig
-    from qkv.data.corpora import named
-    from qkv.data.textsets import KINDS
+    from qkv.data.corpora import open_dataset
 
-    kind, anything = name.partition("/")[0], CorpusConfig(grammar=1)
-    task = (*KINDS[kind], "language")[0] if kind in KINDS else "translation"
-    found = named(name, DataConfig(train=(anything,), valid=anything, source=source, target=target), split, path, task)
+    anything = CorpusConfig(grammar=1)
+    data = DataConfig(train=(anything,), valid=anything, source=source, target=target)
+    found = open_dataset(name, data, split, path)
     with writing():
         for _, record in found.read():
             print("\t".join(text.replace("\t", " ").replace("\n", " ") for text in record))
@@ -122,7 +122,8 @@ def is_table(path: Path) -> bool:
 
 def read_table(path: Path, columns: str | None) -> tuple[Table, dict[str, Any]]:
     """Choose the columns of a table to inspect, and print a note on a header row."""
-    from qkv.data.header import guess_task, names_of
+    from qkv.data.header import guess_columns, names_of
+    from qkv.data.schema import LABEL, SOURCE
     from qkv.data.sources import JSON_LINES, Table, ending
 
     if columns is not None:
@@ -131,10 +132,11 @@ def read_table(path: Path, columns: str | None) -> tuple[Table, dict[str, Any]]:
     names = names_of(path)
     if not names:
         return Table(path, (0, 1)), {"sides": ["column 0", "column 1"]}
-    task, found = guess_task(names) or ("", list(names[:2]))
+    guessed = guess_columns(names) or []
+    kinds, found = [column for column, _ in guessed], [name for _, name in guessed] or list(names[:2])
     if ending(path) not in JSON_LINES:
         print(f"the first row of {path} is a header ({', '.join(names)[:300]})", file=sys.stderr)
-    return Table(path, found), {"sides": found, "labelled": task == "classification", "pairs": task == "translation"}
+    return Table(path, found), {"sides": found, "labelled": LABEL in kinds, "pairs": SOURCE in kinds}
 
 
 def print_report(report: Report) -> None:

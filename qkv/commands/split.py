@@ -191,7 +191,7 @@ def as_fields(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> 
 
 def recipe_lines(source: RawRecords, folder: Path, names: dict[str, list[Path]]) -> list[str]:
     """Return the [data] table of a recipe that reads these files."""
-    from qkv.data.header import guess_task, language
+    from qkv.data.header import guess_columns, language
 
     lines = ["# in a recipe, for qkv train:", "[data]", f"root = {json.dumps(str(folder), ensure_ascii=False)}"]
     if source.kind == "parallel" and len(source.paths) == 2:
@@ -208,7 +208,7 @@ def recipe_lines(source: RawRecords, folder: Path, names: dict[str, list[Path]])
         lines.append(f"{name} = [{{ {corpus} }}]" if name == "train" else f"{name} = {{ {corpus} }}")
     if "valid" not in names:
         lines.append("# a recipe needs a valid set too: leave out --valid 0, or name another file")
-    if source.names and not guess_task(source.names):
+    if source.names and not guess_columns(source.names):
         shown = json.dumps(source.names[:2], ensure_ascii=False)
         lines.append(f"# if it cannot tell which columns to read, name them: {{ table = ..., columns = {shown} }}")
     return lines

@@ -14,11 +14,13 @@ def columns_to_read(file: Path | None, task: str, languages: tuple[str, str] | N
     languages: of a translator, whose columns may be named by them.
     """
     from qkv.data.header import text_columns
+    from qkv.data.schema import LABELLED, TRANSLATIONS
     from qkv.data.sources import TABLES, ending
 
     if file is None or ending(file) not in TABLES:
         return ()
-    columns = text_columns(file, task, *(languages or ("", "")), count)
+    layout = TRANSLATIONS if task == "translation" else LABELLED
+    columns = text_columns(file, layout, *(languages or ("", "")), count)
     named = any(isinstance(c, str) for c in columns)
     if count == 2 and not named and ending(file) == ".tsv":
         return ()  # two texts with a tab between, as on standard input

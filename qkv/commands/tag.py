@@ -79,9 +79,9 @@ def texts(file: Path | None) -> Iterator[tuple[Sequence[str], list[str]]]:
 
 def words(file: Path | None) -> Iterator[tuple[Sequence[list[str]], list[str]]]:
     """Yield sentences of a CoNLL file."""
-    from qkv.data.tagged import Tagged
+    from qkv.data.tagged import ConllSource
 
-    source = Tagged(file or "-", tags=False).sentences()
+    source = ConllSource(file or "-", tags=False).sentences()
     while some := list(islice(source, CHUNK)):
         yield [[word for word, _ in rows] for rows in some], [""] * len(some)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from qkv.data.fetch import cache, fetch
-from qkv.data.sources import Corpus, Memory, Parallel, Part, Record, Table
+from qkv.data.sources import Corpus, InMemorySource, Parallel, Part, Record, Table
 from qkv.errors import ConfigError, FileError
 
 MB = 1_000_000
@@ -154,7 +154,7 @@ def wmt(name: str, source: str, target: str, split: str, local: Path | None) -> 
         raise FileError(
             f"{place}: {len(sides[0])} and {len(sides[1])} segments in {first} and {second}; fetch it again"
         )
-    return Memory(list(zip(*sides, strict=True)))
+    return InMemorySource(list(zip(*sides, strict=True)))
 
 
 def segments(archive: Path, member: str) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from qkv.data.lines import open_binary
-from qkv.data.sources import Piece, Record, strided
+from qkv.data.sources import Piece, Record, sample_runs
 from qkv.errors import FileError
 
 PIECE = 100_000
@@ -45,7 +45,7 @@ class Documents:
         self.skipped.clear()
         numbered = enumerate((record for path, a, b in self.parts() for record in self.records(path, a, b)), 1)
         number = 0
-        for number, record in strided(islice(numbered, start, None), stride):
+        for number, record in sample_runs(islice(numbered, start, None), stride):
             yield number, record
         if number == 0 and start == 0:
             names = ", ".join(map(str, self.paths))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qkv.data.mixture import Mixture
-from qkv.data.sources import Listing, Memory, Part, Source
+from qkv.data.sources import InMemorySource, Listing, Part, Source
 from qkv.errors import FileError
 
 BLOCK, MOST = 2**20, 256
@@ -27,7 +27,7 @@ def fingerprint(source: Source) -> dict[str, str]:
     for number, leaf in enumerate(corpora):
         if isinstance(leaf, Listing):
             found[f"data.train[{number}]"] = listing_checksum(leaf)
-        elif isinstance(leaf, Memory):
+        elif isinstance(leaf, InMemorySource):
             found[f"data.train[{number}]"] = hashlib.sha256(repr(leaf.records).encode("utf-8", "replace")).hexdigest()
         for path in paths(leaf):
             found[str(path)] = checksum(path, blocks)

@@ -1,5 +1,5 @@
-"""What other tasks than translation learn from the embedded grammar: its sentences, their tags and kinds, questions about
-them, and short documents. Records as in qkv.data.corpora; a split as in the grammar, by the text of the first sentence.
+"""Records of other kinds from the embedded grammar: its sentences, their tags and kinds, questions about them, and short
+documents. A split as in the grammar, by the text of the first sentence.
 """
 
 from __future__ import annotations
@@ -7,79 +7,64 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 from qkv.data.clauses import Clause, Nominal, Phrase, Pronoun, Token
-from qkv.data.grammar import Choices, Grammar, Pair, detokenize, pairs, split_of
-from qkv.data.sources import Record, strided
-from qkv.errors import ConfigError
+from qkv.data.grammar import Choices, Grammar, detokenize, pairs, split_of
+from qkv.data.sources import Record, sample_runs
 
 WHO, WHAT = (Pronoun("q", (word, "", "3s", word)) for word in ("who", "what"))
 END = Token(".", "PUNCT")
 
 
 @dataclass
-class GrammarView:
-    """`size` records of a split for a task, always the same for a seed."""
+class GrammarRecords:
+    """`size` records of a split that `generate(split, seed)` makes, always the same for a seed."""
 
     split: str
     size: int
-    task: str
+    generate: Callable[[str, int], Iterator[Record]]
     seed: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-
-    def __post_init__(self) -> None:
-        if self.task not in SENTENCES and self.task not in DOCUMENTS:
-            raise ConfigError(f"the embedded grammar has nothing for {self.task}")
 
     def about(self) -> int:
         return self.size
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        yield from strided(enumerate(islice(self.records(), start, self.size), start + 1), stride)
-
-    def records(self) -> Iterator[Record]:
-        if self.task in SENTENCES:
-            return (SENTENCES[self.task](pair) for pair in pairs(self.split, self.seed))
-        return documents(self.split, self.seed, DOCUMENTS[self.task])
+        records = islice(self.generate(self.split, self.seed), start, self.size)
+        yield from sample_runs(enumerate(records, start + 1), stride)
 
 
-# --- of one sentence
+# --- records of one sentence
 
 
-def text(pair: Pair) -> Record:
-    return (pair.source,)
+def plain_sentences(split: str, seed: int) -> Iterator[Record]:
+    return ((pair.source,) for pair in pairs(split, seed))
 
 
-def kind(pair: Pair) -> Record:
-    """statement, question or complex."""
-    return pair.source, pair.kind
+def sentence_kinds(split: str, seed: int) -> Iterator[Record]:
+    """A sentence, and whether it is a statement, a question or complex."""
+    return ((pair.source, pair.kind) for pair in pairs(split, seed))
 
 
-def length(pair: Pair) -> Record:
-    """How many words it has."""
-    return pair.source, str(len(pair.source.split()))
+def sentence_lengths(split: str, seed: int) -> Iterator[Record]:
+    """A sentence, and how many words it has."""
+    return ((pair.source, str(len(pair.source.split()))) for pair in pairs(split, seed))
 
 
-def tags(pair: Pair) -> Record:
+def tagged_sentences(split: str, seed: int) -> Iterator[Record]:
     """Words as in the text, and their universal parts of speech."""
-    words = [token.text for token in pair.english]
-    words[0] = words[0][:1].upper() + words[0][1:]
-    return "\t".join(words), "\t".join(token.tag for token in pair.english)
+    for pair in pairs(split, seed):
+        words = [token.text for token in pair.english]
+        words[0] = words[0][:1].upper() + words[0][1:]
+        yield "\t".join(words), "\t".join(token.tag for token in pair.english)
 
 
-SENTENCES: dict[str, Callable[[Pair], Record]] = {
-    **dict.fromkeys(("language", "masked", "replaced", "span-corruption", "denoising", "vectors"), text),
-    "classification": kind,
-    "regression": length,
-    "tagging": tags,
-}
+# --- records of several sentences
 
 
-# --- of several
-
-
-def documents(split: str, seed: int, make: Callable[[Grammar, Choices, Clause], Record | None]) -> Iterator[Record]:
+def documents(make: Callable[[Grammar, Choices, Clause], Record | None], split: str, seed: int) -> Iterator[Record]:
     """Records that begin with a clause whose sentence is in the split; number n is a function of (seed, n)."""
     grammar, number = Grammar(seed), 0
     while True:
@@ -132,7 +117,7 @@ def question(grammar: Grammar, r: Choices, first: Clause) -> Record | None:
     others = [grammar.clause(r, key, simple=True) for key in "bc"[: r.randint(0, 2)]]
     if len({clause.verb.base for clause in (first, *others)}) <= len(others):
         return None
-    asked, words = r.pick(questions(first))
+    asked, words = r.pick(questions_about(first))
     clauses = [first, *others]
     r.shuffle(clauses)
     context = " ".join(map(sentence, clauses))
@@ -144,7 +129,7 @@ def question(grammar: Grammar, r: Choices, first: Clause) -> Record | None:
     return detokenize((*asked, Token("?", "PUNCT"))), context, answer, str(context.index(answer))
 
 
-def questions(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
+def questions_about(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
     """What can be asked about a clause, and the words that answer it."""
     someone = isinstance(clause.subject, Pronoun) or clause.subject.noun.kind == "person"
     found = [(clause._replace(subject=WHO if someone else WHAT).english(), clause.subject.english())]
@@ -164,8 +149,5 @@ def questions(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
     return found
 
 
-DOCUMENTS: dict[str, Callable[[Grammar, Choices, Clause], Record | None]] = {
-    "masked-next": lines,
-    "summary": summary,
-    "answering": question,
-}
+short_documents, summaries, questions = (partial(documents, make) for make in (lines, summary, question))
+"""Documents of a sentence per line; documents with a summary; questions about documents."""

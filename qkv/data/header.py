@@ -1,4 +1,4 @@
-"""Column names of a table: recognise a header row, and choose the columns that a task reads by their names.
+"""Column names of a table: recognise a header row, and choose columns by their names.
 
 A first row is a header only where the evidence is strong: its cells are names that tables usually have (text, label, source,
 en ...), each occurs nowhere else in its column, and it has as many cells as the other rows. In doubt it is data.
@@ -15,45 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from qkv.data.lines import MAX_ROW, lines
-from qkv.data.sources import JSON_LINES, TABLES, ending, quoted
+from qkv.data.schema import CAPTION, LAYOUTS, PARTNERS, PLAIN, SCORE, TRANSLATIONS, Column, Schema
+from qkv.data.sources import JSON_LINES, TABLES, ending, read_csv
 from qkv.errors import ConfigError
 
 SAMPLE = 1000
 """Rows that are compared with the first one."""
 MAX_COLUMNS = 1000
 """A row with more cells is no header."""
-
-TEXT = tuple(
-    "text sentence content review comment tweet message body document utterance query phrase post statement question "
-    "review_text review_body comment_text sentence1 text1 text_a premise question1 input passage article description title "
-    "headline".split()
-)
-"""Names of a text, the most usual first; so are the following lists."""
-PAIRS = {"sentence1": "sentence2", "sentence_1": "sentence_2", "text1": "text2", "text_1": "text_2", "text_a": "text_b",
-         "sentence_a": "sentence_b", "premise": "hypothesis", "question1": "question2"}  # fmt: skip
-"""Names of a text -> of the one it is compared with."""
-LABEL = tuple(
-    "label labels class category sentiment polarity intent emotion topic rating stars score similarity gold_label gold "
-    "is_duplicate relatedness_score label_text tag target y".split()
-)
-IMAGE = tuple("image picture file filename file_name path image_path".split())
-SOURCE, TARGET = ("source", "src", "source_text"), ("target", "tgt", "trg", "translation", "target_text")
-ROLES: dict[str, dict[str, Sequence[str]]] = {
-    "classification": {"text": TEXT, "label": LABEL},
-    "regression": {"text": TEXT, "label": ("score", "rating", "similarity", "stars", *LABEL)},
-    "tagging": {"words": ("words", "tokens", "text", "sentence"),
-                "tags": ("tags", "ner_tags", "pos_tags", "labels", "ner", "pos", "upos", "tag", "label")},
-    "answering": {"question": ("question", "query"), "context": ("context", "passage", "paragraph", "document", "text"),
-                  "answer": ("answer", "answer_text", "answers")},
-    "translation": {"source": SOURCE, "target": TARGET},
-    "summary": {"text": ("document", "article", "text", "body", "dialogue", "content", "source", "input"),
-                "summary": ("summary", "highlights", "abstract", "headline", "subject", "title", "target", "output")},
-    "images": {"image": IMAGE, "label": (*LABEL, "caption")},
-    "captions": {"image": IMAGE, "caption": ("caption", "text", "description", "sentence", "title", "label")},
-}  # fmt: skip
-"""task -> what its columns are, and the names that each may have."""
-OPTIONAL = {"answering": ("start", "answer_start")}
-"""task -> names of a last column that it reads where there is one."""
 
 LANGUAGES = {
     "english": "en", "german": "de", "french": "fr", "spanish": "es", "italian": "it", "portuguese": "pt", "dutch": "nl",
@@ -68,7 +37,9 @@ CODES = frozenset(LANGUAGES.values())
 WORDS = frozenset("text texts label labels sentence sentences source target class category sentiment question answer context "
                   "id idx index src tgt lang language score split tags tokens summary document title".split())  # fmt: skip
 """Words that make a name of several a usual one: review_text, label-coarse, SentimentText."""
-KNOWN = frozenset(name for roles in ROLES.values() for names in roles.values() for name in names) | WORDS
+KNOWN = WORDS.union(
+    *(column.usual for layout in (*LAYOUTS, (SCORE, CAPTION)) for column in layout if not column.optional)
+)
 NAME = re.compile(r"[^\W\d][\w .:/()#-]{0,39}")
 """What a column may be called."""
 
@@ -97,7 +68,7 @@ def names_of(path: str | Path, kind: str = "") -> tuple[str, ...]:
 def cells(path: str | Path, kind: str) -> Iterator[list[str]]:
     """The cells of each row of a .tsv or .csv file."""
     if kind == ".csv":
-        yield from (row for row, _ in quoted(path, Counter(), MAX_ROW))
+        yield from (row for row, _ in read_csv(path, Counter(), MAX_ROW))
     else:
         yield from (text.split("\t") for text in lines(path, longest=MAX_ROW) if text is not None)
 
@@ -159,71 +130,81 @@ def language(plain: str) -> str:
 # --- choose
 
 
-def columns_for(names: Sequence[str], task: str, source: str = "", target: str = "") -> list[str] | None:
-    """The columns that a task reads, in its order, or None where the names do not tell.
+def match_columns(
+    names: Sequence[str], columns: Sequence[Column], source: str = "", target: str = ""
+) -> list[tuple[Column, str]] | None:
+    """Find the name of each column, or return None where the names do not tell.
 
     `source` and `target` are the languages of a translation. A column that is left over is the one without a usual name.
     """
     plain = {simple(name): name for name in reversed(names) if name.strip()}
-    roles = ROLES.get(task, {"text": TEXT})
+    needed = [column for column in columns if not column.optional]
     found: list[str | None] = []
-    for role, usual in roles.items():
-        code = {"source": source, "target": target}.get(role, "") if task == "translation" else ""
+    for column in needed:
+        code = {"source": source, "target": target}.get(column.side, "")
         spoken = [name for name in plain if code and language(name) == language(simple(code))]
-        exact = [name for name in (*usual, *spoken) if name in plain and name not in found]
-        partly = [name for name in plain if name not in found and set(name.split("_")) & {*usual}]
+        exact = [name for name in (*column.usual, *spoken) if name in plain and name not in found]
+        partly = [name for name in plain if name not in found and set(name.split("_")) & {*column.usual}]
         found.append(exact[0] if exact else partly[0] if len(partly) == 1 else None)
-    if task in ("classification", "regression") and found[0] in PAIRS and PAIRS[found[0]] in plain:
-        found.insert(1, PAIRS[found[0]])
-    left = [name for name in plain if name not in found and not (task == "translation" and language(name))]
+    if (second := needed[0].partners.get(found[0] or "")) in plain:
+        needed, found = [needed[0], *needed], [found[0], second, *found[1:]]
+    left = [name for name in plain if name not in found and not (needed[0].side and language(name))]
     if found.count(None) == 1 and len(left) == 1 and len(plain) == len(found):
         found[found.index(None)] = left[0]
     if None in found:
         return None
-    found += [name for name in OPTIONAL.get(task, ()) if name in plain][:1]
-    return [plain[name] for name in found if name is not None]
+    extra = [(column, name) for column in columns if column.optional for name in column.usual if name in plain][:1]
+    return [(column, plain[name]) for column, name in (*zip(needed, found, strict=True), *extra) if name is not None]
 
 
-def usual_columns(path: str | Path, task: str, source: str = "", target: str = "") -> list[str] | None:
-    """The columns that a task reads of a table, by their names; None where the table has no names."""
+def columns_for(
+    names: Sequence[str], columns: Sequence[Column], source: str = "", target: str = ""
+) -> list[str] | None:
+    """The names of the columns, in their order, or None where the names do not tell."""
+    found = match_columns(names, columns, source, target)
+    return None if found is None else [name for _, name in found]
+
+
+def find_columns(path: str | Path, schema: Schema, source: str = "", target: str = "") -> list[str] | None:
+    """The columns of a table that a task reads, by their names; None where the table has no names."""
     names = names_of(path)
     if not names:
         return None
-    found = columns_for(names, task, source, target)
+    found = columns_for(names, schema.columns, source, target)
     if found is None:
-        roles = list(ROLES.get(task, {"text": TEXT}))
+        roles = [column.name for column in schema.columns if not column.optional]
         raise ConfigError(
-            f"{path} has the columns {', '.join(names)[:300]}, and it is not clear which of them {task} reads as "
+            f"{path} has the columns {', '.join(names)[:300]}, and it is not clear which of them {schema.task} reads as "
             f"{' and '.join(roles)}: name {'it' if len(roles) == 1 else 'them in this order'}, such as columns = "
             f"{json.dumps(list(names[: len(roles)]), ensure_ascii=False)}"
         )
     return found
 
 
-def guess_task(names: Sequence[str]) -> tuple[str, list[str]] | None:
-    """The task that a table with these columns is for, and its columns; None where the names do not tell."""
+def guess_columns(names: Sequence[str]) -> list[tuple[Column, str]] | None:
+    """What the columns of a table with these names are, of a known layout; None where the names do not tell."""
     languages = [code for name in names if (code := language(simple(name)))]
-    if len(languages) == 2 and (found := columns_for(names, "translation", *languages)):
-        return "translation", found
-    for task in ("answering", "translation", "images", "classification", "summary", "tagging"):
-        roles = ROLES[task]
-        plain = [simple(name) for name in names]
-        if all(any(name in plain for name in usual) for usual in roles.values()) and (
-            found := columns_for(names, task)
-        ):
-            return task, found
+    if len(languages) == 2 and (found := match_columns(names, TRANSLATIONS, *languages)):
+        return found
+    plain = {simple(name) for name in names}
+    for layout in LAYOUTS:
+        fits = all(column.optional or not plain.isdisjoint(column.usual) for column in layout)
+        if fits and (found := match_columns(names, layout)):
+            return found
     return None
 
 
-def text_columns(path: str | Path, task: str, source: str = "", target: str = "", count: int = 1) -> list[int | str]:
+def text_columns(
+    path: str | Path, columns: Sequence[Column], source: str = "", target: str = "", count: int = 1
+) -> list[int | str]:
     """The columns of a table that a trained model reads: one text, or a pair; its labels and translations may be missing."""
     names = names_of(path)
     if not names:
         return list(range(count))
-    whole = columns_for(names, task, source, target)
-    pair = next(([a, b] for a in names for b in names if PAIRS.get(simple(a)) == simple(b)), None)
+    whole = columns_for(names, columns, source, target)
+    pair = next(([a, b] for a in names for b in names if PARTNERS.get(simple(a)) == simple(b)), None)
     spoken = [name for name in names if source and language(simple(name)) == language(simple(source))]
-    found = whole[:count] if whole else (spoken or columns_for(names, "text")) if count == 1 else pair
+    found = whole[:count] if whole else (spoken or columns_for(names, (PLAIN,))) if count == 1 else pair
     if found is None or len(found) < count:
         texts = "one is the text" if count == 1 else f"{count} are the texts"
         raise ConfigError(f"{path} has the columns {', '.join(names)[:300]}, and it is not clear which {texts}: name it text, or give "
@@ -231,14 +212,14 @@ def text_columns(path: str | Path, task: str, source: str = "", target: str = ""
     return list(found[:count])
 
 
-# --- say
+# --- notes for the user
 
 
-def note(
-    path: str | Path, columns: Sequence[int | str], task: str, source: str = "", target: str = ""
+def describe_header(
+    path: str | Path, columns: Sequence[int | str], schema: Schema, source: str = "", target: str = ""
 ) -> tuple[str, str]:
-    """What is to be said of the columns that are read of a table: the words before and behind its name; empty where there is
-    nothing to say. `columns` are those that were asked for: none = found by name."""
+    """Describe which columns of a table are read, in words before and behind its name; empty where there is nothing to say.
+    `columns` are those that the recipe names; none = found by name."""
     if ending(path) not in TABLES or any(isinstance(c, str) for c in columns) or not (names := names_of(path)):
         return "", ""
     shown, json_lines = ", ".join(names)[:300], ending(path) in JSON_LINES
@@ -250,7 +231,7 @@ def note(
             "the first row of", f"looks like a header ({shown}), but is read as a record, because the columns are given by number: "
             f"to leave it out, columns = {named}"
         )  # fmt: skip
-    chosen = usual_columns(path, task, source, target) or []
+    chosen = find_columns(path, schema, source, target) or []
     if json_lines:
         return f"reading the fields {', '.join(chosen)} of", ""
     reads = "" if {*names} == {*chosen} else f", of which {', '.join(chosen)} are read"

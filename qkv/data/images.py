@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
-from qkv.data.corpora import shared
+from qkv.data.corpora import take_share
 from qkv.data.fetch import cache, fetch
-from qkv.data.header import usual_columns
+from qkv.data.header import find_columns
 from qkv.data.lines import open_binary
+from qkv.data.schema import Schema
 from qkv.data.shapes import Scene, ShapeSource
-from qkv.data.sources import Corpus, Listing, Memory, Part, Record, Table, strided
+from qkv.data.sources import Corpus, InMemorySource, Listing, Part, Record, Table, sample_runs
 from qkv.errors import ConfigError, FileError, QkvError
 
 Pixels = NDArray[np.uint8]
@@ -39,7 +40,7 @@ MAX_BYTES, MAX_PIXELS = 100_000_000, 50_000_000
 """Of a file, and of the picture in it: a few kilobytes can claim to be terabytes."""
 
 
-def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str) -> Fitted:
+def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, schema: Schema) -> Fitted:
     """The corpus that a configuration names, its pictures as `model` reads them."""
     root = Path(data.root)
     source: Corpus
@@ -48,8 +49,7 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str) 
     elif c.images is not None:
         source = Listing(listing(root / c.images))
     elif c.table is not None:
-        task = "captions" if model.family == "encoder-decoder" else "images"
-        columns = c.columns or usual_columns(root / c.table, task) or (0, 1)
+        columns = c.columns or find_columns(root / c.table, schema) or (0, 1)
         source = Beside(Table(root / c.table, columns), (root / c.table).parent)
     elif c.dataset is not None:
         source = dataset(c.dataset, c.split or split, root / (c.path or "") if data.root or c.path else None)
@@ -57,14 +57,14 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str) 
         source = Idx(root / c.files[0], root / c.files[1])
     else:
         raise ConfigError("pictures come from images, table, dataset, shapes or two idx files (pictures, labels)")
-    return Fitted(shared(source, c.share), model.image_size or 0, model.n_channels)
+    return Fitted(take_share(source, c.share), model.image_size or 0, model.n_channels)
 
 
 def dataset(name: str, split: str, path: Path | None) -> Corpus:
     if split not in ("train", "valid", "test"):
         raise ConfigError(f"{name} has no split {split!r}, but train, valid and test")
     if name == "digits":
-        return Memory(digits(split))
+        return InMemorySource(digits(split))
     if name == "mnist":
         return mnist(split, path)
     raise ConfigError(f"no data set of pictures {name!r}: there are digits and mnist")
@@ -245,7 +245,7 @@ class Idx:
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         numbered = islice(enumerate(self.all(), 1 - self.first), self.first + start, self.last)
-        yield from strided(numbered, stride)
+        yield from sample_runs(numbered, stride)
 
     def all(self) -> Iterator[Record]:
         """Every record of the files."""

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any
 
 from qkv.config import DataConfig
-from qkv.data.corpora import PAIRS, corpus
+from qkv.data.corpora import corpus
+from qkv.data.schema import LABEL, Schema
 from qkv.data.sources import Record, Source
 
 Tokenize = Callable[[Sequence[str]], list[Any]]
@@ -212,31 +213,22 @@ def script_of(letter: str) -> str:
             "MASCULINE": "LATIN", "MICRO": "GREEK"}.get(first, first)  # fmt: skip
 
 
-def inspect_recipe(data: DataConfig, task: str, tokenize: Sequence[Tokenize], unit: str, limit: int = 0,
+def inspect_recipe(data: DataConfig, schema: Schema, tokenize: Sequence[Tokenize], unit: str, limit: int = 0,
                    problem: Callable[[Any, Any], str] | None = None) -> tuple[list[Report], dict[str, int]]:  # fmt: skip
     """A report on each corpus of a recipe, and how many held-out sentences are also trained on."""
     train = {f"train {i}" if len(data.train) > 1 else "train": c for i, c in enumerate(data.train, 1)}
-    sources = {name: corpus(c, data, "train", task) for name, c in train.items()}
-    held = {name: corpus(c, data, name, task) for name, c in (("valid", data.valid), ("test", data.test)) if c}
-    held |= {f"valid {name}": corpus(c, data, "valid", task) for name, c in data.extra_valid.items()}
-    how: dict[str, Any] = {"limit": limit, "pairs": task in PAIRS, "labelled": task == "classification"}
+    sources = {name: corpus(c, data, "train", schema) for name, c in train.items()}
+    held = {name: corpus(c, data, name, schema) for name, c in (("valid", data.valid), ("test", data.test)) if c}
+    held |= {f"valid {name}": corpus(c, data, "valid", schema) for name, c in data.extra_valid.items()}
+    how: dict[str, Any] = {"limit": limit, "pairs": schema.parallel, "labelled": LABEL in schema.columns}
 
     def of(source: Source, name: str, problem: Callable[[Any, Any], str] | None = None) -> Report:
         width = next((len(record) for _, record in source.read()), 0)
-        return inspect(source, name, tokenize, unit, problem, sides=sides_of(task, width), **how)
+        return inspect(source, name, tokenize, unit, problem, sides=schema.names(width), **how)
 
     reports = [of(source, name, problem) for name, source in sources.items()]
     reports += [of(source, name) for name, source in held.items()]
     return reports, leaks(list(sources.values()), held, limit)
-
-
-def sides_of(task: str, width: int) -> list[str]:
-    """What the parts of a task's records are called."""
-    names = {"translation": ["source", "target"], "tagging": ["words", "tags"], "summary": ["text", "summary"],
-             "answering": ["question", "context", "answer", "start"],
-             **dict.fromkeys(("classification", "regression"), ["text", "second text"][: width - 1] + ["label"])}  # fmt: skip
-    known = names.get(task, ["text"])
-    return known[:width] + [f"further {known[0]}"] * (width - len(known))
 
 
 def leaks(train: Sequence[Source], held: Mapping[str, Source], limit: int = 0) -> dict[str, int]:

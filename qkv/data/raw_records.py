@@ -11,10 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qkv.data.header import SAMPLE, TEXT, cells, guess_task, is_prose, names_of, simple
+from qkv.data.header import SAMPLE, cells, guess_columns, is_prose, names_of, simple
 from qkv.data.lines import MAX_ROW, Lines, lines
-from qkv.data.sources import JSON_LINES, Parallel, ending, quoted
-from qkv.data.tagged import Tagged
+from qkv.data.schema import TEXT_NAMES
+from qkv.data.sources import JSON_LINES, Parallel, ending, read_csv
+from qkv.data.tagged import ConllSource
 from qkv.errors import ConfigError, FileError
 
 Column = int | str
@@ -24,9 +25,6 @@ KINDS = {".tsv": "tsv", ".csv": "csv", **dict.fromkeys(JSON_LINES, "jsonl"),
 TABLES = ("tsv", "csv", "jsonl")
 NOUNS = {"conll": "sentences", "lines": "lines", "blank": "documents", "parallel": "lines"}
 """What a record is called; of tables, rows."""
-COMPARED = {"answering": slice(1, 2), "summary": slice(0, 1), "tagging": slice(0, 1), "images": slice(0, 1),
-            "translation": slice(0, 2), "classification": slice(0, -1)}  # fmt: skip
-"""task -> the columns whose texts tell whether two records are the same; of questions, those of one context."""
 
 
 class RawRecord(NamedTuple):
@@ -109,10 +107,9 @@ class RawRecords:
 
     def compared(self) -> Sequence[Column]:
         """The columns that hold texts: by their names, otherwise by what is in them, otherwise the first one."""
-        if guessed := guess_task(self.names):
-            task, columns = guessed
-            return columns[COMPARED[task]]
-        usual = [name for name in self.names if simple(name) in TEXT]
+        if guessed := guess_columns(self.names):
+            return [name for column, name in guessed if column.identifies]
+        usual = [name for name in self.names if simple(name) in TEXT_NAMES]
         if usual:
             return usual[:1]
         sample = [row for row, _ in islice(self.rows(), SAMPLE)]
@@ -131,7 +128,7 @@ class RawRecords:
         if not self.has_header:
             return ""
         if self.kind == "csv":
-            return next(quoted(self.paths[0], Counter(), MAX_ROW))[1]
+            return next(read_csv(self.paths[0], Counter(), MAX_ROW))[1]
         return f"{next(lines(self.paths[0], longest=MAX_ROW))}\n"
 
     def read(self) -> Iterator[RawRecord]:
@@ -157,7 +154,7 @@ class RawRecords:
         path = self.paths[0]
         if self.kind == "csv":
             yield from (
-                (row, written) for row, written in quoted(path, self.skipped, MAX_ROW) if self.full("".join(row))
+                (row, written) for row, written in read_csv(path, self.skipped, MAX_ROW) if self.full("".join(row))
             )
             return
         for text in Lines(path, self.skipped, longest=MAX_ROW):
@@ -187,7 +184,7 @@ class RawRecords:
     def blocks(self) -> Iterator[RawRecord]:
         """What stands between blank lines: sentences of a CoNLL file, compared by their words, or documents."""
         path = self.paths[0]
-        tagged = Tagged(path, tags=False)
+        tagged = ConllSource(path, tags=False)
         held: list[tuple[int, str]] = []
         reader = Lines(path, self.skipped, longest=MAX_ROW)
         size = 0
@@ -204,7 +201,7 @@ class RawRecords:
                 held, size = [], 0
         yield from self.block(held, tagged)
 
-    def block(self, held: Sequence[tuple[int, str]], tagged: Tagged) -> Iterator[RawRecord]:
+    def block(self, held: Sequence[tuple[int, str]], tagged: ConllSource) -> Iterator[RawRecord]:
         """One sentence or document, if there is one in these lines."""
         written = "".join(f"{text}\n" for _, text in held) + "\n"
         if self.kind == "blank":

@@ -21,7 +21,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.data.sources import Record, strided
+from qkv.data.sources import Record, sample_runs
 
 SIDE = 32
 """Pictures are SIDE x SIDE."""
@@ -194,6 +194,6 @@ class ShapeSource:
         return self.size
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        for number in strided(iter(range(start, self.size)), stride):
+        for number in sample_runs(iter(range(start, self.size)), stride):
             found = scene(self.split, number, self.seed)
             yield number + 1, (found, found.caption)

@@ -138,9 +138,9 @@ class Table:
         """Each row, or None for one without the columns, and the number behind it."""
         kind = self.kind or ending(self.path)
         if kind == ".csv":
-            rows = (row for row, _ in quoted(self.path, self.skipped, self.longest))
+            rows = (row for row, _ in read_csv(self.path, self.skipped, self.longest))
             places = self.places(next(rows, []) if self.named() else [])
-            yield from strided(islice(enumerate((self.cells(row, places) for row in rows), 1), start, None), stride)
+            yield from sample_runs(islice(enumerate((self.cells(row, places) for row in rows), 1), start, None), stride)
             return
         json_lines = kind in JSON_LINES
         head = 1 if self.named() and not json_lines else 0  # lines before the first row
@@ -184,7 +184,7 @@ class Table:
             return None
 
 
-def quoted(path: str | Path, skipped: Counter[str], longest: int) -> Iterator[tuple[list[str], str]]:
+def read_csv(path: str | Path, skipped: Counter[str], longest: int) -> Iterator[tuple[list[str], str]]:
     """The cells of each row of a CSV file, and the row as it is written, with a line end. `longest`: characters of a row at
     the most; lines that are no text are counted in `skipped`."""
     texts = Lines(path, skipped, longest=longest)
@@ -225,8 +225,8 @@ def ending(path: str | Path) -> str:
 Numbered = TypeVar("Numbered")
 
 
-def strided(rows: Iterator[Numbered], stride: int) -> Iterator[Numbered]:
-    """RUN of every stride * RUN."""
+def sample_runs(rows: Iterator[Numbered], stride: int) -> Iterator[Numbered]:
+    """RUN of every stride * RUN rows."""
     return (row for at, row in enumerate(rows) if stride == 1 or at // RUN % stride == 0)
 
 
@@ -248,7 +248,7 @@ class GrammarSource:
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         numbered = enumerate(sentences(self.seed).read(self.split, start, self.size), start + 1)
-        for number, (english, german) in strided(numbered, stride):
+        for number, (english, german) in sample_runs(numbered, stride):
             if self.casual:
                 yield number, casual(english, german, number, self.reverse)
             else:
@@ -256,8 +256,8 @@ class GrammarSource:
 
 
 @dataclass
-class Memory:
-    """Records that are already here."""
+class InMemorySource:
+    """Records that are in memory."""
 
     records: Sequence[Record]
     skipped: Counter[str] = field(default_factory=Counter)
@@ -266,8 +266,8 @@ class Memory:
         return len(self.records)
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        yield from strided(enumerate(islice(self.records, start, None), start + 1), stride)
+        yield from sample_runs(enumerate(islice(self.records, start, None), start + 1), stride)
 
 
-class Listing(Memory):
+class Listing(InMemorySource):
     """Records (path, label) of files that are opened later."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from qkv.data.sources import Record, strided
+from qkv.data.sources import Record, sample_runs
 from qkv.errors import ConfigError, FileError
 
 LEFT_OUT = set("test tests idle_test site-packages dist-packages __pycache__ __phello__ pydoc_data turtledemo".split())
@@ -50,7 +50,7 @@ class StandardLibrary:
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         self.skipped.clear()
-        for number, name in strided(islice(enumerate(self.modules(), 1), start, None), stride):
+        for number, name in sample_runs(islice(enumerate(self.modules(), 1), start, None), stride):
             try:
                 text = (self.folder / name).read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
             except (OSError, UnicodeDecodeError):

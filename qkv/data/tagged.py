@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from qkv.data.lines import Lines, about
-from qkv.data.sources import Record, ending, strided
+from qkv.data.sources import Record, ending, sample_runs
 from qkv.errors import FileError
 
 MAX_WORDS = 10_000
@@ -23,7 +23,7 @@ CONLLU = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){9}")
 
 
 @dataclass
-class Tagged:
+class ConllSource:
     """Sentences of a file. In .conllu the word is column 1 and the tag column 3 (UPOS), of those counted from 0; in any
     other file they are the first and the last column, with tabs or spaces between. Standard input, which has no name, is
     what its first word's line looks like."""
@@ -50,7 +50,7 @@ class Tagged:
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         self.skipped.clear()
         numbered, number = enumerate(self.sentences(), 1), 0
-        for number, rows in strided(islice(numbered, start, None), stride):
+        for number, rows in sample_runs(islice(numbered, start, None), stride):
             yield number, ("\t".join(word for word, _ in rows), "\t".join(tag for _, tag in rows))
         if number == 0 and start == 0:
             raise FileError(

@@ -16,42 +16,42 @@ from qkv.data.documents import Documents
 from qkv.data.fetch import cache, fetch
 from qkv.data.glue import TASKS, glue
 from qkv.data.lines import MAX_ROW, open_binary
-from qkv.data.sources import Corpus, Listing, Memory, Record, Table
-from qkv.data.tagged import Tagged
+from qkv.data.schema import ANSWERS, LABELLED, PLAIN, SCORED, SUMMARIES, TAGGED_WORDS, Column, Schema
+from qkv.data.sources import Corpus, InMemorySource, Listing, Record, Table
+from qkv.data.tagged import ConllSource
 from qkv.errors import ConfigError, FileError
 
 MB = 1_000_000
 NAMES = ", ".join([*(f"glue/{task}" for task in TASKS), "imdb, aeslc, ud/en_ewt, squad, squad/2, tinyshakespeare"])
-KINDS = {
-    "glue": ("classification", "regression"),
-    "imdb": ("classification",),
-    "aeslc": ("summary",),
-    "ud": ("tagging",),
-    "squad": ("answering",),
+LAYOUTS_OF: dict[str, tuple[tuple[Column, ...], ...]] = {
+    "glue": (LABELLED, SCORED),
+    "imdb": (LABELLED,),
+    "aeslc": (SUMMARIES,),
+    "ud": (TAGGED_WORDS,),
+    "squad": (ANSWERS,),
     "tinyshakespeare": (),
 }
-"""The tasks whose records each has; the texts alone are for language models and pre-training."""
-FOLDERS = KINDS.keys() - {"tinyshakespeare"}
+"""The columns of each; the texts alone are for tasks that read plain text."""
+FOLDERS = LAYOUTS_OF.keys() - {"tinyshakespeare"}
 """Those with a file for each split."""
-LANGUAGE = ("language", "masked", "masked-next", "replaced", "span-corruption", "denoising", "vectors")
-"""Tasks whose records are a text each."""
 
 
-def textset(name: str, split: str, local: Path | None, task: str) -> Corpus:
-    """The records of a named data set as a task needs them."""
+def textset(name: str, split: str, local: Path | None, schema: Schema | None = None) -> Corpus:
+    """The records of a named data set; with a schema, which must fit, or the texts alone where it is one of plain text."""
     if local is not None and not local.exists():
         raise FileError(f"{local} does not exist; correct the path")
     kind, _, rest = name.partition("/")
-    if task not in (*KINDS[kind], *LANGUAGE):
-        fits = " and ".join(KINDS[kind] or ("language models",))
-        raise ConfigError(f"the data set {name} is for {fits}, not for {task}")
+    if schema is not None and not schema.plain and schema.columns not in LAYOUTS_OF[kind]:
+        has, needs = (" and ".join(c.name for c in layout if not c.optional)
+                      for layout in ((*LAYOUTS_OF[kind], (PLAIN,))[0], schema.columns))  # fmt: skip
+        raise ConfigError(f"the data set {name} has {has}, and {schema.task} needs {needs}: there are {NAMES}")
     if kind == "tinyshakespeare":
         return shakespeare(split, local)
     openers: dict[str, Callable[[str, str, Path | None], Corpus]] = {
         "glue": glue, "imdb": imdb, "aeslc": aeslc, "ud": treebank, "squad": squad,
     }  # fmt: skip
     found = openers[kind](rest, split, local)
-    return Mapped(found, TEXTS[kind]) if task in LANGUAGE else found
+    return Mapped(found, TEXTS[kind]) if schema is not None and schema.plain else found
 
 
 # --- the texts alone
@@ -153,13 +153,13 @@ def treebank(code: str, split: str, local: Path | None) -> Corpus:
         raise ConfigError(f"ud/{code} has no split {split!r}, but train, valid and test")
     name = f"{code}-ud-{part}.conllu"
     if local is not None:
-        return Tagged(find([local], [name]))
+        return ConllSource(find([local], [name]))
     if code not in TREEBANKS:
         raise ConfigError(
             f"ud/{code} is not fetched, only {', '.join('ud/' + c for c in TREEBANKS)}: get it from "
             "https://universaldependencies.org and give its folder as data.root or path"
         )
-    return Tagged(fetch(f"{UD}/{TREEBANKS[code]}/master/{name}", cache() / "ud" / name, 200 * MB))
+    return ConllSource(fetch(f"{UD}/{TREEBANKS[code]}/master/{name}", cache() / "ud" / name, 200 * MB))
 
 
 # --- SQuAD (Rajpurkar et al. 2016, 2018): questions whose answer is a part of a text
@@ -179,12 +179,12 @@ def squad(version: str, split: str, local: Path | None) -> Corpus:
             f"squad{'/' + version if version else ''} has no split {split!r}: there are squad and squad/2, train and valid"
         )
     name = f"{part}-{number}.json"
-    return Memory(
-        answers(find([local], [name]) if local else fetch(f"{SQUAD}/{name}", cache() / "squad" / name, 100 * MB))
+    return InMemorySource(
+        read_squad(find([local], [name]) if local else fetch(f"{SQUAD}/{name}", cache() / "squad" / name, 100 * MB))
     )
 
 
-def answers(path: Path) -> list[Record]:
+def read_squad(path: Path) -> list[Record]:
     """The questions of a file in the layout of SQuAD."""
     with open_binary(path) as file:
         data = file.read(500 * MB + 1)
@@ -193,12 +193,12 @@ def answers(path: Path) -> list[Record]:
             raise ValueError("over 500 MB")
         held = [(paragraph["context"], qa) for article in json.loads(data)["data"] for paragraph in article["paragraphs"]
                 for qa in paragraph["qas"]]  # fmt: skip
-        return [asked(context, qa) for context, qa in held]
+        return [squad_record(context, qa) for context, qa in held]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise FileError(f"{path} is no file of SQuAD ({type(error).__name__}: {error}); fetch it again") from None
 
 
-def asked(context: str, qa: dict[str, Any]) -> Record:
+def squad_record(context: str, qa: dict[str, Any]) -> Record:
     question, found = qa["question"].strip(), [] if qa.get("is_impossible") else qa["answers"]
     if not found:
         return question, context, "", "-1"

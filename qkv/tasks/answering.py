@@ -20,12 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.batch import Batch, Loss, pad
-from qkv.config import ModelConfig, Recipe
+from qkv.config import CorpusConfig, ModelConfig, Recipe
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
-from qkv.data.sources import Record
-from qkv.errors import QkvError
+from qkv.data.grammar_tasks import questions
+from qkv.data.schema import ANSWERS, Schema
+from qkv.data.sources import InMemorySource, Record, ending
+from qkv.data.textsets import read_squad
+from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.metrics import answer_f1, exact_match
 from qkv.evaluate.scores import Score
 from qkv.models.output import Output
@@ -185,11 +188,37 @@ def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:
 # --- how one is trained
 
 
+def is_squad(path: Path) -> bool:
+    """Whether a file is one in the layout of SQuAD, and no table."""
+    return ending(path) == ".json"
+
+
+def locate_answer(record: Record) -> Record | None:
+    """The answer must be in the context, at its start or, where that is wrong, in one place alone; an empty one is none."""
+    question, context, text, *given = record
+    if not text:
+        return question, context, "", "-1"
+    offset = given[0] if given and given[0].isdecimal() else ""
+    start = int(offset) if 0 < len(offset) < 12 else context.find(text)
+    if start < 0 or not context.startswith(text, start):
+        start = context.find(text) if context.count(text) == 1 else -1
+    return (question, context, text, str(start)) if start >= 0 else None
+
+
+def read_answers(paths: Sequence[Path], _: CorpusConfig) -> InMemorySource:
+    if not is_squad(paths[0]):
+        raise ConfigError(f"{paths[0]} is no .json file: {AnsweringTask.schema.accepts}")
+    return InMemorySource(read_squad(paths[0]))
+
+
 class AnsweringTask(Task):
     """Questions with the place of their answer, cross-entropy of its first and last token, F1 of the words of the answers."""
 
     name, noun, hub_tag, metric = "answering", "a reader that answers questions", "question-answering", "f1"
     unit = "places"
+    schema = Schema("answering", ANSWERS, "give one .json file in the layout of SQuAD, or one table with question, context and answer",
+                    read_answers, n_files=1, is_text=is_squad, from_row=locate_answer, reason="the answer is not in the context",
+                    from_grammar=questions)  # fmt: skip
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
@@ -200,7 +229,7 @@ class AnsweringTask(Task):
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
         data = recipe.data
         assert data is not None
-        corpora = [corpus(c, data, "train", cls.name) for c in data.train]
+        corpora = [corpus(c, data, "train", cls.schema) for c in data.train]
         tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: record[:2], data, say)
         return Words(tokenizer, tokenizer)
 
@@ -209,8 +238,8 @@ class AnsweringTask(Task):
         assert words.source is not None
         self.tokenizer = words.source
         self.cut = Cutter(config, self.tokenizer, self.data.max_length)
-        self.batches = self.batched(training(self.data, self.name), lambda window: len(window.ids))
-        valid = corpus(self.data.valid, self.data, "valid", self.name)
+        self.batches = self.batched(training(self.data, self.schema), lambda window: len(window.ids))
+        valid = corpus(self.data.valid, self.data, "valid", self.schema)
         self.valid = held_out(valid, "valid")
         self.left_out += valid.skipped
         self.unanswered = any(not record[2] for record in self.valid)

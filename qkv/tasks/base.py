@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from qkv.config.rules import outside
 from qkv.config.usage import Usage, corpus_of_run
 from qkv.data.batching import Batches, Unusable
 from qkv.data.corpora import corpus
+from qkv.data.schema import Schema
 from qkv.data.sources import Record, Source
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
@@ -53,6 +55,8 @@ class Task:
     """What a model is that has learned it: "a translator"."""
     hub_tag: ClassVar[str]
     """The kind of model on Hugging Face's hub."""
+    schema: Schema
+    """The columns of its records, and how they are read."""
     metric: str
     """Which of `evaluate`'s numbers decides what weights are best; of "loss" the smallest, of all others the largest."""
     how: str = ""
@@ -92,6 +96,11 @@ class Task:
             )
 
     @classmethod
+    def schema_of(cls, recipe: Recipe) -> Schema:
+        """The schema of a recipe's records, where it does not follow from the task alone."""
+        return cls.schema
+
+    @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
         """Learn a vocabulary, or take a given one; find the labels."""
         return Words()
@@ -110,6 +119,7 @@ class Task:
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert recipe.data is not None
         self.recipe, self.data, self.config, self.words = recipe, recipe.data, config, words
+        self.schema = self.schema_of(recipe)
         self.read = 0
         """Records so far, in all passes."""
         self.dropped: Counter[str] = Counter()
@@ -198,7 +208,7 @@ class Task:
     def test_records(self, say: Say) -> tuple[list[Record], Counter[str]]:
         """All of the test set, and what of it cannot be read, which is said."""
         assert self.data.test is not None
-        source = corpus(self.data.test, self.data, "test", self.name)
+        source = corpus(self.data.test, self.data, "test", self.schema)
         records = held_out(source, "test")
         for reason, count in source.skipped.items():
             say(f"left out of the test set: {count:,} {reason}")
@@ -274,10 +284,13 @@ def unused(recipe: Recipe) -> None:
 
 
 def task_of(recipe: Recipe) -> type[Task]:
-    """The class that a recipe's task names."""
-    from importlib import import_module
+    """The class of a recipe's task."""
+    return task_class(recipe.task)
 
-    module, _, kind = TASKS[recipe.task].partition(":")
+
+def task_class(name: str) -> type[Task]:
+    """The class of a task; its module is imported on demand, so that no task needs the libraries of another."""
+    module, _, kind = TASKS[name].partition(":")
     found: type[Task] = getattr(import_module(f"qkv.tasks.{module}"), kind)
     return found
 
@@ -311,4 +324,4 @@ TASKS = {
     "images": "images:ImagesTask",
     "captions": "captions:CaptionsTask",
 }
-"""Where each task is; opened when it is asked for, so that none needs the libraries of another."""
+"""Module and class of each task."""

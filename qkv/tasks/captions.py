@@ -16,6 +16,7 @@ from qkv.config import ModelConfig, Recipe
 from qkv.config.usage import Usage
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
+from qkv.data.schema import CAPTION, IMAGE, Schema
 from qkv.data.sources import Record
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
@@ -86,6 +87,9 @@ class CaptionsTask(PictureTask):
     """Pictures with a caption each, cross-entropy of its words, the share of captions that are exactly right."""
 
     name, noun, hub_tag = "captions", "an image captioner", "image-to-text"
+    schema = Schema(
+        "captions", (IMAGE, CAPTION), "give one table with paths and captions (.tsv, .csv, .jsonl)", n_files=2
+    )
     metric, how, writes = "exact", "greedy", True
     unit = "target tokens"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,8 @@ from qkv.config.usage import Usage
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
+from qkv.data.grammar_tasks import sentence_kinds, sentence_lengths
+from qkv.data.schema import LABELLED, SCORED, Schema
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.baseline import baseline
@@ -184,6 +186,8 @@ class ClassificationTask(Task):
     """Texts or pairs with a class, cross-entropy of the class, accuracy (of a GLUE task, its own metric) held out."""
 
     name, noun, hub_tag = "classification", "a classifier", "text-classification"
+    schema = Schema("classification", LABELLED, "give one table with text and label columns (.tsv, .csv, .jsonl)",
+                    from_grammar=sentence_kinds)  # fmt: skip
     unit = "texts"
     metrics: tuple[str, ...] = ("accuracy", "macro_f1")
     """Unless the data set has its own."""
@@ -209,7 +213,7 @@ class ClassificationTask(Task):
         """The vocabulary, and the labels of the training set in their order."""
         data = recipe.data
         assert data is not None
-        corpora = [corpus(c, data, "train", cls.name) for c in data.train]
+        corpora = [corpus(c, data, "train", cls.schema) for c in data.train]
         labels = cls.labels_of(record[-1] for one in corpora for _, record in one.read())
         tokenizer = given_tokenizer(recipe) or learn_tokenizer(corpora, lambda record: record[:-1], data, say)
         return Words(tokenizer, tokenizer, labels)
@@ -244,7 +248,7 @@ class ClassificationTask(Task):
         self.like(recipe)
         self.most = self.data.max_length
         self.reader = Reader(config, self.tokenizer, self.most)
-        self.batches = self.batched(training(self.data, self.name), lambda row: len(row.ids))
+        self.batches = self.batched(training(self.data, self.schema), lambda row: len(row.ids))
         name = "test" if self.data.valid is self.data.test else "valid"  # one set for both: a model is scored again
         self.valid, self.left_out = self.held(self.data.valid, name)
         self.rows = self.read_rows(self.valid)
@@ -259,7 +263,7 @@ class ClassificationTask(Task):
     def held(self, c: CorpusConfig, name: str) -> tuple[list[Record], Counter[str]]:
         """A held-out set and what of it could not be read. A label that nothing was learned about is an error; a test
         set may have none at all."""
-        source = corpus(c, self.data, name, self.name)
+        source = corpus(c, self.data, name, self.schema)
         records = [record for _, record in source.read()]  # blank ones too: a submission counts lines
         if not records:
             raise QkvError(f"the {name} set has no example: give data.{name} some that are not in the training set")
@@ -346,7 +350,7 @@ class ClassificationTask(Task):
 
     def baseline(self) -> dict[str, Any] | None:
         """TF-IDF + logistic regression on the same texts, where these have classes and are not too many."""
-        records = (record for c in self.data.train for _, record in corpus(c, self.data, "train", self.name).read())
+        records = (record for c in self.data.train for _, record in corpus(c, self.data, "train", self.schema).read())
         return baseline(records, self.valid, self.tested, self.metrics, self.config.labels)
 
     def table(self, logits: Tensor, said: list[str], right: list[str]) -> str:
@@ -371,6 +375,7 @@ class RegressionTask(ClassificationTask):
     """Texts or pairs with a number, squared error, and how well the order is kept on the held-out set."""
 
     name, noun = "regression", "a model that gives texts a number"
+    schema = replace(ClassificationTask.schema, task="regression", columns=SCORED, from_grammar=sentence_lengths)
     metrics = ("spearman", "pearson")
 
     @classmethod

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from qkv.batch import IGNORED, Batch, Loss
 from qkv.config import ModelConfig, Recipe
 from qkv.data import corrupt
+from qkv.data.corpora import plain_texts
 from qkv.device import aside
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
@@ -84,6 +85,7 @@ def drawn(output: Output, hidden: Tensor) -> Tensor:
 class ReplacedTask(Pretraining):
     """The loss is the generator's, of masked words, and WEIGHT times the discriminator's; the discriminator is kept."""
 
+    schema = plain_texts("replaced")
     name, noun, hub_tag = "replaced", "a reader that sees which words were exchanged", "feature-extraction"
     family, heads, special = "encoder", ("replaced",), ["<mask>"]
 

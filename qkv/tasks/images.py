@@ -21,6 +21,7 @@ from qkv.data.augment import augment
 from qkv.data.batching import Batches
 from qkv.data.images import Fitted, Pixels, pictures, pixels
 from qkv.data.mixture import Mixture
+from qkv.data.schema import IMAGE, IMAGE_LABEL, Schema
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.class_report import class_report
@@ -109,7 +110,7 @@ class PictureTask(Task):
     def corpora(cls, recipe: Recipe) -> list[Fitted]:
         """The training corpora, one by one."""
         assert recipe.data is not None
-        return [pictures(c, recipe.data, recipe.model, "train") for c in recipe.data.train]
+        return [pictures(c, recipe.data, recipe.model, "train", cls.schema) for c in recipe.data.train]
 
     def open(self) -> None:
         """Training batches, and the held-out pictures, as their corpus has them: opened again whenever they are asked."""
@@ -123,7 +124,7 @@ class PictureTask(Task):
 
     def held(self, which: CorpusConfig, split: str) -> list[Record]:
         """The records of a held-out set whose pictures can be opened; the others are counted in `left_out`."""
-        corpus = pictures(which, self.data, self.config, split)
+        corpus = pictures(which, self.data, self.config, split, self.schema)
         kept = {number for number, _ in corpus.read()}
         self.left_out = corpus.skipped.copy()
         if not kept:
@@ -143,6 +144,8 @@ class ImagesTask(PictureTask):
     """Pictures with a label each, cross-entropy of the classes, accuracy on the held-out set."""
 
     name, noun, hub_tag = "images", "an image classifier", "image-classification"
+    schema = Schema("images", (IMAGE, IMAGE_LABEL), "give one folder with a folder of pictures per class, one table of paths and "
+                    "labels, or two idx files", n_files=2)  # fmt: skip
     metric, unit = "accuracy", "pictures"
 
     @classmethod

@@ -16,7 +16,7 @@ from torch import nn
 from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.config.rules import CARRIED
-from qkv.data.corpora import corpus, training
+from qkv.data.corpora import corpus, plain_texts, training
 from qkv.data.sources import Corpus, Piece, Record
 from qkv.data.windows import (
     Chunk,
@@ -79,6 +79,7 @@ class LanguageTask(Task):
     """
 
     name, noun, hub_tag = "language", "a language model", "text-generation"
+    schema = plain_texts("language", by="file")
     metric = "loss"
 
     @classmethod
@@ -103,7 +104,7 @@ class LanguageTask(Task):
         assert recipe.data is not None
         tokenizer = given_tokenizer(recipe)
         if tokenizer is None:
-            corpora = [corpus(c, recipe.data, "train", cls.name) for c in recipe.data.train]
+            corpora = [corpus(c, recipe.data, "train", cls.schema) for c in recipe.data.train]
             tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say, nouns="documents")
             if tokenizer.id_of(BOS) is None:
                 put_around(tokenizer.backend, "[CLS]")  # WordPiece would end every prompt with [SEP]
@@ -114,7 +115,7 @@ class LanguageTask(Task):
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         super().__init__(recipe, config, words)
         assert words.source is not None
-        data, source = self.data, training(self.data, self.name)
+        data, source = self.data, training(self.data, self.schema)
         self.tokenizer, self.packs = words.source, packs(config)
         self.begin, self.end = config.bos_id, config.eos_ids[0] if config.eos_ids else None
         self.carries = data.carry
@@ -151,7 +152,7 @@ class LanguageTask(Task):
     # --- asking
 
     def held_out(self, c: CorpusConfig, name: str) -> Text:
-        source = corpus(c, self.data, name, self.name)
+        source = corpus(c, self.data, name, self.schema)
         records = [record for _, record in source.read()]
         self.left_out += source.skipped
         texts = [record[0] for record in records]

@@ -25,8 +25,10 @@ from qkv.config import CorpusConfig, ModelConfig, Recipe
 from qkv.config.usage import Usage
 from qkv.data import corrupt
 from qkv.data.batching import Unusable
-from qkv.data.corpora import corpus, training
+from qkv.data.corpora import corpus, plain_texts, training
 from qkv.data.corrupt import Marks
+from qkv.data.grammar_tasks import short_documents
+from qkv.data.schema import Schema
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.models.output import Output
@@ -108,16 +110,11 @@ class Pretraining(Task):
         cls.fits(recipe)
 
     @classmethod
-    def records(cls, recipe: Recipe) -> str:
-        """The kind of records that the corpora are asked for."""
-        return cls.name
-
-    @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
         assert recipe.data is not None
         tokenizer = given_tokenizer(recipe)
         if tokenizer is None:
-            corpora = [corpus(c, recipe.data, "train", cls.records(recipe)) for c in recipe.data.train]
+            corpora = [corpus(c, recipe.data, "train", cls.schema_of(recipe)) for c in recipe.data.train]
             own = recipe.data.tokenizer == "wordpiece"  # which has [MASK]
             special = [name for name in cls.special if not (own and name in MASKS)]
             tokenizer = learn_tokenizer(corpora, lambda record: record[:1], recipe.data, say, special, "documents")
@@ -132,7 +129,7 @@ class Pretraining(Task):
         self.room = self.data.max_length - self.around()
         if self.room < 2:
             raise QkvError(f"data.max_length = {self.data.max_length} leaves no room for text between special tokens")
-        self.batches = self.batched(training(self.data, self.records(recipe)), self.length)
+        self.batches = self.batched(training(self.data, self.schema), self.length)
         self.valid = self.held_out(self.data.valid, "valid")
         self.asked = self.spoiled(self.valid)
 
@@ -168,7 +165,7 @@ class Pretraining(Task):
     # --- asking
 
     def held_out(self, c: CorpusConfig, name: str) -> list[Any]:
-        source = corpus(c, self.data, name, self.records(self.recipe))
+        source = corpus(c, self.data, name, self.schema)
         windows, dropped = usable(self.examples(held_out(source, name)))
         if name == "valid":
             self.left_out += source.skipped + dropped
@@ -249,11 +246,13 @@ class MaskedTask(Pretraining):
     two documents, are read together, and whether they belong together is asked for too."""
 
     name, noun, hub_tag = "masked", "a reader of text with gaps", "fill-mask"
+    schema = plain_texts("masked")
     family, heads, special = "encoder", ("masked", "masked-next"), ["<mask>"]
 
     @classmethod
-    def records(cls, recipe: Recipe) -> str:
-        return "masked-next" if recipe.model.head == "masked-next" else "masked"
+    def schema_of(cls, recipe: Recipe) -> Schema:
+        """With head "masked-next", documents of several sentences."""
+        return plain_texts("masked", from_grammar=short_documents) if recipe.model.head == "masked-next" else cls.schema
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         assert words.source is not None
@@ -349,6 +348,7 @@ class SpanTask(Pretraining):
     """Spans are taken out of the source, and written by the decoder, each behind its sentinel."""
 
     name, noun, hub_tag = "span-corruption", "a model that mends spans", "text2text-generation"
+    schema = plain_texts("span-corruption")
     family, heads, special, writes = "encoder-decoder", ("vocabulary",), SENTINELS, True
     least = 2
 
@@ -379,6 +379,7 @@ class DenoisingTask(Pretraining):
     """Sentences change places and spans become a single mask each; the decoder writes the text as it was."""
 
     name, noun, hub_tag = "denoising", "a model that mends text", "text2text-generation"
+    schema = plain_texts("denoising")
     family, heads, special, writes = "encoder-decoder", ("vocabulary",), ["<mask>"], True
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):

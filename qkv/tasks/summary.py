@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from qkv.batch import IGNORED, Batch, pad
 from qkv.config import ModelConfig, Recipe
 from qkv.config.usage import Usage
 from qkv.data.batching import Unusable
+from qkv.data.grammar_tasks import summaries
+from qkv.data.lines import MAX_ROW
+from qkv.data.schema import SUMMARIES
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.rouge import rouge
@@ -90,6 +94,7 @@ class SummaryTask(TranslationTask):
 
     name, noun, hub_tag = "summary", "a writer of summaries", "summarization"
     metric, unit = "rougeL", "tokens"
+    schema = replace(TranslationTask.schema, task="summary", columns=SUMMARIES, longest=MAX_ROW, from_grammar=summaries)
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from qkv.batch import IGNORED, Batch, Loss, pad
-from qkv.config import ModelConfig, Recipe
+from qkv.config import CorpusConfig, ModelConfig, Recipe
 from qkv.convert.files import write_text
 from qkv.data.corpora import corpus, training
-from qkv.data.sources import Record
-from qkv.errors import QkvError
+from qkv.data.grammar_tasks import tagged_sentences
+from qkv.data.lines import lines
+from qkv.data.schema import TAGGED_WORDS, Schema
+from qkv.data.sources import Record, ending
+from qkv.data.tagged import ConllSource
+from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.class_report import class_report, entity_report
 from qkv.evaluate.metrics import entity_f1, tag_accuracy
 from qkv.evaluate.scores import Score
@@ -141,10 +145,32 @@ Example = tuple[Sequence[int], Sequence[int]]
 """Ids, and the number of a tag at the first piece of each word that counts, else IGNORED."""
 
 
+def read_conll(paths: Sequence[Path], c: CorpusConfig) -> ConllSource:
+    """A file with a word and its tag per line."""
+    numbers = [column for column in c.columns if isinstance(column, int)]
+    if len(numbers) != len(c.columns) or len(numbers) not in (0, 2):
+        raise ConfigError(f"{paths[0]} has columns by number, word and tag, given {list(c.columns)}")
+    return ConllSource(paths[0], numbers)
+
+
+def is_conll(path: Path) -> bool:
+    """Whether a .tsv file has a word and its tag per line, and a blank line after each sentence: it is no table then."""
+    return ending(path) == ".tsv" and any(text is not None and not text.strip() for text in islice(lines(path), 1000))
+
+
+def split_cells(record: Record) -> Record | None:
+    """Words and tags of a row of a table, which have spaces between them."""
+    words, tags = (text.split() for text in record)
+    return ("\t".join(words), "\t".join(tags)) if words and len(words) == len(tags) else None
+
+
 class TaggingTask(Task):
     """Sentences with a tag per word, cross-entropy of the tags, accuracy on the held-out set."""
 
     name, noun, hub_tag = "tagging", "a tagger", "token-classification"
+    schema = Schema("tagging", TAGGED_WORDS, "give one .conllu or CoNLL file, a word and its tag per line, or one table of words and tags",
+                    read_conll, n_files=1, numbered=True, is_text=is_conll, from_row=split_cells,
+                    reason="as many tags as words are needed", from_grammar=tagged_sentences)  # fmt: skip
     unit = "words"
 
     @classmethod
@@ -157,13 +183,13 @@ class TaggingTask(Task):
         """The vocabulary, and all tags of the training text; tags that only the valid set has are said."""
         data = recipe.data
         assert data is not None
-        corpora = [corpus(c, data, "train", cls.name) for c in data.train]
+        corpora = [corpus(c, data, "train", cls.schema) for c in data.train]
         labels = {tag for one in corpora for _, (_, tags) in one.read() for tag in tags.split("\t")}
         if not 0 < len(labels) <= MOST_TAGS:
             raise QkvError(
                 f"the training text has {len(labels):,} different tags, not 1 to {MOST_TAGS:,}: wrong column?"
             )
-        say_unknown(labels, held_out(corpus(data.valid, data, "valid", cls.name), "valid"), "valid", say)
+        say_unknown(labels, held_out(corpus(data.valid, data, "valid", cls.schema), "valid"), "valid", say)
         tokenizer = given_tokenizer(recipe) or learn_tokenizer(
             corpora, lambda r: [r[0].replace("\t", " ")], data, say, nouns="sentences"
         )
@@ -182,8 +208,8 @@ class TaggingTask(Task):
         self.entities = looks_like_entities(config.labels)
         self.metric = "f1" if self.entities else "accuracy"
         self.cut = Cutter(config, self.tokenizer, self.data.max_length)
-        self.batches = self.batched(training(self.data, self.name), lambda example: len(example[0]))
-        valid = corpus(self.data.valid, self.data, "valid", self.name)
+        self.batches = self.batched(training(self.data, self.schema), lambda example: len(example[0]))
+        valid = corpus(self.data.valid, self.data, "valid", self.schema)
         self.valid = sentences(held_out(valid, "valid"))
         self.left_out += valid.skipped
 

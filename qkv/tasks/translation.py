@@ -20,7 +20,9 @@ from qkv.config.usage import DecodingDefaults, Usage
 from qkv.convert.files import write_text
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, training
-from qkv.data.sources import Record
+from qkv.data.lines import MAX_LINE
+from qkv.data.schema import TRANSLATIONS, Schema
+from qkv.data.sources import Parallel, Record
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.scores import METRICS, bleu, score
@@ -37,13 +39,17 @@ SOURCE, REFERENCE, HYPOTHESIS = "test.src.txt", "test.ref.txt", "test.hyp.txt"
 same digits."""
 
 
+SCHEMA = Schema("translation", TRANSLATIONS, "give one table with source and target columns (.tsv, .csv, .jsonl), or two text "
+                "files, line by line in step", lambda paths, _: Parallel(paths), n_files=2, longest=MAX_LINE)  # fmt: skip
+
+
 def learn_tokenizers(
-    data: DataConfig, say: Say = lambda _: None, task: str = "translation"
+    data: DataConfig, say: Say = lambda _: None, schema: Schema = SCHEMA
 ) -> tuple[Tokenizer, Tokenizer]:
     """Source and target tokenizers from the training text; one and the same where the vocabulary is joint."""
-    corpora = [corpus(c, data, "train", task) for c in data.train]  # one pass over each, whatever its weight
+    corpora = [corpus(c, data, "train", schema) for c in data.train]  # one pass over each, whatever its weight
     sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
-    nouns = "sentences" if task == "translation" else "texts"
+    nouns = "sentences" if schema is SCHEMA else "texts"
     learned = [end_only(learn_tokenizer(corpora, itemgetter(side), data, say, nouns=nouns)) for side in sides]
     return learned[0], learned[-1]
 
@@ -88,6 +94,7 @@ class TranslationTask(Task):
     """Pairs of sentences, cross-entropy of the target words, BLEU of greedy translations of the held-out set."""
 
     name, noun, hub_tag = "translation", "a translator", "translation"
+    schema = SCHEMA
     metric, how, writes = "bleu", "greedy", True
     unit = "target tokens"
 
@@ -117,15 +124,15 @@ class TranslationTask(Task):
         assert recipe.data is not None
         given = given_tokenizer(recipe)
         if given is None:
-            return Words(*learn_tokenizers(recipe.data, say, cls.name))
+            return Words(*learn_tokenizers(recipe.data, say, cls.schema))
         return Words(given, given_target(recipe) or given)
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
         super().__init__(recipe, config, words)
         assert words.source is not None and words.target is not None
         self.source, self.target = words.source, words.target
-        self.batches = self.batched(training(self.data, self.name), length)
-        valid = corpus(self.data.valid, self.data, "valid", self.name)
+        self.batches = self.batched(training(self.data, self.schema), length)
+        valid = corpus(self.data.valid, self.data, "valid", self.schema)
         self.valid, self.left_out = self.readable(held_out(valid, "valid"))
         self.left_out += valid.skipped
 

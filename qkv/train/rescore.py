@@ -14,12 +14,13 @@ from torch import nn
 from qkv.config import CorpusConfig, CorruptConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, TaskName, load_recipe
 from qkv.config.usage import Usage
 from qkv.convert.detect import find_run, open_config, open_model, open_target, open_usage
-from qkv.data.corpora import corpus, notes
+from qkv.data.corpora import corpus, describe_headers
 from qkv.data.corpus_files import Columns, corpus_of
 from qkv.data.sources import Record
 from qkv.device import pick_device
 from qkv.errors import ConfigError, FileError
 from qkv.tasks.base import Say, Task, Words, held_out, task_of
+from qkv.tasks.translation import SCHEMA as TRANSLATION
 from qkv.text.tokenizer import Tokenizer
 
 Paths = Sequence[str | Path]
@@ -121,7 +122,7 @@ def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), co
     if not paths and not trained.own_test:
         raise ConfigError(f"{name} is not part of a training run, so it has no test set: give one with --data FILE")
     task = build_task(trained, paths, columns)
-    for line in notes(task.data, task.name) if paths else ():
+    for line in describe_headers(task.data, task.schema) if paths else ():
         say(line)
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as place:
         found = task.test(trained.network, Path(place), say)
@@ -139,7 +140,7 @@ def build_task(trained: Trained, paths: Paths, columns: Columns) -> Task:
     recipe = trained.recipe
     assert recipe.data is not None
     if paths:
-        c = corpus_of(paths, columns, recipe.task, [recipe.data.valid])
+        c = corpus_of(paths, columns, task_of(recipe).schema, [recipe.data.valid])
         data = recipe.data.model_copy(update={"train": (c,), "valid": c, "test": c})
         recipe = recipe.model_copy(update={"data": data})
     task = task_of(recipe)(recipe, trained.config, trained.words)
@@ -151,11 +152,11 @@ def read_pairs(folder: Path, say: Say, paths: Paths, columns: Columns) -> list[R
     """Read (source, target) of every record of the user's files, for the translator in `folder`."""
     data = recipe_for(open_config(folder), open_usage(folder)).data
     assert data is not None
-    c = corpus_of(paths, columns, "translation", [data.valid])
+    c = corpus_of(paths, columns, TRANSLATION, [data.valid])
     data = data.model_copy(update={"train": (c,), "valid": c})  # its languages may be the names of columns
-    for line in notes(data, "translation"):
+    for line in describe_headers(data, TRANSLATION):
         say(line)
-    return held_out(corpus(c, data, "test", "translation"), "test")
+    return held_out(corpus(c, data, "test", TRANSLATION), "test")
 
 
 def task_name(folder: Path) -> str:

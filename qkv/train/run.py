@@ -30,7 +30,7 @@ from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
-from qkv.data.corpora import notes
+from qkv.data.corpora import describe_headers
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -194,7 +194,7 @@ def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Ca
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
     """Read the folder's vocabulary and labels, or make them: learned, or those of a given model, which is announced."""
     if not has_words(folder):
-        for line in notes(recipe.data, recipe.task) if recipe.data else ():
+        for line in describe_headers(recipe.data, task_of(recipe).schema) if recipe.data else ():
             report.say(line)
         if recipe.tune.start:
             check_start(recipe, report.say)

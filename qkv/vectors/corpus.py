@@ -14,7 +14,7 @@ import numpy as np
 from qkv.config import DataConfig
 from qkv.config.vectors import TextConfig
 from qkv.convert.files import to_disk
-from qkv.data.corpora import corpus
+from qkv.data.corpora import corpus, plain_texts
 from qkv.data.sources import Source
 from qkv.errors import FileError, QkvError
 from qkv.vectors.vocabulary import WordCounts
@@ -30,7 +30,7 @@ SPLIT = {"letters": re.compile(r"\w+(?:['’]\w+)*"), "spaces": re.compile(r"\S+
 def sources(data: TextConfig) -> list[Source]:
     """Return the corpora of a recipe: files, tables, data sets and the embedded texts, as for language models."""
     read = DataConfig(train=data.train, valid=data.train[0], root=data.root)
-    return [corpus(one, read, "train", "vectors") for one in data.train]
+    return [corpus(one, read, "train", plain_texts("vectors")) for one in data.train]
 
 
 def sentences(texts: Iterable[Source], data: TextConfig) -> Iterator[list[str]]:
