@@ -21,7 +21,18 @@ from qkv.convert import folder as ours
 from qkv.data.batching import Unusable
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
-from qkv.tasks.answering import ANSWERED, Answer, AnsweringTask, Cutter, Reader, Window, collate, placed, scores, spans
+from qkv.tasks.answering import (
+    ANSWERED,
+    Answer,
+    AnsweringTask,
+    Cutter,
+    Reader,
+    Window,
+    answer_span,
+    collate,
+    scores,
+    spans,
+)
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import KINDS, train_tokenizer
 
@@ -223,13 +234,13 @@ def test_wrong_models_are_said() -> None:
 
 def test_answers_are_placed_mended_or_dropped() -> None:
     text = "a fox and a dog"
-    assert placed(text, "dog", "12") == (12, 15)
-    assert placed(text, " dog ", "11") == (12, 15)
-    assert placed(text, "dog", "3") == (12, 15)  # only one place can be meant
-    assert placed(text, "dog", "-7") == placed(text, "dog", "nine") == (12, 15)
-    assert placed(text, "", "-1") is None
-    assert isinstance(placed(text, "a", "3"), Unusable)  # there are several
-    assert isinstance(placed(text, "cat", "0"), Unusable)
+    assert answer_span(text, "dog", "12") == (12, 15)
+    assert answer_span(text, " dog ", "11") == (12, 15)
+    assert answer_span(text, "dog", "3") == (12, 15)  # only one place can be meant
+    assert answer_span(text, "dog", "-7") == answer_span(text, "dog", "nine") == (12, 15)
+    assert answer_span(text, "", "-1") is None
+    assert isinstance(answer_span(text, "a", "3"), Unusable)  # there are several
+    assert isinstance(answer_span(text, "cat", "0"), Unusable)
 
 
 def task(tmp_path: Path, rows: list[tuple[str, str, str, int]], **fields: Any) -> AnsweringTask:

@@ -28,7 +28,7 @@ from qkv.data.sources import InMemorySource
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.tasks.base import task_of
 from qkv.tasks.captions import Captioner, CaptionsTask, exact
-from qkv.tasks.images import ImageClassifier, ImagesTask, stacked
+from qkv.tasks.images import ImageClassifier, ImagesTask, stack_pixels
 from qkv.train import loop
 from qkv.train import run as training
 from qkv.train.report import Report
@@ -480,7 +480,7 @@ def test_the_network_sees_what_the_batch_holds(digits: training.Run) -> None:
     x = torch.tensor(table / 255 * 2 - 1)[None].float()
     with torch.no_grad():
         assert torch.allclose(model.network(Batch(images=x)).logits.log_softmax(-1), ours, atol=1e-5)
-    assert stacked([table]).max() <= 255
+    assert stack_pixels([table]).max() <= 255
 
 
 # --- learning to describe

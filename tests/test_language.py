@@ -13,7 +13,7 @@ import qkv
 from qkv.batch import IGNORED, Batch
 from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
 from qkv.convert.files import read_tensors
-from qkv.data.windows import Windows, chunks, collate, documents, length, packed, rows_of, windows
+from qkv.data.windows import Windows, chunks, collate, documents, length, pack_windows, rows_of, windows
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
@@ -165,7 +165,7 @@ def test_chunks_become_the_documents_they_were(size):
 def test_packing_wastes_little():
     r = random.Random(0)
     short = [np.zeros(r.randint(3, 30), dtype=np.int32) for _ in range(2000)]
-    rows = packed(short, 64)
+    rows = pack_windows(short, 64)
     assert sum(map(length, rows)) == sum(len(w) - 1 for w in short)
     assert sum(map(length, rows)) / (64 * len(rows)) > 0.97
 

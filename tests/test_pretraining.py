@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
@@ -31,7 +32,7 @@ from qkv.models.build import build
 from qkv.presets import preset
 from qkv.tasks import electra
 from qkv.tasks.base import Task, task_of
-from qkv.tasks.electra import ReplacedTask, drawn
+from qkv.tasks.electra import ReplacedTask, sample_tokens
 from qkv.tasks.fill import Filler
 from qkv.tasks.pretraining import MaskedTask, marks_of, mask_token, sentinels_of
 from qkv.text.tokenizer import Tokenizer
@@ -54,7 +55,7 @@ few = settings(max_examples=60, deadline=None)
 @given(ids=st.lists(st.integers(0, 99), min_size=1, max_size=60), seed=SEED, rate=st.floats(0.05, 0.6))
 def test_masks_hide_only_what_is_asked_for(ids: list[int], seed: int, rate: float) -> None:
     marks = MARKS._replace(inside=())
-    inputs, targets = corrupt.masked(ids, random.Random(seed), rate, marks)
+    inputs, targets = corrupt.mask_tokens(ids, random.Random(seed), rate, marks)
     ordinary = [i for i in ids if i not in MARKS.special]
     asked = [place for place, target in enumerate(targets) if target != IGNORED]
     assert [t if t != IGNORED else i for i, t in zip(inputs, targets, strict=True)] == ids  # the targets mend it
@@ -65,7 +66,7 @@ def test_masks_hide_only_what_is_asked_for(ids: list[int], seed: int, rate: floa
 def test_eight_of_ten_are_masks_one_another_word_and_one_stays() -> None:
     r, ids, kinds = random.Random(0), [5 + i % 45 for i in range(200)], Counter[str]()
     for _ in range(200):
-        for seen, target in zip(*corrupt.masked(ids, r, 0.15, MARKS), strict=True):
+        for seen, target in zip(*corrupt.mask_tokens(ids, r, 0.15, MARKS), strict=True):
             if target != IGNORED:
                 kinds["mask" if seen == MARKS.mask else "same" if seen == target else "other"] += 1
     shares = {kind: count / kinds.total() for kind, count in kinds.items()}
@@ -75,7 +76,7 @@ def test_eight_of_ten_are_masks_one_another_word_and_one_stays() -> None:
 @few
 @given(ids=TEXT, seed=SEED)
 def test_whole_words_are_hidden_whole(ids: list[int], seed: int) -> None:
-    _, targets = corrupt.masked(ids, random.Random(seed), 0.3, MARKS)
+    _, targets = corrupt.mask_tokens(ids, random.Random(seed), 0.3, MARKS)
     hidden = [target != IGNORED for target in targets]
     assert any(hidden)
     for place in range(1, len(ids)):
@@ -97,12 +98,24 @@ def test_inner_pieces_are_those_of_the_tokenizer_s_words(kind: str) -> None:
 # --- spans
 
 
+def put_back(inputs: Sequence[int], target: Sequence[int], sentinels: Sequence[int]) -> list[int]:
+    """The text again: each sentinel of the input replaced by what stands behind it in the target."""
+    meaning: dict[int, list[int]] = {}
+    last: list[int] = []
+    for token in target:
+        if token in sentinels:
+            last = meaning.setdefault(token, [])
+        else:
+            last.append(token)
+    return [t for token in inputs for t in (meaning.get(token, []) if token in sentinels else [token])]
+
+
 @few
 @given(ids=TEXT, seed=SEED, rate=st.floats(0.05, 0.9), mean=st.floats(1, 6))
 def test_spans_put_back_are_the_text(ids: list[int], seed: int, rate: float, mean: float) -> None:
     inputs, target = corrupt.spans(ids, random.Random(seed), rate, mean, SENTINELS)
     used = [i for i in inputs if i in SENTINELS]
-    assert corrupt.restored(inputs, target, SENTINELS) == ids
+    assert put_back(inputs, target, SENTINELS) == ids
     assert used == SENTINELS[: len(used)] and [i for i in target if i in SENTINELS] == SENTINELS[: len(used) + 1]
     hidden = len(target) - len(used) - 1
     assert hidden == min(max(round(rate * len(ids)), 1), len(ids) - 1)
@@ -130,7 +143,7 @@ def test_spans_are_as_long_as_asked_for() -> None:
 @given(ids=TEXT, seed=SEED, rate=st.floats(0.05, 0.9), mean=st.floats(1, 5))
 def test_infilling_keeps_the_order_of_what_stays(ids: list[int], seed: int, rate: float, mean: float) -> None:
     distinct = list(range(1000, 1000 + len(ids)))
-    found = corrupt.infilled(distinct, random.Random(seed), rate, mean, MARKS.mask)
+    found = corrupt.infill(distinct, random.Random(seed), rate, mean, MARKS.mask)
     stay = [i for i in found if i != MARKS.mask]
     assert stay == sorted(stay) and set(stay) <= set(distinct) and len(found) <= len(ids)
     assert len(ids) - len(stay) <= round(rate * len(ids))
@@ -139,7 +152,7 @@ def test_infilling_keeps_the_order_of_what_stays(ids: list[int], seed: int, rate
 def test_infilling_hides_its_share_in_poisson_spans() -> None:
     r, ids, away, masks = random.Random(3), list(range(1000, 1200)), 0, 0
     for _ in range(200):
-        found = corrupt.infilled(ids, r, 0.3, 3.0, MARKS.mask)
+        found = corrupt.infill(ids, r, 0.3, 3.0, MARKS.mask)
         masks += found.count(MARKS.mask)
         away += len(ids) - (len(found) - found.count(MARKS.mask))
     assert away / (200 * 200) == pytest.approx(0.3, abs=0.005)
@@ -152,7 +165,7 @@ def test_infilling_hides_its_share_in_poisson_spans() -> None:
 
 def test_sentences_change_places_whole() -> None:
     ids = [10, 11, 1, 12, 1, 13, 14, 15, 1, 16]
-    orders = {tuple(corrupt.permuted(ids, random.Random(seed), {1})) for seed in range(40)}
+    orders = {tuple(corrupt.permute_sentences(ids, random.Random(seed), {1})) for seed in range(40)}
     whole = [(10, 11, 1), (12, 1), (13, 14, 15, 1), (16,)]
     assert len(orders) > 10
     for order in orders:
@@ -327,7 +340,7 @@ def test_what_is_asked_is_what_was_there(kind: str) -> None:
 def halves(group: Any) -> list[tuple[list[int], list[int]]]:
     """All ways to cut a group of sentences in two."""
     cuts = range(1, len(group.sentences))
-    return [(corrupt.joined(group.sentences[:cut]), corrupt.joined(group.sentences[cut:])) for cut in cuts]
+    return [(corrupt.concatenate(group.sentences[:cut]), corrupt.concatenate(group.sentences[cut:])) for cut in cuts]
 
 
 def test_spans_of_a_batch_give_the_text_back() -> None:
@@ -338,7 +351,7 @@ def test_spans_of_a_batch_give_the_text_back() -> None:
         source = batch.source[row].tolist()
         target = [t for t in batch.targets[row].tolist() if t not in (IGNORED, end)]
         source = source[: source.index(end)]
-        assert corrupt.restored(source, target, task.sentinels) == list(example)  # type: ignore[attr-defined]
+        assert put_back(source, target, task.sentinels) == list(example)  # type: ignore[attr-defined]
 
 
 def test_denoising_writes_the_text_itself() -> None:
@@ -493,7 +506,7 @@ def test_replaced_tokens_are_those_that_differ() -> None:
     assert torch.equal(real, torch.ones_like(real) if batch.mask is None else batch.mask)
     assert torch.equal((both.batch.inputs != original)[real], (both.batch.targets == 1)[real])
     assert not (both.batch.inputs == task.marks.mask).all() and (both.batch.targets == 1).any()
-    assert not drawn(both.generator, batch.targets != IGNORED).requires_grad
+    assert not sample_tokens(both.generator, batch.targets != IGNORED).requires_grad
 
 
 def test_electra_s_loss_is_the_sum_of_two_means() -> None:

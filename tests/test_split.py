@@ -23,7 +23,7 @@ from qkv.config.strict import checked
 from qkv.data.corpora import corpus
 from qkv.data.raw_records import RawRecords
 from qkv.data.sources import Parallel, Table
-from qkv.data.split import SPLITS, connected, plan
+from qkv.data.split import SPLITS, connect, plan
 from qkv.data.tagged import ConllSource
 from qkv.errors import QkvError
 from tests.schemas import schema_of
@@ -193,7 +193,7 @@ def test_components_are_those_of_a_walk_from_record_to_record(keys: list[tuple[i
             for j, b in enumerate(keys):
                 if any(x and x == y for x, y in zip(a, b, strict=True)):
                     number[i] = number[j] = min(number[i], number[j])
-    found = connected(np.array(keys, np.uint64).T)
+    found = connect(np.array(keys, np.uint64).T)
     assert found.tolist() == [sorted(set(number)).index(n) for n in number]
 
 

@@ -30,7 +30,7 @@ from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.objectives import translation
 from qkv.tasks.translation import TranslationTask
-from qkv.text.wording import spoken
+from qkv.text.wording import format_duration
 from qkv.train import estimate, loop, results
 from qkv.train import run as training
 from qkv.train.card import metric_id
@@ -384,7 +384,7 @@ def test_the_card_states_the_warm_up_that_happened(tmp_path: Path) -> None:
     ("seconds", "said"), [(7, "7 s"), (20, "20 s"), (150, "2.5 min"), (240, "4 min"), (2400, "40 min"), (7200, "2.0 h")]
 )
 def test_times_are_spoken(seconds: float, said: str) -> None:
-    assert spoken(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def test_the_estimate_of_activations_is_what_autograd_keeps() -> None:

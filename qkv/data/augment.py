@@ -19,7 +19,7 @@ def augment(images: Tensor, c: AugmentConfig) -> Tensor:
     if c.shift or c.rotate or c.scale or c.flip:
         grid = F.affine_grid(maps(len(images), c), list(images.shape), align_corners=False)  # (B, H, W, 2)
         images = F.grid_sample(images, grid, align_corners=False)
-    return erased(images, c.erase) if c.erase else images
+    return erase(images, c.erase) if c.erase else images
 
 
 def maps(count: int, c: AugmentConfig) -> Tensor:
@@ -37,7 +37,7 @@ def between(count: int, low: float, high: float) -> Tensor:
     return low + (high - low) * torch.rand(count)
 
 
-def erased(images: Tensor, chance: float) -> Tensor:
+def erase(images: Tensor, chance: float) -> Tensor:
     """Some pictures with a rectangle of noise, an eighth to a half of the side each way."""
     count, _, height, width = images.shape
     inside = (torch.rand(count) < chance)[:, None, None]  # (B, 1, 1)

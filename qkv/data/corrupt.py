@@ -43,7 +43,7 @@ def inner_pieces(names: Mapping[str, int]) -> frozenset[int]:
 # --- BERT (Devlin et al. 2019, 3.1): the words under the masks
 
 
-def masked(ids: Ids, r: random.Random, rate: float, marks: Marks, kept: float = 0.1,
+def mask_tokens(ids: Ids, r: random.Random, rate: float, marks: Marks, kept: float = 0.1,
            random_words: float = 0.1) -> tuple[list[int], list[int]]:  # fmt: skip
     """Inputs and targets. `rate` of the tokens are asked for; of those 80 % become the mask, 10 % a random token and 10 %
     stay, so that the network cannot know which of the tokens it sees are right."""
@@ -110,7 +110,7 @@ def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Ran
     length of the row gives the answer away.)
     """
     cuts = [r.randint(1, len(sentences) - 1) for _, sentences in documents]
-    parts = [(number, joined(sentences[:cut]), joined(sentences[cut:]))
+    parts = [(number, concatenate(sentences[:cut]), concatenate(sentences[cut:]))
              for (number, sentences), cut in zip(documents, cuts, strict=True)]  # fmt: skip
     candidates = r.sample(parts, len(parts))  # in any order: of equally long ones not always the same is the nearest
     found = []
@@ -123,7 +123,7 @@ def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Ran
     return found
 
 
-def joined(sentences: Sequence[Ids]) -> list[int]:
+def concatenate(sentences: Sequence[Ids]) -> list[int]:
     return [token for sentence in sentences for token in sentence]
 
 
@@ -153,22 +153,10 @@ def parts(total: int, count: int, r: random.Random) -> list[int]:
     return [b - a for a, b in pairwise([0, *cuts, total])]
 
 
-def restored(inputs: Ids, target: Ids, sentinels: Collection[int]) -> list[int]:
-    """The text again: each sentinel of the input replaced by what stands behind it in the target."""
-    meaning: dict[int, list[int]] = {}
-    last: list[int] = []
-    for token in target:
-        if token in sentinels:
-            last = meaning.setdefault(token, [])
-        else:
-            last.append(token)
-    return [t for token in inputs for t in (meaning.get(token, []) if token in sentinels else [token])]
-
-
 # --- BART (Lewis et al. 2020, 2.2): denoising
 
 
-def infilled(ids: Ids, r: random.Random, rate: float, mean: float, mask: int) -> list[int]:
+def infill(ids: Ids, r: random.Random, rate: float, mean: float, mask: int) -> list[int]:
     """Spans, their lengths drawn from a Poisson distribution, are replaced by a single mask each, so that the network has
     to find out how many tokens are missing; one of length 0 is a mask where nothing is. `rate` of all tokens go."""
     budget = round(rate * len(ids))
@@ -195,7 +183,7 @@ def poisson(mean: float, r: random.Random) -> int:
     return count
 
 
-def permuted(ids: Ids, r: random.Random, stops: Collection[int]) -> list[int]:
+def permute_sentences(ids: Ids, r: random.Random, stops: Collection[int]) -> list[int]:
     """The sentences, each up to a token of `stops`, in another order."""
     sentences: list[list[int]] = [[]]
     for token in ids:

@@ -48,11 +48,11 @@ class Held(Part):
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         for number, record in self.source.read(start, stride):
-            if (chosen(record[0]) < self.percent) == (self.split == "valid"):
+            if (percentile(record[0]) < self.percent) == (self.split == "valid"):
                 yield number, record
 
 
-def chosen(text: str) -> int:
+def percentile(text: str) -> int:
     """A number below 100 for a text."""
     return digest(text) % 100
 

@@ -195,17 +195,17 @@ class HeldOut(Part):
             return
         if not self.held:
             others = (r[1 - self.deciding] for _, r in self.source.read() if split_of(r[self.deciding]) != "train")
-            self.held = {hashed(text) for text in others}
+            self.held = {hash_text(text) for text in others}
         for number, record in self.source.read(start, stride):
-            if split_of(record[self.deciding]) == "train" and hashed(record[1 - self.deciding]) not in self.held:
+            if split_of(record[self.deciding]) == "train" and hash_text(record[1 - self.deciding]) not in self.held:
                 yield number, record
 
 
 def split_of(text: str) -> str:
-    return {0: "test", 1: "valid"}.get(hashed(text) % 100, "train")
+    return {0: "test", 1: "valid"}.get(hash_text(text) % 100, "train")
 
 
-def hashed(text: str) -> int:
+def hash_text(text: str) -> int:
     """A number for the letters and digits of a text, the same on every machine."""
     letters = "".join(filter(str.isalnum, text.casefold())) or text
     return int.from_bytes(hashlib.blake2b(letters.encode("utf-8", "replace"), digest_size=8).digest(), "little")

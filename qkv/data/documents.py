@@ -57,7 +57,7 @@ class Documents:
     def records(self, path: str | Path, first: int, last: int | None) -> Iterator[Record]:
         """The documents of a file, or of its characters from `first` to `last`."""
         goes_on = False
-        with opened(path) as file:
+        with open_text(path) as file:
             for text, ends in cut(within(file, first, last), self.by):
                 if "\0" in text:
                     raise FileError(f"{path} is no text file: it has NUL characters")
@@ -119,12 +119,12 @@ def within(file: TextIO, first: int, last: int | None) -> Iterator[str]:
 
 def characters(path: str | Path) -> int:
     """How many a file has."""
-    with opened(path) as file:
+    with open_text(path) as file:
         return sum(map(len, iter(partial(file.read, PIECE), "")))
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[TextIO]:
+def open_text(path: str | Path) -> Iterator[TextIO]:
     """A text file, its line ends as they are, without a byte order mark; what is wrong with it is said in words."""
     try:
         with io.TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline="\n") as file:

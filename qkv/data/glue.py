@@ -66,7 +66,7 @@ def glue(name: str, split: str, local: Path | None) -> Corpus:
         wanted = (f"{split}.tsv",)
     if wanted is None:
         raise ConfigError(f"glue/{name} has no split {split!r}, but train, valid, test and submission")
-    place = local or fetched(name)
+    place = local or fetch_files(name)
     inner = [place / task.folder, place] if place.suffix != ".zip" else [place]
     if name == "mrpc" and split in ("train", "valid") and look_for(inner, task.valid) is None:
         return Held(table(task, find(inner, task.train), name), split, percent=10)
@@ -78,7 +78,7 @@ def glue(name: str, split: str, local: Path | None) -> Corpus:
     return table(task, found, name)
 
 
-def fetched(name: str) -> Path:
+def fetch_files(name: str) -> Path:
     """The task's archive in the cache; MRPC, which GLUE does not hand out, as two files."""
     task = TASKS[name]
     if name != "mrpc":

@@ -106,15 +106,15 @@ def pixels(picture: Any, size: int, channels: int) -> Pixels:
     if isinstance(picture, np.ndarray):
         if picture.dtype == np.uint8 and picture.shape == (channels, size, size):
             return picture
-        return fitted(from_array(picture), size, channels)
+        return resize(from_array(picture), size, channels)
     if isinstance(picture, str | Path):
-        return opened(Path(picture), size, channels)
+        return read_picture(Path(picture), size, channels)
     if not isinstance(picture, Image.Image):
         raise QkvError(f"a picture is a path, a Pillow image or an array, given {type(picture).__name__}")
-    return fitted(picture, size, channels)
+    return resize(picture, size, channels)
 
 
-def opened(path: Path, size: int, channels: int) -> Pixels:
+def read_picture(path: Path, size: int, channels: int) -> Pixels:
     """The picture in a file from outside: known formats only, bounded before anything is unpacked."""
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -146,7 +146,7 @@ def unpack(image: Any, size: int, channels: int, name: str) -> Pixels:
         image.draft("RGB" if channels == 3 else "L", (size, size))  # a JPEG is unpacked at about this size
         image.load()
         image = ImageOps.exif_transpose(image)
-    return fitted(image, size, channels)
+    return resize(image, size, channels)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def decoding(name: str) -> Iterator[None]:
         raise FileError(f"{name} is not a picture that can be read ({reason}): give a PNG or JPEG file") from None
 
 
-def fitted(image: Any, size: int, channels: int) -> Pixels:
+def resize(image: Any, size: int, channels: int) -> Pixels:
     """A Pillow image upright, in grey or colour, its middle square as (channels, size, size)."""
     from PIL import Image, ImageOps
 
@@ -206,11 +206,11 @@ def listing(folder: Path) -> Sequence[Record]:
     found = [(path, label.name) for label in classes for path in label.iterdir() if path.suffix.lower() in FORMATS]
     if not found:
         raise FileError(f"{folder} has no folders with pictures in them ({', '.join(FORMATS)})")
-    keyed = sorted((hashed(f"{label}/{path.name}"), str(path), label) for path, label in found)
+    keyed = sorted((hash_text(f"{label}/{path.name}"), str(path), label) for path, label in found)
     return [(path, label) for _, path, label in keyed]
 
 
-def hashed(name: str) -> int:
+def hash_text(name: str) -> int:
     return int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 

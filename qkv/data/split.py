@@ -67,7 +67,7 @@ def plan(source: RawRecords, valid: str, test: str, seed: int = 1, shuffle: bool
         raise ConfigError(
             f"--valid {valid} and --test {test} leave nothing to train on: there are {count:,} {source.noun} in all"
         )
-    components = connected(keys)
+    components = connect(keys)
     _, first, sizes = np.unique(components, return_index=True, return_counts=True)
     order = mixed_order(keys, first, labels, seed) if shuffle else np.argsort(-first)
     chosen = deal(order, sizes, wanted, strict=not shuffle)
@@ -120,7 +120,7 @@ def read_keys(source: RawRecords) -> tuple[NDArray[np.uint64], Numbers]:
     return np.array(keys, np.uint64), np.array(labels, np.int64) if labels else np.zeros(count, np.int64)
 
 
-def connected(keys: NDArray[np.uint64]) -> Numbers:
+def connect(keys: NDArray[np.uint64]) -> Numbers:
     """(K, N) -> (N,) the component of each record, numbered by their first records: those that have a key in common are in
     one."""
     from scipy.sparse import coo_matrix
@@ -149,7 +149,7 @@ def mixed_order(keys: NDArray[np.uint64], first: Numbers, labels: Numbers, seed:
     order has each label as often as the whole has."""
     numbers = np.arange(1, keys.shape[1] + 1, dtype=np.uint64)
     text = np.where(keys[-1] != 0, keys[-1], numbers)  # a record without text has only its number
-    shuffled = np.argsort(mixed(text[first] ^ mixed(np.array([seed], np.uint64))), kind="stable")
+    shuffled = np.argsort(mix_bits(text[first] ^ mix_bits(np.array([seed], np.uint64))), kind="stable")
     kinds = labels[first][shuffled]
     by_label = np.argsort(kinds, kind="stable")
     sizes = np.bincount(kinds)
@@ -160,7 +160,7 @@ def mixed_order(keys: NDArray[np.uint64], first: Numbers, labels: Numbers, seed:
     return order
 
 
-def mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64 (Steele et al. 2014): every bit of the result depends on every bit of x."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

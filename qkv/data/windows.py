@@ -65,7 +65,7 @@ def length(row: Row) -> int:
     return sum(len(window) - 1 for window in row)
 
 
-def packed(short: Sequence[Ids], size: int) -> list[Row]:
+def pack_windows(short: Sequence[Ids], size: int) -> list[Row]:
     """Rows of at most `size` places, each window put where it fits best (best fit; what is left over is padding)."""
     rows: list[Row] = []
     by_room: list[list[Row]] = [[] for _ in range(size + 1)]
@@ -86,7 +86,7 @@ def rows_of(found: Iterator[Ids] | Sequence[Ids], size: int, pack: bool, r: rand
     whole, short = [[w] for w in cut if len(w) > size], [w for w in cut if len(w) <= size]
     if r is not None:
         r.shuffle(short)
-    return whole + (packed(short, size) if pack else [[w] for w in short])
+    return whole + (pack_windows(short, size) if pack else [[w] for w in short])
 
 
 class Part(NamedTuple):

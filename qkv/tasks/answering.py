@@ -35,7 +35,7 @@ from qkv.models.output import Output
 from qkv.objectives import span
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import by_length, encoded, windows
+from qkv.tasks.windows import by_length, encode_texts, windows
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
@@ -86,8 +86,8 @@ class Cutter:
             raise QkvError(f"{most} tokens leave no room for a question and a text: raise max_length")
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[list[Window]]:
-        questions = encoded(self.tokenizer, [question for question, _ in pairs])
-        contexts = encoded(self.tokenizer, [context for _, context in pairs])
+        questions = encode_texts(self.tokenizer, [question for question, _ in pairs])
+        contexts = encode_texts(self.tokenizer, [context for _, context in pairs])
         rows = zip(questions, contexts, pairs, strict=True)
         return [list(self.cut(q.ids, c.ids, c.offsets, context)) for q, c, (_, context) in rows]
 
@@ -96,13 +96,13 @@ class Cutter:
     ) -> Iterator[Window]:
         head = [*self.before, *question[: min(MOST_QUESTION, self.room // 2)], *self.between]
         room = self.room + len(self.before) + len(self.between) - len(head)
-        places = [stripped(context, *place) for place in offsets]
+        places = [strip_span(context, *place) for place in offsets]
         for part in windows(len(pieces), room, max(1, min(STRIDE, room // 2))):
             ids = [*head, *pieces[part.start : part.stop], *self.after]
             yield Window(ids, len(head), places[part.start : part.stop])
 
 
-def stripped(text: str, start: int, end: int) -> tuple[int, int]:
+def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     """The same stretch without blanks at its ends."""
     kept = text[start:end]
     start += len(kept) - len(kept.lstrip())
@@ -249,7 +249,7 @@ class AnsweringTask(Task):
 
     def examples(self, records: Sequence[Record]) -> list[Window | Unusable]:
         """All windows of each record, or why it has none."""
-        places = [placed(*record[1:4]) for record in records]
+        places = [answer_span(*record[1:4]) for record in records]
         cuts = self.cut([(question, context) for question, context, *_ in records])
         found: list[Window | Unusable] = []
         for cut, place in zip(cuts, places, strict=True):
@@ -291,7 +291,7 @@ class AnsweringTask(Task):
             return None
         records, left_out = self.test_records(say)
         found = self.answers(network, records)
-        lines = [{"question": record[0], "answers": accepted(record), "found": one.text, "score": one.score, "start": one.start}
+        lines = [{"question": record[0], "answers": right_answers(record), "found": one.text, "score": one.score, "start": one.start}
                  for record, one in zip(records, found, strict=True)]  # fmt: skip
         write_text(folder / ANSWERED, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         return {"examples": len(records), "left_out": dict(left_out), "how": f"answers of up to {MOST_ANSWER} tokens",
@@ -304,7 +304,7 @@ class AnsweringTask(Task):
         return (f'qkv answer {folder} "Who?" --context FILE{maybe[0]}', f'model.answer("Who?", "A text."{maybe[1]})')
 
 
-def placed(context: str, answer: str, start: str) -> tuple[int, int] | Unusable | None:
+def answer_span(context: str, answer: str, start: str) -> tuple[int, int] | Unusable | None:
     """The characters of an answer, None where there is none, or what is wrong. Data sets have offsets that miss the answer;
     where it occurs exactly once there is no doubt which place is meant."""
     told = int(start) if start.isdecimal() else 0
@@ -318,14 +318,14 @@ def placed(context: str, answer: str, start: str) -> tuple[int, int] | Unusable 
     return told, told + len(answer)
 
 
-def accepted(record: Record) -> list[str]:
+def right_answers(record: Record) -> list[str]:
     """All right answers: the one that is learned, and those that others gave; [""] where there is none."""
     return [record[2], *record[4:]]
 
 
 def scores(found: Sequence[Answer], records: Sequence[Record]) -> list[Score]:
     """In per cent, as SQuAD counts: of several right answers, the one that the model's is most like."""
-    pairs = [(one.text, accepted(record)) for one, record in zip(found, records, strict=True)]
+    pairs = [(one.text, right_answers(record)) for one, record in zip(found, records, strict=True)]
     how = f"articles and punctuation left out|questions:{len(pairs)}"
     means = {name: 100 * sum(metric(*pair) for pair in pairs) / len(pairs) for name, metric in METRICS.items()}
     return [Score(name, value, f"metric:{name}|{how}") for name, value in means.items()]

@@ -31,7 +31,7 @@ from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Words
 from qkv.tasks.images import PictureTask, read
-from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, decoding_defaults, one_line, searched, settings
+from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, decoding_defaults, one_line, describe_search, settings
 from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
 
@@ -183,7 +183,7 @@ class CaptionsTask(PictureTask):
             Score("exact", exact(written, wanted), ""),
             *score(written, wanted),
         ]
-        return {"examples": len(records), "left_out": dict(self.left_out), "how": searched(decode),
+        return {"examples": len(records), "left_out": dict(self.left_out), "how": describe_search(decode),
                 **settings(decode),
                 "scores": [one.to_json() for one in scores]}  # fmt: skip
 

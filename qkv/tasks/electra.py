@@ -23,7 +23,7 @@ from qkv.models.output import Output
 from qkv.objectives import masked, replaced
 from qkv.tasks.base import Words
 from qkv.tasks.pretraining import Pretraining, hits, marks_of
-from qkv.tasks.windows import framed
+from qkv.tasks.windows import frame_rows
 from qkv.text.kinds import around
 
 WEIGHT = 50.0
@@ -69,7 +69,7 @@ class Electra(nn.Module):
         assert batch.inputs is not None and batch.targets is not None
         output = self.generator(batch)
         hidden = batch.targets != IGNORED  # (B, T)
-        written = batch.inputs.masked_scatter(hidden, drawn(output, hidden))
+        written = batch.inputs.masked_scatter(hidden, sample_tokens(output, hidden))
         wrong = hidden & (written != batch.targets)  # a lucky guess is the original word
         answers = wrong.long() if batch.mask is None else wrong.long().masked_fill(~batch.mask, IGNORED)
         asked = replace(batch, inputs=written, targets=answers)
@@ -77,7 +77,7 @@ class Electra(nn.Module):
 
 
 @torch.no_grad()
-def drawn(output: Output, hidden: Tensor) -> Tensor:
+def sample_tokens(output: Output, hidden: Tensor) -> Tensor:
     """(N,) a word for each hidden place, drawn from the generator's probabilities; no gradient goes through a choice."""
     return output.head(output.hidden[hidden]).float().softmax(-1).multinomial(1).squeeze(1)
 
@@ -115,8 +115,8 @@ class ReplacedTask(Pretraining):
 
     def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
         """[CLS] text [SEP], every hidden word a mask."""
-        rows = [corrupt.masked(ids, r, self.corrupt.rate, self.marks, kept=0, random_words=0) for ids in examples]
-        return framed(rows, self.gaps, self.config.pad_id)
+        rows = [corrupt.mask_tokens(ids, r, self.corrupt.rate, self.marks, kept=0, random_words=0) for ids in examples]
+        return frame_rows(rows, self.gaps, self.config.pad_id)
 
     def objective(self, output: Both, batch: Batch) -> Loss:  # type: ignore[override]
         """Divided by the number of masks, which are `rate` of the tokens: that makes it the sum of the two means."""

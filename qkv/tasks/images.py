@@ -74,10 +74,10 @@ def read(given: Sequence[Any], c: ModelConfig) -> Iterator[Tensor]:
     """Pictures of any kind in batches (B, C, H, W), opened as they are needed."""
     rows = max(1, ASKED // (1 + n_patches(c)))
     for at in range(0, len(given), rows):
-        yield normal(stacked([pixels(one, c.image_size or 0, c.n_channels) for one in given[at : at + rows]]))
+        yield normal(stack_pixels([pixels(one, c.image_size or 0, c.n_channels) for one in given[at : at + rows]]))
 
 
-def stacked(tables: Sequence[Pixels]) -> Tensor:
+def stack_pixels(tables: Sequence[Pixels]) -> Tensor:
     """(B, C, H, W), from 0 to 255."""
     return torch.from_numpy(np.stack(tables)).float()
 
@@ -137,7 +137,7 @@ class PictureTask(Task):
 
     def varied(self, tables: Sequence[Pixels]) -> Tensor:
         """Training pictures, varied as the recipe says: (B, C, H, W)."""
-        return normal(augment(stacked(tables), self.recipe.augment))
+        return normal(augment(stack_pixels(tables), self.recipe.augment))
 
 
 class ImagesTask(PictureTask):

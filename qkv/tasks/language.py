@@ -41,7 +41,7 @@ from qkv.parts.state import State
 from qkv.tasks.base import Say, Task, Words
 from qkv.tasks.losses import Losses, blocks, token_losses
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import encoded
+from qkv.tasks.windows import encode_texts
 from qkv.text.kinds import put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS
@@ -232,7 +232,9 @@ class LanguageTask(Task):
         """Of each document, behind which character of the whole text each predicted token ends; an end token ends where
         the token before it does. Cut and joined as the ids are, so that both have the same shape."""
         found, start = [], 0
-        for record, pieces in zip(text.records, encoded(self.tokenizer, [r[0] for r in text.records]), strict=True):
+        for record, pieces in zip(
+            text.records, encode_texts(self.tokenizer, [r[0] for r in text.records]), strict=True
+        ):
             places = [start + end for _, end in pieces.offsets]
             found += chunks(places, self.data.max_length, isinstance(record, Piece))
             start += len(record[0])

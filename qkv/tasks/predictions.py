@@ -97,7 +97,7 @@ def of_pictures(folder: Path) -> Predictions:
 
 def of_labels(said: list[str], right: list[str]) -> Predictions:
     """Accuracy by example; F1 and Matthews' correlation by the whole set."""
-    labelled(right)
+    check_labels(right)
     hits = np.array([p == r for p, r in zip(said, right, strict=True)], float)
     positive, answers = m.positive_class(right), np.array(said, object)
     whole = {name: Measure(answers, of_set(name, right, positive)) for name in ("macro_f1", "f1", "matthews")}
@@ -108,7 +108,7 @@ def of_set(name: str, right: list[str], positive: str) -> Callable[[Any], float]
     return lambda answers: 100 * m.METRICS[name](answers.tolist(), right, positive)
 
 
-def labelled(right: Sequence[str]) -> None:
+def check_labels(right: Sequence[str]) -> None:
     if not any(right):
         raise FileError("the test set has no labels: give one that has, with --data FILE")
 
@@ -120,7 +120,7 @@ def mean(units: Any) -> float:
 def of_numbers(folder: Path) -> Predictions:
     """index, prediction, label. What is exchanged between systems are ranks and standard scores, for their scales may differ."""
     rows = rows_of(folder / "test.predictions.tsv", 3, header=True)
-    labelled([row[2] for row in rows])
+    check_labels([row[2] for row in rows])
     said, right = (np.array([float(row[i]) for row in rows]) for i in (1, 2))
     standard = (said - said.mean()) / (said.std() or 1.0)
     order, wanted = m.ranks(right.tolist()), right.tolist()

@@ -37,7 +37,7 @@ from qkv.tasks.base import Say, Task, Words, held_out, usable
 from qkv.tasks.losses import window_losses
 from qkv.tasks.translation import collate_pairs
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import by_length, framed
+from qkv.tasks.windows import by_length, frame_rows
 from qkv.text.kinds import around, put_around
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS
@@ -287,8 +287,8 @@ class MaskedTask(Pretraining):
     def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
         if self.pairs:
             return self.spoil_pairs(examples, r)
-        rows = [corrupt.masked(ids, r, self.corrupt.rate, self.marks) for ids in examples]
-        return framed(rows, self.gaps, self.config.pad_id)
+        rows = [corrupt.mask_tokens(ids, r, self.corrupt.rate, self.marks) for ids in examples]
+        return frame_rows(rows, self.gaps, self.config.pad_id)
 
     def spoil_pairs(self, groups: Sequence[Group], r: random.Random) -> Batch:
         """[CLS] first [SEP] second [SEP]; answers 0 where the second follows the first."""
@@ -296,7 +296,7 @@ class MaskedTask(Pretraining):
         begin, between, end = self.gaps
         rows, asked, segments = [], [], []
         for first, second, _ in pairs:
-            ids, targets = corrupt.masked([*first, *second], r, self.corrupt.rate, self.marks)
+            ids, targets = corrupt.mask_tokens([*first, *second], r, self.corrupt.rate, self.marks)
             cut = len(first)
             rows.append([*begin, *ids[:cut], *between, *ids[cut:], *end])
             gaps = [[IGNORED] * len(gap) for gap in self.gaps]
@@ -390,6 +390,6 @@ class DenoisingTask(Pretraining):
         super().__init__(recipe, config, words)
 
     def spoil(self, examples: Sequence[Any], r: random.Random) -> Batch:
-        fill = partial(corrupt.infilled, r=r, rate=self.corrupt.rate, mean=self.corrupt.span, mask=self.mask)
-        pairs = [(fill(corrupt.permuted(ids, r, self.stops)), list(ids)) for ids in examples]
+        fill = partial(corrupt.infill, r=r, rate=self.corrupt.rate, mean=self.corrupt.span, mask=self.mask)
+        pairs = [(fill(corrupt.permute_sentences(ids, r, self.stops)), list(ids)) for ids in examples]
         return collate_pairs(pairs, self.config)

@@ -203,7 +203,7 @@ class TranslationTask(Task):
         written = self.written(network, sources, say)
         for name, texts in ((SOURCE, sources), (REFERENCE, references), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
-        return {"examples": len(sources), "left_out": dict(left_out), "how": searched(self.recipe.decode),
+        return {"examples": len(sources), "left_out": dict(left_out), "how": describe_search(self.recipe.decode),
                 **settings(self.recipe.decode), "scores": self.scores(written, references)}  # fmt: skip
 
     def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ class TranslationTask(Task):
 
     def written(self, network: Any, texts: list[str], say: Say) -> list[str]:
         """What the network makes of some texts, searched for as [decode] says."""
-        say(f"reading the test set: {len(texts):,} texts, {searched(self.recipe.decode)}")
+        say(f"reading the test set: {len(texts):,} texts, {describe_search(self.recipe.decode)}")
         device = next(network.parameters()).device
         network = pack(network) if device.type == "cpu" else network
         found = self.translator(network).translate(texts, self.request())
@@ -273,7 +273,7 @@ def settings(decode: DecodeConfig) -> dict[str, Any]:
     return {name: getattr(decode, name) for name in ("beam", "length_penalty", "length_formula", "extra_length")}
 
 
-def searched(decode: DecodeConfig) -> str:
+def describe_search(decode: DecodeConfig) -> str:
     """How it is searched for, in words."""
     if decode.beam == 1:
         return "greedy"

@@ -11,7 +11,7 @@ from qkv.batch import IGNORED, Batch, pad
 from qkv.text.tokenizer import Tokenizer, in_words
 
 
-def encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tokenizers.Encoding]:
     """Pieces with their places in the text, and nothing around them. All of it is text: "[SEP]" is five characters."""
     with in_words():
         return tokenizer.literal.encode_batch(list(texts), add_special_tokens=False)
@@ -23,7 +23,7 @@ def pieces_of_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) ->
     nothing is left (a lone control character) is the unknown token, so that every word has a piece."""
     unknown = [unknown_id(tokenizer)]
     found = []
-    for words, text in zip(sentences, encoded(tokenizer, [" ".join(words) for words in sentences]), strict=True):
+    for words, text in zip(sentences, encode_texts(tokenizer, [" ".join(words) for words in sentences]), strict=True):
         ends: list[int] = []  # of each word, in characters
         for word in words:
             ends.append((ends[-1] + 1 if ends else 0) + len(word))
@@ -39,7 +39,9 @@ def unknown_id(tokenizer: Tokenizer) -> int:
     return next((i for name in ("[UNK]", "<unk>") if (i := tokenizer.id_of(name)) is not None), 0)
 
 
-def framed(rows: Sequence[tuple[Sequence[int], Sequence[int]]], gaps: Sequence[Sequence[int]], pad_id: int) -> Batch:
+def frame_rows(
+    rows: Sequence[tuple[Sequence[int], Sequence[int]]], gaps: Sequence[Sequence[int]], pad_id: int
+) -> Batch:
     """(ids, targets) side by side, each with the special tokens `gaps` before and behind it, of which nothing is asked."""
     begin, end = gaps
     inputs, mask = pad([[*begin, *ids, *end] for ids, _ in rows], pad_id)  # (B, T) each

@@ -8,7 +8,7 @@ def plural(count: int, nouns: str) -> str:
     return f"{count:,} {nouns.removesuffix('s') if count == 1 else nouns}"
 
 
-def spoken(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """90 s, 2.5 min, 40 min, 2.0 h."""
     if seconds < 100:
         return f"{seconds:.0f} s"

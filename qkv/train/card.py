@@ -9,7 +9,7 @@ from typing import Any
 from qkv.config import CorpusConfig, DataConfig
 from qkv.evaluate.baseline import describe_baseline
 from qkv.tasks.base import Task
-from qkv.text.wording import plural, spoken
+from qkv.text.wording import format_duration, plural
 from qkv.train.report import digits, in_words
 
 LICENCE = "unknown: set by the data"
@@ -169,7 +169,7 @@ def training(task: Task, results: dict[str, Any]) -> list[str]:
     smoothing = f", label smoothing {task.smoothing:g}" if task.smoothing else ""
     speed = f", {t['target_tokens_per_second']:,} {task.unit}/s" if "target_tokens_per_second" in t else ""
     return [
-        f"- {t['updates']:,} steps, {t['epochs']:,} epochs, {spoken(60 * t['minutes'])}{speed}; ended: {t['ended']}",
+        f"- {t['updates']:,} steps, {t['epochs']:,} epochs, {format_duration(60 * t['minutes'])}{speed}; ended: {t['ended']}",
         f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {t['warmup']:,} warm-up steps){smoothing}, "
         f"dropout {task.config.dropout:g}, seed {t['seed']}",
         f"- {plural(t['workers'], 'workers')} with {plural(t['threads'], 'threads')} each on {plural(t['cores'], 'cores')}, "

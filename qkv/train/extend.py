@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from qkv.config import CorpusConfig, Recipe, Strict, TrainConfig, format_value
 from qkv.convert.files import read_json, some
 from qkv.errors import FileError, QkvError
-from qkv.text.wording import spoken
+from qkv.text.wording import format_duration
 from qkv.train import checkpoint
 from qkv.train.loop import ended, share_done
 from qkv.train.schedule import learning_rate
@@ -69,7 +69,7 @@ def extend(folder: Path, recipe: R, read: Callable[[Path], R], say: Callable[[st
 
 def in_units(name: str, value: Any) -> str:
     """Format a value; a time budget in seconds, minutes or hours."""
-    return spoken(60 * value) if name == "train.time_budget" and value is not None else format_value(value)
+    return format_duration(60 * value) if name == "train.time_budget" and value is not None else format_value(value)
 
 
 def old_recipe(folder: Path, read: Callable[[Path], R]) -> R:

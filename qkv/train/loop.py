@@ -25,7 +25,7 @@ from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.parts.state import State
 from qkv.tasks.base import Task
-from qkv.text.wording import spoken
+from qkv.text.wording import format_duration
 from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import optimizer
@@ -246,7 +246,7 @@ def ended(p: Progress, c: TrainConfig) -> str:
     if c.patience and p.waited >= c.patience:
         return f"no better score in {p.waited} evaluations"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
-        return f"the time budget of {spoken(60 * c.time_budget)} is over"
+        return f"the time budget of {format_duration(60 * c.time_budget)} is over"
     if c.epochs is not None and p.position.passes >= c.epochs:
         return f"train.epochs = {c.epochs:g} is reached"
     return "all steps are done" if p.step >= c.steps else ""

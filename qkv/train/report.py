@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from qkv.convert.huggingface import exportable
 from qkv.tasks.base import Task
-from qkv.text.wording import plural, spoken
+from qkv.text.wording import format_duration, plural
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import share_done, updates_left
@@ -80,7 +80,7 @@ class Report:
         count = sum(p.numel() for p in t.network.parameters())
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
-        budget = f", at most {spoken(60 * self.train.time_budget)}" if self.train.time_budget else ""
+        budget = f", at most {format_duration(60 * self.train.time_budget)}" if self.train.time_budget else ""
         budget += (
             f", at most {self.train.epochs:g} epoch{'' if self.train.epochs == 1 else 's'}" if self.train.epochs else ""
         )
@@ -135,7 +135,9 @@ class Report:
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
     def speed(self) -> str:
-        return f", {self.pace.rate:,.0f} {self.unit}/s, {spoken(self.left())} to go" if self.pace.tokens else ""
+        return (
+            f", {self.pace.rate:,.0f} {self.unit}/s, {format_duration(self.left())} to go" if self.pace.tokens else ""
+        )
 
     def estimate(self) -> None:
         """Print how long it will take, once the first updates have shown their rate, and again when that has changed."""
@@ -147,9 +149,7 @@ class Report:
         if fitting < ENOUGH_UPDATES or not forecast.corrects(self.forecast):
             return
         again, self.forecast = "" if self.forecast is None else "corrected forecast: ", forecast
-        whole = (
-            f"{again}about {spoken(self.left())} for {fitting:,} more updates at {self.pace.rate:,.0f} {self.unit}/s"
-        )
+        whole = f"{again}about {format_duration(self.left())} for {fitting:,} more updates at {self.pace.rate:,.0f} {self.unit}/s"
         last = self.training.progress.step + wanted
         some = "" if fitting == wanted else f"; the time budget ends the run before all {last:,} updates are done"
         on_cpu = next(self.training.network.parameters()).device.type == "cpu"

@@ -7,7 +7,7 @@ import platform
 from typing import Any
 
 import qkv
-from qkv.text.wording import spoken
+from qkv.text.wording import format_duration
 from qkv.train.card import LICENCE, origin
 from qkv.train.report import digits
 from qkv.vectors import kernel
@@ -62,6 +62,6 @@ def card(r: VectorsRun, name: str) -> str:
         "## Training\n",
         f"- {c.model}, {how}, window up to {c.window}, subsampling threshold {c.sample:g}",
         f"- {t['epochs']} epochs, learning rate {c.learning_rate:g} to {c.last_rate:g}, seed {t['seed']}, workers: {t['workers']}; "
-        f"{spoken(60 * t['minutes'])}, {t['words_per_second']:,} words/s\n",
+        f"{format_duration(60 * t['minutes'])}, {t['words_per_second']:,} words/s\n",
         f"## Licence\n\n{LICENCE}. State the licence of the training data here.\n",
     ])  # fmt: skip

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from rich.progress import BarColumn, Progress, TextColumn
 
-from qkv.text.wording import plural, spoken
+from qkv.text.wording import format_duration, plural
 from qkv.train.report import Report
 from qkv.vectors import kernel
 from qkv.vectors.state import VectorsRun
@@ -64,7 +64,7 @@ class Bar:
         left = (
             (1 - self.done()) * self.run.recipe.vectors.epochs * int(self.run.vocabulary.counts.sum()) / max(rate, 1e-9)
         )
-        return f", {rate:,.0f} words/s, {spoken(left)} left"
+        return f", {rate:,.0f} words/s, {format_duration(left)} left"
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.bar:
