@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qkv.look.embedding_space import Neighbours
     from qkv.look.look import Look
     from qkv.look.probe import Contexts
-    from qkv.tasks.classification import Answer
+    from qkv.tasks.classification import Classification
     from qkv.tasks.fill import Filled
     from qkv.tasks.inspection import Looker
     from qkv.tasks.tagging import Tagged
@@ -135,7 +135,7 @@ class Model(BaseModel):
 
     # --- classifying, tagging and answering
 
-    def classify(self, texts: Sequence[Any], top_k: int | None = None) -> list[Answer]:
+    def classify(self, texts: Sequence[Any], top_k: int | None = None) -> list[Classification]:
         """Classify texts, pairs of texts or pictures: (label, probability, probabilities, score, cut) for each.
 
         texts: a list of texts, of (first, second) pairs, or of pictures (paths, Pillow images, arrays of uint8 pixels).
@@ -179,9 +179,9 @@ class Model(BaseModel):
         no_answer: allow the model to say that there is none (an empty text).
         max_answer: longest answer in tokens.
         """
-        from qkv.tasks.answering import Reader
+        from qkv.tasks.answering import QuestionAnswerer
 
-        reader = Reader(self.config, self.network, self.words())
+        reader = QuestionAnswerer(self.config, self.network, self.words())
         if isinstance(question, str):
             if not isinstance(context, str):
                 raise QkvError("one question is about one context; several are a list, and so are their contexts")

@@ -23,11 +23,11 @@ from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.tasks.answering import (
     ANSWERED,
-    Answer,
     AnsweringTask,
-    Cutter,
-    Reader,
-    Window,
+    AnswerSpan,
+    ContextCutter,
+    ContextWindow,
+    QuestionAnswerer,
     answer_span,
     collate,
     scores,
@@ -47,13 +47,13 @@ def config(**fields: Any) -> ModelConfig:
     return ModelConfig(**{**base, **fields})
 
 
-def reader(tokenizer: Tokenizer = TOKENIZERS["wordpiece"], **fields: Any) -> Reader:
+def reader(tokenizer: Tokenizer = TOKENIZERS["wordpiece"], **fields: Any) -> QuestionAnswerer:
     torch.manual_seed(0)
     c = config(**fields)
     network = build(c).eval()
     with torch.no_grad():
         network.head.output.weight.mul_(5)  # type: ignore[union-attr, operator]  # so that one span stands out
-    return Reader(c, network, tokenizer)
+    return QuestionAnswerer(c, network, tokenizer)
 
 
 # --- windows
@@ -63,7 +63,7 @@ def reader(tokenizer: Tokenizer = TOKENIZERS["wordpiece"], **fields: Any) -> Rea
 @pytest.mark.parametrize("most", [12, 20, 500])
 def test_windows_hold_question_and_context(kind: str, most: int) -> None:
     tokenizer = TOKENIZERS[kind]
-    cut = Cutter(config(), tokenizer, most)
+    cut = ContextCutter(config(), tokenizer, most)
     (found,) = cut([(QUESTION, CONTEXT)])
     question, context = tokenizer.plain([QUESTION, CONTEXT])
     seen = set[tuple[int, int]]()
@@ -81,7 +81,7 @@ def test_windows_hold_question_and_context(kind: str, most: int) -> None:
 
 
 def test_segments_tell_question_from_context() -> None:
-    cut = Cutter(config(), TOKENIZERS["wordpiece"], 100)
+    cut = ContextCutter(config(), TOKENIZERS["wordpiece"], 100)
     (window,), (other,) = cut([(QUESTION, CONTEXT), ("Who?", "Foxes.")])
     batch = collate([window, other], config())
     assert batch.segments is not None and batch.inputs is not None and batch.mask is not None
@@ -96,7 +96,7 @@ def test_hugging_face_reads_the_same() -> None:
     tokenizer = TOKENIZERS["wordpiece"]
     fast = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend)
     theirs = fast(QUESTION, CONTEXT, return_offsets_mapping=True, return_token_type_ids=True)
-    ((window,),) = Cutter(config(), tokenizer, 200)([(QUESTION, CONTEXT)])
+    ((window,),) = ContextCutter(config(), tokenizer, 200)([(QUESTION, CONTEXT)])
     assert window.ids == theirs.input_ids
     assert collate([window], config()).segments[0].tolist() == theirs.token_type_ids  # type: ignore[index]
     assert window.offsets == [
@@ -113,7 +113,7 @@ def test_the_best_span_is_the_best_of_all(seed: int, longest: int, length: int, 
     """Against trying every pair of places, one window beside a longer one; blank pieces are no places."""
     logits = 3 * torch.randn(2, 14, 2, generator=torch.Generator().manual_seed(seed))
     places = [(i, i + (i != blank)) for i in range(length)]
-    rows = [Window([0] * (length + 4), 3, places), Window([0] * 14, 2, [(i, i + 1) for i in range(11)])]
+    rows = [ContextWindow([0] * (length + 4), 3, places), ContextWindow([0] * 14, 2, [(i, i + 1) for i in range(11)])]
     for row, window, (score, first, last, nothing) in zip(logits, rows, spans(logits, rows, longest), strict=True):
         legal = [window.first + i for i, (a, b) in enumerate(window.offsets) if a < b]
         starts, ends = (
@@ -224,9 +224,9 @@ def test_several_questions_about_one_text() -> None:
 def test_wrong_models_are_said() -> None:
     c = config(head="tags")
     with pytest.raises(QkvError, match='task = "answering"'):
-        Reader(c, build(c), TOKENIZERS["wordpiece"])
+        QuestionAnswerer(c, build(c), TOKENIZERS["wordpiece"])
     with pytest.raises(QkvError, match="no room"):
-        Cutter(config(), TOKENIZERS["wordpiece"], 4)
+        ContextCutter(config(), TOKENIZERS["wordpiece"], 4)
 
 
 # --- learning
@@ -292,12 +292,12 @@ def test_what_cannot_answer_is_said_at_once() -> None:
 def test_of_several_right_answers_the_best_counts() -> None:
     """SQuAD's dev set has what several people said; to be like one of them is enough."""
     record = ("Who?", "the old king slept", "the old king", "0", "king", "the king")
-    asked = [Answer(text, 1.0, 0, 0) for text in ("king", "old king", "slept")]
+    asked = [AnswerSpan(text, 1.0, 0, 0) for text in ("king", "old king", "slept")]
     best = [{s.name: s.value for s in scores([one], [record])} for one in asked]
     assert best == [{"f1": 100, "exact": 100}, {"f1": 100, "exact": 100}, {"f1": 0, "exact": 0}]
     first = {s.name: s.value for s in scores(asked[:1], [record[:4]])}
     assert first == {"f1": pytest.approx(200 / 3), "exact": 0}
-    assert scores([Answer("", 1.0, 0, 0)], [("Who?", "text", "", "-1")])[1].value == 100
+    assert scores([AnswerSpan("", 1.0, 0, 0)], [("Who?", "text", "", "-1")])[1].value == 100
 
 
 @pytest.fixture(scope="module")

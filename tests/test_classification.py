@@ -23,8 +23,8 @@ from qkv.tasks.classification import (
     PREDICTIONS,
     ClassificationTask,
     Classifier,
-    Reader,
     RegressionTask,
+    TextEncoder,
     collate,
     ends,
     shares,
@@ -103,7 +103,7 @@ def test_texts_and_pairs_are_read_as_hugging_face_reads_them(first: str, second:
     tokenizer = TOKENIZERS["wordpiece"]
     theirs = as_hugging_face(tokenizer)
     wanted = theirs(first, second, truncation="longest_first", max_length=most)
-    (row,) = Reader(config(), tokenizer, most)([first if second is None else (first, second)])
+    (row,) = TextEncoder(config(), tokenizer, most)([first if second is None else (first, second)])
     assert list(row.ids) == wanted["input_ids"] and list(row.segments) == wanted["token_type_ids"]
     whole = theirs(first, second)["input_ids"]
     assert row.cut == (len(whole) > most)
@@ -126,7 +126,7 @@ def test_of_a_long_text_both_ends_are_kept_or_the_start(text: list[int], keep: i
 
 def test_a_model_says_which_part_of_a_long_text_it_reads() -> None:
     words = "the quick brown fox jumps over the lazy dog again and again"
-    start, both = (Reader(config(keep=keep), TOKENIZERS[KINDS[0]], 8)([words])[0] for keep in ("start", "ends"))
+    start, both = (TextEncoder(config(keep=keep), TOKENIZERS[KINDS[0]], 8)([words])[0] for keep in ("start", "ends"))
     assert start.cut and both.cut and len(start.ids) == len(both.ids) == 8
     whole = TOKENIZERS[KINDS[0]].plain([words])[0]
     assert list(start.ids[1:-1]) == whole[:6] and list(both.ids[1:-1]) == whole[:3] + whole[-3:]
@@ -135,7 +135,7 @@ def test_a_model_says_which_part_of_a_long_text_it_reads() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_something_stands_between_two_texts(kind: str) -> None:
     """Also with tokenizers that put nothing around a text by themselves: the model's begin and end tokens."""
-    reader = Reader(config(), TOKENIZERS[kind], 60)
+    reader = TextEncoder(config(), TOKENIZERS[kind], 60)
     one, two = (TOKENIZERS[kind].plain([text])[0] for text in ("the fox", "lazy dogs"))
     row, single = reader([("the fox", "lazy dogs"), "the fox"])
     middle = len(row.ids) - len(two) - 1
@@ -146,7 +146,7 @@ def test_something_stands_between_two_texts(kind: str) -> None:
 
 def test_a_model_of_one_segment_has_only_segment_zero() -> None:
     """RoBERTa: two texts, one row of the segment table."""
-    (row,) = Reader(config(n_segments=1), TOKENIZERS["wordpiece"], 60)([("the fox", "lazy dogs")])
+    (row,) = TextEncoder(config(n_segments=1), TOKENIZERS["wordpiece"], 60)([("the fox", "lazy dogs")])
     assert set(row.segments) == {0}
     assert collate([row], config(n_segments=0)).segments is None
 

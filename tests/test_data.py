@@ -19,7 +19,7 @@ from qkv.data.batching import Batches, Position
 from qkv.data.distinct import Distinct
 from qkv.data.lines import MAX_LINE, Lines, lines
 from qkv.data.mixture import Mixture
-from qkv.data.sources import Corpus, GrammarSource, InMemorySource, Parallel, Table
+from qkv.data.sources import Corpus, GrammarSource, InMemorySource, Parallel, TableSource
 from qkv.errors import FileError, QkvError
 
 
@@ -64,7 +64,7 @@ def test_passing_over_lines_is_reading_and_dropping_them(ending: str, texts: lis
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_bytes("\ufeffen\tde\na\tA\n".encode())
-    assert records(Table(tmp_path / "x.tsv", ["en", "de"])) == [("a", "A")]
+    assert records(TableSource(tmp_path / "x.tsv", ["en", "de"])) == [("a", "A")]
     (tmp_path / "x").write_bytes("\ufeff\ufeffa\n\ufeffb".encode())
     assert list(lines(tmp_path / "x")) == ["\ufeffa", "\ufeffb"]
 
@@ -77,7 +77,11 @@ def corpora(place: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> list[Cor
     for name, make in {"t.tsv": "\t".join, "t.csv": ",".join, "en": lambda r: r[0], "de": lambda r: r[1]}.items():
         (place / name).write_text("".join(make(row) + "\n" for row in rows))
     (place / "t.jsonl").write_text("".join(json.dumps(dict(zip(("a", "b"), row, strict=True))) + "\n" for row in rows))
-    tables = [Table(place / "t.tsv", [0, 1]), Table(place / "t.csv", [0, 1]), Table(place / "t.jsonl", ["a", "b"])]
+    tables = [
+        TableSource(place / "t.tsv", [0, 1]),
+        TableSource(place / "t.csv", [0, 1]),
+        TableSource(place / "t.jsonl", ["a", "b"]),
+    ]
     return [Parallel([place / "en", place / "de"]), *tables, InMemorySource(rows)]
 
 
@@ -134,24 +138,24 @@ def test_parallel_files_stay_in_step_and_unequal_ones_are_refused(tmp_path: Path
 
 def test_tables(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text('a "b\tB\nonly one\nc\tC\td\n')
-    table = Table(tmp_path / "x.tsv", [0, 1])
+    table = TableSource(tmp_path / "x.tsv", [0, 1])
     assert records(table) == [('a "b', "B"), ("c", "C")] and table.skipped == {"too few columns": 1}
     (tmp_path / "x.csv").write_text('id,en,de\n1,"a, b",A\n')
-    assert records(Table(tmp_path / "x.csv", ["de", "en"])) == [("A", "a, b")]
+    assert records(TableSource(tmp_path / "x.csv", ["de", "en"])) == [("A", "a, b")]
     (tmp_path / "open.csv").write_text('id,en,de\n1,"a\nb",A\n2,"c,C\n3,d,D\n')
     with pytest.raises(
         FileError, match=r"the row that begins in line 4: a quotation that does not end; is a quotation mark"
     ):
-        records(Table(tmp_path / "open.csv", ["de", "en"]))
+        records(TableSource(tmp_path / "open.csv", ["de", "en"]))
     (tmp_path / "marks.csv").write_text(
         '1,5" pipe,"a ""b"""\n2,x,"y\n"'
     )  # marks within a cell, and an end without a line end
-    assert records(Table(tmp_path / "marks.csv", [1, 2])) == [('5" pipe', 'a "b"'), ("x", "y\n")]
+    assert records(TableSource(tmp_path / "marks.csv", [1, 2])) == [('5" pipe', 'a "b"'), ("x", "y\n")]
     (tmp_path / "x.jsonl").write_text('{"en": "a", "de": "A"}\nno\n{"en": 1}\n')
-    table = Table(tmp_path / "x.jsonl", ["en", "de"])
+    table = TableSource(tmp_path / "x.jsonl", ["en", "de"])
     assert records(table) == [("a", "A")] and sum(table.skipped.values()) == 2
     with pytest.raises(FileError, match="no column 'fr'; its header is id, en, de"):
-        records(Table(tmp_path / "x.csv", ["fr"]))
+        records(TableSource(tmp_path / "x.csv", ["fr"]))
 
 
 def test_the_grammar_source_goes_on_where_it_stopped() -> None:
@@ -251,5 +255,5 @@ def test_no_example_left_is_said() -> None:
 def test_a_header_over_several_lines_is_shown_in_one(tmp_path):
     (tmp_path / "a.csv").write_text('"a man,\na dog",yes\nb,no\n')
     with pytest.raises(FileError, match="no column 'text'") as caught:
-        list(Table(tmp_path / "a.csv", ("text", "label")).read())
+        list(TableSource(tmp_path / "a.csv", ("text", "label")).read())
     assert "\n" not in str(caught.value)

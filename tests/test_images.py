@@ -218,13 +218,13 @@ def test_a_folder_is_read_class_by_class_and_shared_out(classes: Path) -> None:
     recipe = folder_recipe(classes)
     assert recipe.data is not None and recipe.data.test is not None
     parts = [
-        pictures(c, recipe.data, SMALL, "train").source.read()
+        pictures(c, recipe.data, SMALL, "train", ImagesTask.schema).source.read()
         for c in (*recipe.data.train, recipe.data.valid, recipe.data.test)
     ]
     assert [record for part in parts for _, record in part] == rows
     task = opened(recipe)
     assert task.config.labels == ("black", "white") and task.config.n_classes == 2
-    skipped = next(iter(pictures(CorpusConfig(images="all"), recipe.data, SMALL, "").read()))
+    skipped = next(iter(pictures(CorpusConfig(images="all"), recipe.data, SMALL, "", ImagesTask.schema).read()))
     assert skipped[1][0].shape == (1, 8, 8)
     with pytest.raises(FileError, match="not a folder"):
         listing(classes / "nowhere")

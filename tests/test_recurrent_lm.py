@@ -19,7 +19,7 @@ from qkv.batch import IGNORED, Batch
 from qkv.config import ModelConfig, Recipe, TrainConfig, load_recipe
 from qkv.convert.files import read_tensors
 from qkv.data.corpora import corpus
-from qkv.data.windows import Part, Streams, chunks, length, side_by_side
+from qkv.data.windows import Streams, StreamWindow, chunks, length, side_by_side
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.inputs import carries
@@ -175,7 +175,7 @@ def streams(sizes: list[int], size: int = 4, tokens: int = 12, together: int = 1
     return found
 
 
-def one_epoch(found: Streams) -> list[list[Part]]:
+def one_epoch(found: Streams) -> list[list[StreamWindow]]:
     batches = []
     for batch in found:
         if found.position.epoch > 0:

@@ -22,7 +22,7 @@ from qkv.config import DataConfig
 from qkv.config.strict import checked
 from qkv.data.corpora import corpus
 from qkv.data.raw_records import RawRecords
-from qkv.data.sources import Parallel, Table
+from qkv.data.sources import Parallel, TableSource
 from qkv.data.split import SPLITS, connect, plan
 from qkv.data.tagged import ConllSource
 from qkv.errors import QkvError
@@ -66,7 +66,7 @@ def write_table(path: Path, rows: list[tuple[str, ...]], names: tuple[str, ...])
 
 def read_splits(out: Path, ending: str, columns: tuple[str, ...]) -> dict[str, list]:
     found = {name: out / f"{name}{ending}" for name in SPLITS if (out / f"{name}{ending}").exists()}
-    return {name: [record for _, record in Table(path, columns).read()] for name, path in found.items()}
+    return {name: [record for _, record in TableSource(path, columns).read()] for name, path in found.items()}
 
 
 # --- tables

@@ -20,7 +20,7 @@ from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe, TrainConfi
 from qkv.convert import folder as ours
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
-from qkv.tasks.tagging import TAGGED, WORD, Cutter, Tagger, TaggingTask, looks_like_entities
+from qkv.tasks.tagging import TAGGED, WORD, SentenceCutter, Tagger, TaggingTask, looks_like_entities
 from qkv.tasks.windows import by_length, pieces_of_words, unknown_id, windows
 from qkv.text.kinds import around, put_around
 from qkv.text.tokenizer import Tokenizer
@@ -122,12 +122,12 @@ def test_batches_by_length_hold_each_row_once(lengths: list[int], tokens: int) -
 def test_every_word_is_decided_once_where_its_first_piece_is(words: list[str], most: int) -> None:
     tokenizer = TOKENIZERS["wordpiece"]
     (pieces,) = pieces_of_words(tokenizer, [words])
-    (cut,) = Cutter(config(), tokenizer, most)([words])
+    (cut,) = SentenceCutter(config(), tokenizer, most)([words])
     assert sorted(word for window in cut for word in window.words) == list(range(len(words)))
     assert all(len(window.ids) <= most for window in cut)
     for window in cut:
         assert [window.ids[place] for place in window.places] == [pieces[word][0] for word in window.words]
-    (whole,) = Cutter(config(), tokenizer, 1000)([words])
+    (whole,) = SentenceCutter(config(), tokenizer, 1000)([words])
     assert [list(window.ids) for window in whole] == [tokenizer.encode(" ".join(words))]
     if len(whole[0].ids) <= most:
         assert cut == whole
@@ -146,7 +146,7 @@ def test_windows_decide_as_the_whole_where_words_do_not_look_around() -> None:
 
 def test_a_word_of_a_long_sentence_sees_its_neighbours() -> None:
     """It is decided in a window where at least a quarter of the room is on each side of it, or where the sentence ends."""
-    cut = Cutter(config(), TOKENIZERS["characters"], 22)  # room for 20 characters
+    cut = SentenceCutter(config(), TOKENIZERS["characters"], 22)  # room for 20 characters
     (found,) = cut([["a"] * 40])
     last = len(found) - 1
     for number, window in enumerate(found):
@@ -203,7 +203,7 @@ def test_wrong_models_and_arguments_are_said() -> None:
     with pytest.raises(QkvError, match='task = "tagging"'):
         Tagger(c, build(c), TOKENIZERS["wordpiece"])
     with pytest.raises(QkvError, match="no room"):
-        Cutter(config(), TOKENIZERS["wordpiece"], 2)
+        SentenceCutter(config(), TOKENIZERS["wordpiece"], 2)
     with pytest.raises(QkvError, match=r"pass \[text\]"):
         t = tagger()
         qkv.Model(t.config, t.network, TOKENIZERS["wordpiece"], "cpu").tag("The fox.")

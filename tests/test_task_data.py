@@ -23,7 +23,7 @@ from qkv.data.documents import Documents
 from qkv.data.grammar import split_of
 from qkv.data.grammar_tasks import GrammarRecords
 from qkv.data.lines import MAX_LINE
-from qkv.data.sources import Corpus, InMemorySource, Piece, Record
+from qkv.data.sources import Corpus, InMemorySource, PartialRecord, Record
 from qkv.data.stdlib import StandardLibrary
 from qkv.data.stdlib import split_of as module_split
 from qkv.data.tagged import ConllSource
@@ -94,10 +94,10 @@ def test_files_keep_every_character_and_shares_cut_them(
             found = records(source)
             assert "".join(text for (text,) in found) == wanted
             assert all(0 < len(text) < 2 * piece for (text,) in found)
-            assert not isinstance(found[-1], Piece)  # the last of a document is marked by being none
+            assert not isinstance(found[-1], PartialRecord)  # the last of a document is marked by being none
             goes_on(source)
         if any(text.strip() for text in texts):
-            ends = sum(not isinstance(record, Piece) for record in records(Documents(paths)))
+            ends = sum(not isinstance(record, PartialRecord) for record in records(Documents(paths)))
             assert ends == sum(bool(text.strip()) for text in texts)
 
 
@@ -116,7 +116,7 @@ def test_what_a_document_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             goes_on(source)
     monkeypatch.setattr(documents, "PIECE", 3)
     found = records(made("language", root=tmp_path, files=("b.txt.gz",), documents="lines"))
-    assert found == [("fou",), ("r",)] and [isinstance(r, Piece) for r in found] == [True, False]
+    assert found == [("fou",), ("r",)] and [isinstance(r, PartialRecord) for r in found] == [True, False]
 
 
 def test_the_split_of_nanogpt(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def official(folder: str) -> dict[str, str]:
     return files | {"test_matched.tsv" if folder == "MNLI" else "test.tsv": text(unlabelled)}
 
 
-def texts_of(task: glue.Glue) -> list[str]:
+def texts_of(task: glue.GlueTask) -> list[str]:
     return [names[0] for names in task.texts]
 
 

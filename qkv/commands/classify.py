@@ -18,7 +18,7 @@ from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.api import Model
-    from qkv.tasks.classification import Answer
+    from qkv.tasks.classification import Classification
 
 FILE = typer.Argument(
     metavar="[FILE]", show_default=False,
@@ -104,7 +104,7 @@ def split_pair(line: Line, pairs: bool) -> tuple[Any, str]:
     return tuple(parts), "" if len(parts) == 2 else f"a pair is two texts separated by a tab, given {len(parts)}"
 
 
-def format_answer(one: Answer | None, problem: str, as_json: bool, top_k: int, picture: str = "") -> str:
+def format_answer(one: Classification | None, problem: str, as_json: bool, top_k: int, picture: str = "") -> str:
     """Format one answer as a line."""
     if as_json:
         given = {"picture": picture} if picture else {}

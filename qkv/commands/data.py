@@ -15,8 +15,8 @@ from qkv.commands.common import Json, writing
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qkv.data.inspect import Report
-    from qkv.data.sources import Table
+    from qkv.data.inspect import CorpusReport
+    from qkv.data.sources import TableSource
 
 app = typer.Typer(help="Inspect a corpus before training on it, or fetch a public data set.", no_args_is_help=True)
 
@@ -120,26 +120,26 @@ def is_table(path: Path) -> bool:
     return any(suffix in (".tsv", ".csv", ".jsonl", ".json", ".ndjson") for suffix in path.suffixes)
 
 
-def read_table(path: Path, columns: str | None) -> tuple[Table, dict[str, Any]]:
+def read_table(path: Path, columns: str | None) -> tuple[TableSource, dict[str, Any]]:
     """Choose the columns of a table to inspect, and print a note on a header row."""
     from qkv.data.header import guess_columns, names_of
     from qkv.data.schema import LABEL, SOURCE
-    from qkv.data.sources import JSON_LINES, Table, ending
+    from qkv.data.sources import JSON_LINES, TableSource, ending
 
     if columns is not None:
         chosen: list[int | str] = [int(c) if c.isdecimal() else c for c in columns.split(",")]
-        return Table(path, chosen), {"sides": [f"column {c}" if isinstance(c, int) else c for c in chosen]}
+        return TableSource(path, chosen), {"sides": [f"column {c}" if isinstance(c, int) else c for c in chosen]}
     names = names_of(path)
     if not names:
-        return Table(path, (0, 1)), {"sides": ["column 0", "column 1"]}
+        return TableSource(path, (0, 1)), {"sides": ["column 0", "column 1"]}
     guessed = guess_columns(names) or []
     kinds, found = [column for column, _ in guessed], [name for _, name in guessed] or list(names[:2])
     if ending(path) not in JSON_LINES:
         print(f"the first row of {path} is a header ({', '.join(names)[:300]})", file=sys.stderr)
-    return Table(path, found), {"sides": found, "labelled": LABEL in kinds, "pairs": SOURCE in kinds}
+    return TableSource(path, found), {"sides": found, "labelled": LABEL in kinds, "pairs": SOURCE in kinds}
 
 
-def print_report(report: Report) -> None:
+def print_report(report: CorpusReport) -> None:
     from qkv.text.wording import plural
 
     more = " (and more: see --limit)" if report.partial else ""

@@ -16,7 +16,7 @@ from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from qkv.data.raw_records import RawRecords
-    from qkv.data.split import Plan
+    from qkv.data.split import SplitPlan
 
 
 class Format(StrEnum):
@@ -125,7 +125,7 @@ def choose_paths(source: RawRecords, folder: Path, sizes: dict[str, str], force:
     return paths
 
 
-def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
+def copy(source: RawRecords, found: SplitPlan, names: dict[str, list[Path]]) -> None:
     """Write all files under temporary names, and rename them when all are complete."""
     from qkv.convert.files import atomically
     from qkv.data.split import write
@@ -149,7 +149,7 @@ def copy(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> None:
 # --- what is printed
 
 
-def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> list[str]:
+def summary(source: RawRecords, found: SplitPlan, names: dict[str, list[Path]]) -> list[str]:
     """Describe the split: sizes, groups that were kept together, records that were left out."""
     from qkv.text.wording import plural
 
@@ -181,7 +181,7 @@ def summary(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> li
     return lines + [f"left out: {count:,} {reason}" for reason, count in source.skipped.most_common()]
 
 
-def as_fields(source: RawRecords, found: Plan, names: dict[str, list[Path]]) -> dict[str, Any]:
+def as_fields(source: RawRecords, found: SplitPlan, names: dict[str, list[Path]]) -> dict[str, Any]:
     groups, members, largest = found.repeated()
     sets = {name: {"records": found.counts[name], "files": list(map(str, paths))} for name, paths in names.items()}
     kept = {"groups": groups, "records": members, "largest": largest, "columns": list(source.text)}

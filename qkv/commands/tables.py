@@ -32,9 +32,9 @@ def columns_to_read(file: Path | None, task: str, languages: tuple[str, str] | N
 def rows(file: Path, columns: Sequence[int | str]) -> Iterator[tuple[str | None, str]]:
     """Yield the texts of each row, with tabs between, or None and what is wrong with it."""
     from qkv.data.lines import MAX_ROW
-    from qkv.data.sources import Table
+    from qkv.data.sources import TableSource
 
-    table = Table(file, columns, longest=MAX_ROW)
+    table = TableSource(file, columns, longest=MAX_ROW)
     for _, row in table.rows(0, 1):
         problem = "" if row is not None else next(iter(table.skipped), "no text")
         yield None if row is None else "\t".join(" ".join(text.split()) for text in row), problem

@@ -18,7 +18,7 @@ from qkv.data.grammar_tasks import GrammarRecords, plain_sentences
 from qkv.data.header import describe_header, find_columns
 from qkv.data.mixture import Mixture
 from qkv.data.schema import PLAIN, TRANSLATIONS, Schema
-from qkv.data.sources import Corpus, GrammarSource, InMemorySource, Part, Record, Source, Table
+from qkv.data.sources import Corpus, DerivedCorpus, GrammarSource, InMemorySource, Record, Source, TableSource
 from qkv.data.stdlib import StandardLibrary
 from qkv.errors import ConfigError
 
@@ -113,7 +113,7 @@ def open_table(path: Path, c: CorpusConfig, data: DataConfig, schema: Schema) ->
     if not least <= len(columns) <= most:
         wanted = f"{least}" if least == most else f"{least} or {most}"
         raise ConfigError(f"a table for {schema.task} has {wanted} columns, given {list(columns)}")
-    rows = Table(path, columns, longest=schema.longest)
+    rows = TableSource(path, columns, longest=schema.longest)
     return rows if schema.from_row is None else Mapped(rows, schema.from_row, schema.reason)
 
 
@@ -164,7 +164,7 @@ def take_share(source: Corpus, share: tuple[float, float]) -> Corpus:
 
 
 @dataclass
-class Share(Part):
+class Share(DerivedCorpus):
     """Records from int(low * n) to int(high * n) of n, which are counted at the first reading."""
 
     share: tuple[float, float]

@@ -95,13 +95,13 @@ def groups(sentences: Sequence[Ids], room: int) -> Iterator[list[Ids]]:
         yield found
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     first: list[int]
     second: list[int]
     follows: bool
 
 
-def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Random) -> list[Pair]:
+def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Random) -> list[SentencePair]:
     """Each group of sentences, (number of its document, two or more sentences), is cut in two between sentences; half of
     the second parts are exchanged for one of another document, where there is another.
 
@@ -119,7 +119,7 @@ def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Ran
         other = min(others, key=lambda o: abs(len(o) - len(second)), default=second)
         length = min(len(second), len(other))
         follows = not others or r.random() < 0.5
-        found.append(Pair(first, (second if follows else other)[:length], follows))
+        found.append(SentencePair(first, (second if follows else other)[:length], follows))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from qkv.data.sources import Part, Record
+from qkv.data.sources import DerivedCorpus, Record
 from qkv.errors import FileError
 
 ENDINGS = ("", ".gz", ".xz", ".bz2", ".zst")
@@ -36,7 +36,7 @@ def look_for(places: Sequence[Path], names: Sequence[str]) -> Path | None:
 
 
 @dataclass
-class Held(Part):
+class Held(DerivedCorpus):
     """A data set that comes without a valid split: `percent` of its training records are, by a hash of the first text."""
 
     split: str
@@ -64,7 +64,7 @@ def digest(text: str) -> int:
 
 
 @dataclass
-class Mapped(Part):
+class Mapped(DerivedCorpus):
     """Records made of the records of another corpus; None leaves one out, and is counted under `reason`."""
 
     make: Callable[[Record], Record | None]

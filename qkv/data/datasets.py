@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from qkv.data.fetch import cache, fetch
-from qkv.data.sources import Corpus, InMemorySource, Parallel, Part, Record, Table
+from qkv.data.sources import Corpus, DerivedCorpus, InMemorySource, Parallel, Record, TableSource
 from qkv.errors import ConfigError, FileError
 
 MB = 1_000_000
@@ -110,7 +110,7 @@ def tatoeba(source: str, target: str, split: str, local: Path | None) -> Corpus:
         place = found[-1] if found else one_of(place, [f"{code}.txt", f"{code}-eng.zip"])
     table = place / f"{code}.txt" if place.suffix == ".zip" else place
     english = 0 if source == "en" else 1
-    return HeldOut(Table(table, (0, 1) if english == 0 else (1, 0)), checked_split("tatoeba", split), english)
+    return HeldOut(TableSource(table, (0, 1) if english == 0 else (1, 0)), checked_split("tatoeba", split), english)
 
 
 # --- OPUS (Tiedemann 2012): many corpora, each pair of languages a .zip with two files in step ("Moses format")
@@ -175,7 +175,7 @@ def segments(archive: Path, member: str) -> list[str]:
 
 
 @dataclass
-class HeldOut(Part):
+class HeldOut(DerivedCorpus):
     """One split of a corpus that comes without: about 1 % is valid, 1 % test, by a hash of the sentence on one side.
 
     All pairs with the same sentence there, whatever its case and marks, are in the same split, and training leaves out

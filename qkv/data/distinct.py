@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from qkv.data.sources import Part, Record
+from qkv.data.sources import DerivedCorpus, Record
 
 BITS = 2**30
 """128 MB. Of 5 million different records, fewer than one is taken for a repetition by mistake; of 100 million, 1 %."""
@@ -31,7 +31,7 @@ class Seen:
 
 
 @dataclass
-class Distinct(Part):
+class Distinct(DerivedCorpus):
     """Each record of a corpus once. What comes before `start` is read for its hashes, so that a pass that goes on in
     the middle leaves out the same records as one from the beginning."""
 

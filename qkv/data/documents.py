@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from qkv.data.lines import open_binary
-from qkv.data.sources import Piece, Record, sample_runs
+from qkv.data.sources import PartialRecord, Record, sample_runs
 from qkv.errors import FileError
 
 PIECE = 100_000
@@ -26,7 +26,7 @@ PIECE = 100_000
 @dataclass
 class Documents:
     """Records (text,). A document of a whole file keeps every character; one that is longer than PIECE comes in several
-    records, all but the last a `Piece`, which joined are the document. Blank documents (of one record) are skipped and counted."""
+    records, all but the last a `PartialRecord`, which joined are the document. Blank documents (of one record) are skipped and counted."""
 
     paths: Sequence[str | Path]
     by: str = "file"
@@ -63,7 +63,7 @@ class Documents:
                     raise FileError(f"{path} is no text file: it has NUL characters")
                 text = text if self.by == "file" or not ends else text.rstrip("\r\n")
                 if text.strip() or goes_on or not ends:
-                    yield (text,) if ends else Piece((text,))
+                    yield (text,) if ends else PartialRecord((text,))
                 else:
                     self.skipped["an empty document"] += 1
                 goes_on = not ends

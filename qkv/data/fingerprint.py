@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qkv.data.mixture import Mixture
-from qkv.data.sources import InMemorySource, Listing, Part, Source
+from qkv.data.sources import DerivedCorpus, InMemorySource, Listing, Source
 from qkv.errors import FileError
 
 BLOCK, MOST = 2**20, 256
@@ -51,7 +51,7 @@ def leaves(source: Source) -> Iterator[Source]:
     if isinstance(source, Mixture):
         for one in source.sources:
             yield from leaves(one)
-    elif isinstance(source, Part):
+    elif isinstance(source, DerivedCorpus):
         yield from leaves(source.source)
     else:
         yield source

@@ -13,7 +13,7 @@ from pathlib import Path
 from qkv.data.dataset_files import Held, find, look_for
 from qkv.data.fetch import cache, fetch
 from qkv.data.lines import lines
-from qkv.data.sources import Corpus, Part, Record, Table
+from qkv.data.sources import Corpus, DerivedCorpus, Record, TableSource
 from qkv.errors import ConfigError
 
 GLUE = "https://dl.fbaipublicfiles.com/glue/data"
@@ -22,7 +22,7 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True)
-class Glue:
+class GlueLayout:
     """Where a task's texts and labels are: names of columns, the first that the header has."""
 
     folder: str
@@ -40,17 +40,17 @@ class Glue:
 
 PAIR = (("sentence1",), ("sentence2",))
 TASKS = {
-    "cola": Glue("CoLA", (("sentence",),), headless=(3, 1)),
-    "sst2": Glue("SST-2", (("sentence", "content"),)),
-    "mrpc": Glue("MRPC", (("#1 String",), ("#2 String",)), "Quality", train=("train.tsv", "msr_paraphrase_train.txt"),
+    "cola": GlueLayout("CoLA", (("sentence",),), headless=(3, 1)),
+    "sst2": GlueLayout("SST-2", (("sentence", "content"),)),
+    "mrpc": GlueLayout("MRPC", (("#1 String",), ("#2 String",)), "Quality", train=("train.tsv", "msr_paraphrase_train.txt"),
                  test=("msr_paraphrase_test.txt", "test.tsv")),
-    "stsb": Glue("STS-B", PAIR, "score", (5, 6, 4), train=("train.tsv", "sts-train.csv"),
+    "stsb": GlueLayout("STS-B", PAIR, "score", (5, 6, 4), train=("train.tsv", "sts-train.csv"),
                  valid=("dev.tsv", "sts-dev.csv"), test=("sts-test.csv", "test.tsv")),
-    "qqp": Glue("QQP", (("question1",), ("question2",)), "is_duplicate", archive="QQP-clean"),
-    "mnli": Glue("MNLI", PAIR, "gold_label", valid=("dev_matched.tsv",), test=("test_matched.tsv",)),
-    "qnli": Glue("QNLI", (("question",), ("sentence",)), archive="QNLIv2"),
-    "rte": Glue("RTE", PAIR),
-    "wnli": Glue("WNLI", PAIR),
+    "qqp": GlueLayout("QQP", (("question1",), ("question2",)), "is_duplicate", archive="QQP-clean"),
+    "mnli": GlueLayout("MNLI", PAIR, "gold_label", valid=("dev_matched.tsv",), test=("test_matched.tsv",)),
+    "qnli": GlueLayout("QNLI", (("question",), ("sentence",)), archive="QNLIv2"),
+    "rte": GlueLayout("RTE", PAIR),
+    "wnli": GlueLayout("WNLI", PAIR),
 }  # fmt: skip
 MATCHED = ("dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
 """MNLI's files, which can be asked for by name."""
@@ -90,16 +90,16 @@ def fetch_files(name: str) -> Path:
     return cache() / "glue"
 
 
-def table(task: Glue, path: Path, name: str, labelled: bool = True) -> Table:
+def table(task: GlueLayout, path: Path, name: str, labelled: bool = True) -> TableSource:
     """The columns of one file. A file of CoLA or STS-B without a header is known by its first line."""
     header = (next(lines(path), "") or "").split("\t")
     texts = [next((c for c in names if c in header), None) for names in task.texts]
     if None in texts and task.headless:
-        return Table(path, task.headless if labelled else task.headless[:-1], kind=".tsv")
+        return TableSource(path, task.headless if labelled else task.headless[:-1], kind=".tsv")
     if labelled and task.label not in header:
         raise ConfigError(no_labels(name, f"{path} has no labels"))
     columns = [c or names[0] for c, names in zip(texts, task.texts, strict=True)]
-    return Table(path, [*columns, task.label] if labelled else columns, kind=".tsv")
+    return TableSource(path, [*columns, task.label] if labelled else columns, kind=".tsv")
 
 
 def no_labels(name: str, what: str) -> str:
@@ -107,7 +107,7 @@ def no_labels(name: str, what: str) -> str:
 
 
 @dataclass
-class Unlabelled(Part):
+class Unlabelled(DerivedCorpus):
     """Records with an empty label."""
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:

@@ -29,7 +29,7 @@ from qkv.data.header import find_columns
 from qkv.data.lines import open_binary
 from qkv.data.schema import Schema
 from qkv.data.shapes import Scene, ShapeSource
-from qkv.data.sources import Corpus, InMemorySource, Listing, Part, Record, Table, sample_runs
+from qkv.data.sources import Corpus, DerivedCorpus, InMemorySource, Listing, Record, TableSource, sample_runs
 from qkv.errors import ConfigError, FileError, QkvError
 
 Pixels = NDArray[np.uint8]
@@ -50,7 +50,7 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, 
         source = Listing(listing(root / c.images))
     elif c.table is not None:
         columns = c.columns or find_columns(root / c.table, schema) or (0, 1)
-        source = Beside(Table(root / c.table, columns), (root / c.table).parent)
+        source = Beside(TableSource(root / c.table, columns), (root / c.table).parent)
     elif c.dataset is not None:
         source = dataset(c.dataset, c.split or split, root / (c.path or "") if data.root or c.path else None)
     elif len(c.files) == 2:
@@ -74,7 +74,7 @@ def dataset(name: str, split: str, path: Path | None) -> Corpus:
 
 
 @dataclass
-class Fitted(Part):
+class Fitted(DerivedCorpus):
     """The pictures of another corpus, opened and fitted; one that is none is counted and left out."""
 
     size: int
@@ -215,7 +215,7 @@ def hash_text(name: str) -> int:
 
 
 @dataclass
-class Beside(Part):
+class Beside(DerivedCorpus):
     """(path, text) of a table whose paths start from a folder."""
 
     folder: Path

@@ -72,7 +72,7 @@ class Lengths:
 
 
 @dataclass
-class Report:
+class CorpusReport:
     """What was found in one corpus."""
 
     name: str
@@ -116,14 +116,14 @@ class Report:
 
 def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str = "words",
             problem: Callable[[Any, Any], str] | None = None, limit: int = 0, pairs: bool = True,
-            sides: Sequence[str] = (), labelled: bool = False) -> Report:  # fmt: skip
+            sides: Sequence[str] = (), labelled: bool = False) -> CorpusReport:  # fmt: skip
     """Read a corpus once, at most `limit` records (0 = all).
 
     `tokenize` has one function per side (or one for all) that cuts texts into units; `problem(source, target)` says
     why training would drop a pair. The sides of `pairs` say the same; `sides` are their names, and the last of them is a
     label where the records are `labelled`.
     """
-    report, reader = Report(name, unit=unit, labels=Counter() if labelled else None), source.read()
+    report, reader = CorpusReport(name, unit=unit, labels=Counter() if labelled else None), source.read()
     scripts: list[dict[str, list[Any]]] = []
     seen: set[int] = set()
     while chunk := list(islice(reader, 4096 if not limit else min(4096, limit - report.records))):
@@ -156,7 +156,7 @@ def side_names(count: int) -> list[str]:
     return {1: ["text"], 2: ["source", "target"]}.get(count) or [f"file {number}" for number in range(1, count + 1)]
 
 
-def look(report: Report, number: int, record: Record, scripts: list[dict[str, list[Any]]], seen: set[int],
+def look(report: CorpusReport, number: int, record: Record, scripts: list[dict[str, list[Any]]], seen: set[int],
          pairs: bool) -> None:  # fmt: skip
     """Everything that may be wrong with one record."""
     report.show("examples", number, record)
@@ -186,7 +186,7 @@ def look(report: Report, number: int, record: Record, scripts: list[dict[str, li
                 entry[1].append((number, record))
 
 
-def foreign_scripts(report: Report, scripts: list[dict[str, list[Any]]]) -> None:
+def foreign_scripts(report: CorpusReport, scripts: list[dict[str, list[Any]]]) -> None:
     """Texts in another script than most of their side."""
     for side, found in zip(report.sides, scripts, strict=True):
         usual = max(found, key=lambda name: found[name][0], default="")
@@ -214,7 +214,7 @@ def script_of(letter: str) -> str:
 
 
 def inspect_recipe(data: DataConfig, schema: Schema, tokenize: Sequence[Tokenize], unit: str, limit: int = 0,
-                   problem: Callable[[Any, Any], str] | None = None) -> tuple[list[Report], dict[str, int]]:  # fmt: skip
+                   problem: Callable[[Any, Any], str] | None = None) -> tuple[list[CorpusReport], dict[str, int]]:  # fmt: skip
     """A report on each corpus of a recipe, and how many held-out sentences are also trained on."""
     train = {f"train {i}" if len(data.train) > 1 else "train": c for i, c in enumerate(data.train, 1)}
     sources = {name: corpus(c, data, "train", schema) for name, c in train.items()}
@@ -222,7 +222,7 @@ def inspect_recipe(data: DataConfig, schema: Schema, tokenize: Sequence[Tokenize
     held |= {f"valid {name}": corpus(c, data, "valid", schema) for name, c in data.extra_valid.items()}
     how: dict[str, Any] = {"limit": limit, "pairs": schema.parallel, "labelled": LABEL in schema.columns}
 
-    def of(source: Source, name: str, problem: Callable[[Any, Any], str] | None = None) -> Report:
+    def of(source: Source, name: str, problem: Callable[[Any, Any], str] | None = None) -> CorpusReport:
         width = next((len(record) for _, record in source.read()), 0)
         return inspect(source, name, tokenize, unit, problem, sides=schema.names(width), **how)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from qkv.data.sources import Piece, Record, Source
+from qkv.data.sources import PartialRecord, Record, Source
 from qkv.errors import QkvError
 
 
@@ -29,7 +29,7 @@ class Mixture:
         number, reader, record = 0, readers[0], Record()
         while True:
             number += 1
-            if not isinstance(record, Piece):  # the rest of a document follows at once
+            if not isinstance(record, PartialRecord):  # the rest of a document follows at once
                 reader = readers[r.choices(choices, cum_weights=summed)[0]]
             record = next(reader)
             if number > start:

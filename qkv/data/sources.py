@@ -30,7 +30,7 @@ TABLES = (".tsv", ".csv", *JSON_LINES)
 """Endings of tables."""
 
 
-class Piece(tuple[str, ...]):
+class PartialRecord(tuple[str, ...]):
     """A record whose document is too long for one: it goes on in the next record."""
 
 
@@ -60,7 +60,7 @@ class Corpus(Source, Protocol):
 
 
 @dataclass
-class Part:
+class DerivedCorpus:
     """Some of the records of another corpus; which, says `read`."""
 
     source: Corpus
@@ -104,7 +104,7 @@ class Parallel:
 
 
 @dataclass
-class Table:
+class TableSource:
     """Columns of a TSV or CSV file, or fields of a JSONL file, chosen by number or name; the ending tells which.
 
     A row of TSV or JSONL is a line; a row of CSV may go over several, where a line end stands in quotes.

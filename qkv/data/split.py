@@ -22,14 +22,14 @@ from qkv.data.sources import ending
 from qkv.errors import ConfigError, FileError, QkvError
 
 SPLITS = ("train", "valid", "test")
-"""Their numbers are the values of `Plan.split`."""
+"""Their numbers are the values of `SplitPlan.split`."""
 MAX_LABELS = 100_000
 
 Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """Which record goes where."""
 
     split: NDArray[np.uint8]
@@ -51,7 +51,7 @@ class Plan:
         return len(several), int(several.sum()), int(sizes.max())
 
 
-def plan(source: RawRecords, valid: str, test: str, seed: int = 1, shuffle: bool = True) -> Plan:
+def plan(source: RawRecords, valid: str, test: str, seed: int = 1, shuffle: bool = True) -> SplitPlan:
     """Read all records once and decide where each goes.
 
     `valid` and `test` are sizes: a share (0.1 or 10%) or a count (500); 0 = no such set. Without `shuffle` the end of the file
@@ -71,7 +71,7 @@ def plan(source: RawRecords, valid: str, test: str, seed: int = 1, shuffle: bool
     _, first, sizes = np.unique(components, return_index=True, return_counts=True)
     order = mixed_order(keys, first, labels, seed) if shuffle else np.argsort(-first)
     chosen = deal(order, sizes, wanted, strict=not shuffle)
-    found = Plan(chosen[components], components, wanted)
+    found = SplitPlan(chosen[components], components, wanted)
     fewer = ", or compare fewer columns with --text" if source.text else ""
     for name, want in (("train", 1), *wanted.items()):
         if want and not found.counts[name]:
@@ -192,7 +192,7 @@ def deal(order: Numbers, sizes: Numbers, wanted: dict[str, int], strict: bool) -
 # --- writing
 
 
-def write(source: RawRecords, found: Plan, files: dict[str, Sequence[TextIO]]) -> None:
+def write(source: RawRecords, found: SplitPlan, files: dict[str, Sequence[TextIO]]) -> None:
     """Copy every record to its split, in the order of the input; each table begins with the header. `files` has an open file
     for each file of `source`, for each split."""
     for some in files.values():

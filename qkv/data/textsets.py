@@ -17,7 +17,7 @@ from qkv.data.fetch import cache, fetch
 from qkv.data.glue import TASKS, glue
 from qkv.data.lines import MAX_ROW, open_binary
 from qkv.data.schema import ANSWERS, LABELLED, PLAIN, SCORED, SUMMARIES, TAGGED_WORDS, Column, Schema
-from qkv.data.sources import Corpus, InMemorySource, Listing, Record, Table
+from qkv.data.sources import Corpus, InMemorySource, Listing, Record, TableSource
 from qkv.data.tagged import ConllSource
 from qkv.errors import ConfigError, FileError
 
@@ -92,7 +92,7 @@ def imdb(_: str, split: str, local: Path | None) -> Corpus:
     part = "test" if split == "test" else "train"
     folder = next((place / part for place in (local, local / "aclImdb") if (place / part / "pos").is_dir()), None)
     rows: Corpus = (
-        Reviews(folder) if folder else Table(find([local], [f"{part}.jsonl"]), ("text", "label"), longest=MAX_ROW)
+        Reviews(folder) if folder else TableSource(find([local], [f"{part}.jsonl"]), ("text", "label"), longest=MAX_ROW)
     )
     reviews = Mapped(rows, review)
     return Held(reviews, split, percent=5) if split in ("train", "valid") else reviews
@@ -129,7 +129,7 @@ def aeslc(_: str, split: str, local: Path | None) -> Corpus:
             "aeslc is not fetched: get it from https://github.com/ryanzhumich/AESLC, write train.jsonl, dev.jsonl and "
             "test.jsonl with the fields body and subject, and give their folder as data.root or path"
         )
-    rows = Table(find([local], [f"{part}.jsonl"]), ("body", "subject"), longest=MAX_ROW)
+    rows = TableSource(find([local], [f"{part}.jsonl"]), ("body", "subject"), longest=MAX_ROW)
     return Mapped(rows, lambda record: record if all(map(str.strip, record)) else None)
 
 

@@ -89,7 +89,7 @@ def rows_of(found: Iterator[Ids] | Sequence[Ids], size: int, pack: bool, r: rand
     return whole + (pack_windows(short, size) if pack else [[w] for w in short])
 
 
-class Part(NamedTuple):
+class StreamWindow(NamedTuple):
     """A window of a stream."""
 
     ids: Ids
@@ -133,16 +133,16 @@ class Streams(Windows):
         rows = max(1, min(self.tokens // self.size, len(parts) // self.together))
         count = len(parts) // (rows * self.together)  # windows of each row
         stretches = [parts[at : at + count] for at in range(0, count * rows * self.together, max(count, 1))]
-        steps = [[Part(part.ids, part.fresh or step == 0) for part in side] for step, side in
+        steps = [[StreamWindow(part.ids, part.fresh or step == 0) for part in side] for step, side in
                  enumerate(zip(*stretches, strict=True))]  # fmt: skip
         return [side[at : at + rows] for side in steps for at in range(0, len(side), rows)]
 
-    def in_order(self, examples: list[Any], r: random.Random) -> list[Part]:
+    def in_order(self, examples: list[Any], r: random.Random) -> list[StreamWindow]:
         """The windows of all documents, which are shuffled, from a window on that is drawn; behind the last comes the first."""
         whole = list(documents(examples, self.begin, self.end))
         r.shuffle(whole)
         cuts = [windows(document, self.size, r.randint(1, self.size)) for document in whole]
-        parts = [Part(window, number == 0) for cut in cuts for number, window in enumerate(cut)]
+        parts = [StreamWindow(window, number == 0) for cut in cuts for number, window in enumerate(cut)]
         first = r.randrange(max(len(parts), 1))
         return parts[first:] + parts[:first]
 

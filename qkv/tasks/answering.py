@@ -52,7 +52,7 @@ ANSWERED = "test.answers.jsonl"
 # --- what a reader does
 
 
-class Answer(NamedTuple):
+class AnswerSpan(NamedTuple):
     """context[start:end] == text; without an answer the text is empty."""
 
     text: str
@@ -63,7 +63,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class ContextWindow:
     """A question and a stretch of its context, as the network reads them."""
 
     ids: Sequence[int]
@@ -75,7 +75,7 @@ class Window:
     """First and last token of the answer, in `ids`; 0 where it is not here."""
 
 
-class Cutter:
+class ContextCutter:
     """(question, context) -> windows of at most `most` tokens; a long context gives several, which overlap."""
 
     def __init__(self, c: ModelConfig, tokenizer: Tokenizer, most: int):
@@ -85,7 +85,7 @@ class Cutter:
         if self.room < 2:
             raise QkvError(f"{most} tokens leave no room for a question and a text: raise max_length")
 
-    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[list[Window]]:
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[list[ContextWindow]]:
         questions = encode_texts(self.tokenizer, [question for question, _ in pairs])
         contexts = encode_texts(self.tokenizer, [context for _, context in pairs])
         rows = zip(questions, contexts, pairs, strict=True)
@@ -93,13 +93,13 @@ class Cutter:
 
     def cut(
         self, question: list[int], pieces: list[int], offsets: list[tuple[int, int]], context: str
-    ) -> Iterator[Window]:
+    ) -> Iterator[ContextWindow]:
         head = [*self.before, *question[: min(MOST_QUESTION, self.room // 2)], *self.between]
         room = self.room + len(self.before) + len(self.between) - len(head)
         places = [strip_span(context, *place) for place in offsets]
         for part in windows(len(pieces), room, max(1, min(STRIDE, room // 2))):
             ids = [*head, *pieces[part.start : part.stop], *self.after]
-            yield Window(ids, len(head), places[part.start : part.stop])
+            yield ContextWindow(ids, len(head), places[part.start : part.stop])
 
 
 def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def strip_span(text: str, start: int, end: int) -> tuple[int, int]:
     return start, max(start, start + len(kept.strip()))
 
 
-class Reader:
+class QuestionAnswerer:
     """A network with a span head at work: questions and contexts in, answers out."""
 
     def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer, most: int | None = None):
@@ -118,19 +118,19 @@ class Reader:
                 f'this model has a head for {c.head!r}: to answer it must be trained with task = "answering"'
             )
         self.config, self.network = c, network
-        self.cut = Cutter(c, tokenizer, min(most or c.max_length, c.max_length))
+        self.cut = ContextCutter(c, tokenizer, min(most or c.max_length, c.max_length))
 
-    def answer(self, question: str, context: str, no_answer: bool = False, max_answer: int = MOST_ANSWER) -> Answer:
+    def answer(self, question: str, context: str, no_answer: bool = False, max_answer: int = MOST_ANSWER) -> AnswerSpan:
         """The likeliest answer to one question; with `no_answer` it may be that there is none."""
         return self.answers([(question, context)], no_answer, max_answer)[0]
 
     @torch.no_grad()
     def answers(self, pairs: Sequence[tuple[str, str]], no_answer: bool = False, max_answer: int = MOST_ANSWER,
-                batch_tokens: int = 4096) -> list[Answer]:  # fmt: skip
+                batch_tokens: int = 4096) -> list[AnswerSpan]:  # fmt: skip
         """The likeliest span of all windows of each context. No answer is as likely as it is in the window that knows best,
         which is the one that thinks least of it."""
         device = next(self.network.parameters()).device
-        best = [Answer("", -math.inf, 0, 0)] * len(
+        best = [AnswerSpan("", -math.inf, 0, 0)] * len(
             pairs
         )  # scores are logarithms up to the end: far from 0 they still differ
         none = [0.0] * len(pairs)
@@ -143,13 +143,13 @@ class Reader:
                 none[n] = min(none[n], nothing)
                 if score > best[n].score:
                     start, end = window.offsets[first][0], window.offsets[last][1]
-                    best[n] = Answer(pairs[n][1][start:end], score, start, end)
+                    best[n] = AnswerSpan(pairs[n][1][start:end], score, start, end)
         found = zip(best, none, strict=True)
-        chosen = [Answer("", nothing, 0, 0) if no_answer and nothing > one.score else one for one, nothing in found]
+        chosen = [AnswerSpan("", nothing, 0, 0) if no_answer and nothing > one.score else one for one, nothing in found]
         return [one._replace(score=math.exp(one.score)) for one in chosen]
 
 
-def spans(logits: Tensor, rows: Sequence[Window], longest: int) -> list[tuple[float, int, int, float]]:
+def spans(logits: Tensor, rows: Sequence[ContextWindow], longest: int) -> list[tuple[float, int, int, float]]:
     """For each window: the log-probability of its best span, its first and last piece, the log-probability of no answer.
 
     max over i <= j < i + longest of p_start(i) p_end(j),   p = softmax over the context and position 0
@@ -173,7 +173,7 @@ def spans(logits: Tensor, rows: Sequence[Window], longest: int) -> list[tuple[fl
     return found
 
 
-def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:
+def collate(rows: Sequence[ContextWindow], c: ModelConfig) -> Batch:
     """Windows side by side; segment 0 is the question with all before it, segment 1 the context (where there are two)."""
     inputs, mask = pad([list(row.ids) for row in rows], c.pad_id)
     segments = None
@@ -237,7 +237,7 @@ class AnsweringTask(Task):
         super().__init__(recipe, config, words)
         assert words.source is not None
         self.tokenizer = words.source
-        self.cut = Cutter(config, self.tokenizer, self.data.max_length)
+        self.cut = ContextCutter(config, self.tokenizer, self.data.max_length)
         self.batches = self.batched(training(self.data, self.schema), lambda window: len(window.ids))
         valid = corpus(self.data.valid, self.data, "valid", self.schema)
         self.valid = held_out(valid, "valid")
@@ -247,26 +247,28 @@ class AnsweringTask(Task):
 
     # --- learning
 
-    def examples(self, records: Sequence[Record]) -> list[Window | Unusable]:
+    def examples(self, records: Sequence[Record]) -> list[ContextWindow | Unusable]:
         """All windows of each record, or why it has none."""
         places = [answer_span(*record[1:4]) for record in records]
         cuts = self.cut([(question, context) for question, context, *_ in records])
-        found: list[Window | Unusable] = []
+        found: list[ContextWindow | Unusable] = []
         for cut, place in zip(cuts, places, strict=True):
             found += [place] if isinstance(place, Unusable) else [self.example(window, place) for window in cut]
         return found
 
     @staticmethod
-    def example(window: Window, place: tuple[int, int] | None) -> Window:
+    def example(window: ContextWindow, place: tuple[int, int] | None) -> ContextWindow:
         """The window with the tokens of an answer that lies wholly within it."""
         ids = array("i", window.ids)
         if place is None or not window.offsets:
-            return Window(ids, window.first, ())
+            return ContextWindow(ids, window.first, ())
         start, end = place
         inside = [i for i, (a, b) in enumerate(window.offsets) if a < end and b > start and a < b]
         whole = window.offsets[0][0] <= start and window.offsets[-1][1] >= end and bool(inside)
         target = (window.first + inside[0], window.first + inside[-1]) if whole else (0, 0)
-        return Window(ids, window.first, (), target)  # offsets are for finding the text again: not while learning
+        return ContextWindow(
+            ids, window.first, (), target
+        )  # offsets are for finding the text again: not while learning
 
     def collate(self, examples: list[Any]) -> Batch:
         return collate(examples, self.config)
@@ -281,9 +283,11 @@ class AnsweringTask(Task):
         found = self.answers(network, self.valid)
         return {score.name: score.value for score in scores(found, self.valid)}
 
-    def answers(self, network: nn.Module, records: Sequence[Record]) -> list[Answer]:
+    def answers(self, network: nn.Module, records: Sequence[Record]) -> list[AnswerSpan]:
         pairs = [(question, context) for question, context, *_ in records]
-        return Reader(self.config, network, self.tokenizer, self.data.max_length).answers(pairs, self.unanswered)
+        return QuestionAnswerer(self.config, network, self.tokenizer, self.data.max_length).answers(
+            pairs, self.unanswered
+        )
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         """All questions of the test set, in a file with their answers and the model's."""
@@ -323,7 +327,7 @@ def right_answers(record: Record) -> list[str]:
     return [record[2], *record[4:]]
 
 
-def scores(found: Sequence[Answer], records: Sequence[Record]) -> list[Score]:
+def scores(found: Sequence[AnswerSpan], records: Sequence[Record]) -> list[Score]:
     """In per cent, as SQuAD counts: of several right answers, the one that the model's is most like."""
     pairs = [(one.text, right_answers(record)) for one, record in zip(found, records, strict=True)]
     how = f"articles and punctuation left out|questions:{len(pairs)}"

@@ -31,7 +31,7 @@ from qkv.models.output import Output
 from qkv.objectives import translation
 from qkv.tasks.base import Say, Words
 from qkv.tasks.images import PictureTask, read
-from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, decoding_defaults, one_line, describe_search, settings
+from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, decoding_defaults, describe_search, one_line, settings
 from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
 

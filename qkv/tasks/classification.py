@@ -50,7 +50,7 @@ PREDICTIONS = "test.predictions.tsv"
 # --- from texts to batches
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """One text or pair as a network reads it."""
 
     ids: Sequence[int]
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     """The number of the right class, or the right number."""
 
 
-class Reader:
+class TextEncoder:
     """Texts and pairs -> rows of at most `most` tokens, with the special tokens that the tokenizer puts around them."""
 
     def __init__(self, c: ModelConfig, tokenizer: Tokenizer, most: int):
@@ -72,12 +72,12 @@ class Reader:
         if sum(map(len, self.around[2])) + 2 > most:
             raise QkvError(f"{most} tokens leave no room for two texts: raise max_length")
 
-    def __call__(self, texts: Sequence[Text]) -> list[Row]:
+    def __call__(self, texts: Sequence[Text]) -> list[TextRow]:
         parts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
         pieces = iter(self.tokenizer.plain([part for some in parts for part in some]))
         return [self.row([next(pieces) for _ in some]) for some in parts]
 
-    def row(self, texts: list[list[int]]) -> Row:
+    def row(self, texts: list[list[int]]) -> TextRow:
         gaps = self.around[len(texts)]
         if len(texts) == 2 and not gaps[1]:
             raise QkvError("this tokenizer has no special token to stand between two texts: give one text at a time")
@@ -88,7 +88,7 @@ class Reader:
             segments += [min(number, max(self.n_segments - 1, 0))] * (keep + len(gap))
         if not ids:
             raise QkvError("an empty text, and this tokenizer puts nothing around it: there is nothing to read")
-        return Row(array("i", ids), array("b", segments), sum(kept) < sum(map(len, texts)))
+        return TextRow(array("i", ids), array("b", segments), sum(kept) < sum(map(len, texts)))
 
 
 def starts(text: list[int], keep: int) -> list[int]:
@@ -111,7 +111,7 @@ def shares(lengths: Sequence[int], room: int) -> list[int]:
     return kept
 
 
-def collate(rows: Sequence[Row], c: ModelConfig) -> Batch:
+def collate(rows: Sequence[TextRow], c: ModelConfig) -> Batch:
     """Rows side by side, padded at the end. Targets are whole numbers where there are classes."""
     inputs, mask = pad([list(row.ids) for row in rows], c.pad_id)  # (B, T) each
     segments = pad([list(row.segments) for row in rows], 0)[0] if c.n_segments else None
@@ -124,7 +124,7 @@ def collate(rows: Sequence[Row], c: ModelConfig) -> Batch:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Classification:
     """What a model says of one text or pair."""
 
     label: str | None = None
@@ -151,25 +151,31 @@ class Classifier:
         if c.head not in HEADS:
             raise QkvError(f'this model has no classes, its head is {c.head!r}: train it with task = "classification"')
         self.config, self.network = c, network
-        self.read = Reader(c, tokenizer, min(most or c.max_length, c.max_length))
+        self.read = TextEncoder(c, tokenizer, min(most or c.max_length, c.max_length))
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
-    def classify(self, texts: Sequence[Text], top_k: int | None = None, batch_tokens: int = 4096) -> list[Answer]:
+    def classify(
+        self, texts: Sequence[Text], top_k: int | None = None, batch_tokens: int = 4096
+    ) -> list[Classification]:
         """An answer for each text or pair, in their order; `top_k`: the probabilities of so many classes only."""
         if isinstance(texts, str):
             raise QkvError("classify takes a list of texts, given one text: pass [text]")
         rows = self.read(texts)
         logits = self.logits(rows, batch_tokens)  # (N, n)
         if self.config.n_classes == 1:
-            return [Answer(score=score, cut=row.cut) for score, row in zip(logits[:, 0].tolist(), rows, strict=True)]
+            return [
+                Classification(score=score, cut=row.cut) for score, row in zip(logits[:, 0].tolist(), rows, strict=True)
+            ]
         best, order = logits.softmax(-1).topk(min(top_k or len(self.labels), len(self.labels)))
         return [
-            Answer(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)}, cut=row.cut)
+            Classification(
+                self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)}, cut=row.cut
+            )
             for p, which, row in zip(best.tolist(), order.tolist(), rows, strict=True)
         ]
 
     @torch.no_grad()
-    def logits(self, rows: Sequence[Row], batch_tokens: int = 4096) -> Tensor:
+    def logits(self, rows: Sequence[TextRow], batch_tokens: int = 4096) -> Tensor:
         """(N, n) a score for each class, or (N, 1) the number of a regression."""
         device = next(self.network.parameters()).device
         found = torch.zeros(len(rows), self.config.n_classes)
@@ -247,7 +253,7 @@ class ClassificationTask(Task):
         self.tokenizer = words.source
         self.like(recipe)
         self.most = self.data.max_length
-        self.reader = Reader(config, self.tokenizer, self.most)
+        self.reader = TextEncoder(config, self.tokenizer, self.most)
         self.batches = self.batched(training(self.data, self.schema), lambda row: len(row.ids))
         name = "test" if self.data.valid is self.data.test else "valid"  # one set for both: a model is scored again
         self.valid, self.left_out = self.held(self.data.valid, name)
@@ -273,18 +279,18 @@ class ClassificationTask(Task):
                     raise QkvError(self.unknown(record[-1], name))
         return records, Counter(source.skipped)
 
-    def read_rows(self, records: Sequence[Record]) -> list[Row]:
+    def read_rows(self, records: Sequence[Record]) -> list[TextRow]:
         """Each text with its target; where there is none, with 0."""
         rows = zip(records, self.reader([text_of(record) for record in records]), strict=True)
         return [row._replace(target=self.target(record[-1]) or 0.0) for record, row in rows]
 
     # --- learning
 
-    def examples(self, records: Sequence[Record]) -> list[Row | Unusable]:
+    def examples(self, records: Sequence[Record]) -> list[TextRow | Unusable]:
         rows = self.reader([text_of(record) for record in records])
         return [self.example(record, row) for record, row in zip(records, rows, strict=True)]
 
-    def example(self, record: Record, row: Row) -> Row | Unusable:
+    def example(self, record: Record, row: TextRow) -> TextRow | Unusable:
         target = self.target(record[-1])
         if not all(part.strip() for part in record[:-1]):
             return Unusable("an empty text")

@@ -39,7 +39,7 @@ class Tokens:
     """(T, C)."""
 
 
-class Row(NamedTuple):
+class EmbeddingRow(NamedTuple):
     """One text as a network reads it."""
 
     ids: list[int]
@@ -109,7 +109,7 @@ class Embedder:
 
     # --- text
 
-    def rows(self, texts: Sequence[str], truncate: bool) -> list[Row]:
+    def rows(self, texts: Sequence[str], truncate: bool) -> list[EmbeddingRow]:
         """The pieces of each text. One over the model's max_length is an error, or with `truncate` loses what is too much
         before its last token."""
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
@@ -128,13 +128,13 @@ class Embedder:
         self.seen += len(rows)
         return rows
 
-    def row(self, text: str, found: Any, truncate: bool) -> Row:
+    def row(self, text: str, found: Any, truncate: bool) -> EmbeddingRow:
         ids, pieces, most = found.ids, pieces_of(text, found), self.config.max_length
         if not ids and self.config.bos_id is not None:
             ids, pieces = [self.config.bos_id], [self.tokenizer.backend.id_to_token(self.config.bos_id) or ""]  # type: ignore[union-attr]
         if truncate and len(ids) > most:
-            return Row([*ids[: most - 1], ids[-1]], [*pieces[: most - 1], pieces[-1]])
-        return Row(ids, pieces)
+            return EmbeddingRow([*ids[: most - 1], ids[-1]], [*pieces[: most - 1], pieces[-1]])
+        return EmbeddingRow(ids, pieces)
 
 
 def pieces_of(text: str, found: Any) -> list[str]:

@@ -30,7 +30,7 @@ from qkv.models.build import n_patches
 from qkv.models.output import Output
 from qkv.objectives import classification
 from qkv.tasks.base import Say, Task, Words, digest, held_out
-from qkv.tasks.classification import Answer
+from qkv.tasks.classification import Classification
 
 POOL_BYTES = 500_000_000
 """Pictures that are shuffled together fill at most this much memory."""
@@ -54,11 +54,11 @@ class ImageClassifier:
         self.config, self.network = c, network
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
-    def classify(self, given: Sequence[Any], top_k: int | None = None) -> list[Answer]:
+    def classify(self, given: Sequence[Any], top_k: int | None = None) -> list[Classification]:
         """The class of each picture: paths, Pillow images or arrays of uint8; `top_k`: so many probabilities only."""
         best, order = self.log_probs(given).exp().topk(min(top_k or len(self.labels), len(self.labels)))
         rows = zip(best.tolist(), order.tolist(), strict=True)
-        return [Answer(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)})
+        return [Classification(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)})
                 for p, which in rows]  # fmt: skip
 
     @torch.no_grad()

@@ -140,11 +140,11 @@ class Looker:
             ids = self.filler.read(text)
             place = self.gap(ids)
         elif c.head in classification.HEADS:
-            reader = classification.Reader(c, words, c.max_length)
+            reader = classification.TextEncoder(c, words, c.max_length)
             row = reader([text if pair is None else (text, pair)])[0]
             ids, segments = list(row.ids), row.segments
         elif c.head == "span" and pair is not None:
-            window = answering.Reader(c, self.network, words).cut([(pair, text)])[0][0]
+            window = answering.QuestionAnswerer(c, self.network, words).cut([(pair, text)])[0][0]
             ids = list(window.ids)
             segments, place = [int(i >= window.first) for i in range(len(ids))], window.first
         elif c.head == "tags" and WORD.search(text):

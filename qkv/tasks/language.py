@@ -17,13 +17,13 @@ from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
 from qkv.config.rules import CARRIED
 from qkv.data.corpora import corpus, plain_texts, training
-from qkv.data.sources import Corpus, Piece, Record
+from qkv.data.sources import Corpus, PartialRecord, Record
 from qkv.data.windows import (
     Chunk,
     Ids,
-    Part,
     Row,
     Streams,
+    StreamWindow,
     Windows,
     chunks,
     collate,
@@ -138,9 +138,9 @@ class LanguageTask(Task):
     def in_chunks(self, records: Sequence[Record], rows: Sequence[Sequence[int]]) -> list[Chunk]:
         """The ids of each record, cut."""
         return [chunk for record, ids in zip(records, rows, strict=True)
-                for chunk in chunks(ids, self.data.max_length, isinstance(record, Piece))]  # fmt: skip
+                for chunk in chunks(ids, self.data.max_length, isinstance(record, PartialRecord))]  # fmt: skip
 
-    def collate(self, examples: list[Row] | list[Part]) -> Batch:
+    def collate(self, examples: list[Row] | list[StreamWindow]) -> Batch:
         if not self.carries:
             return collate(examples, self.config.pad_id)  # type: ignore[arg-type]
         windows, fresh = zip(*examples, strict=True)
@@ -236,7 +236,7 @@ class LanguageTask(Task):
             text.records, encode_texts(self.tokenizer, [r[0] for r in text.records]), strict=True
         ):
             places = [start + end for _, end in pieces.offsets]
-            found += chunks(places, self.data.max_length, isinstance(record, Piece))
+            found += chunks(places, self.data.max_length, isinstance(record, PartialRecord))
             start += len(record[0])
         marks = (None if token is None else -1 for token in (self.begin, self.end))
         return [np.maximum.accumulate(document)[1:] for document in documents(found, *marks)]
@@ -265,5 +265,5 @@ def short_documents(source: Corpus, tokenizer: Tokenizer, data: DataConfig) -> b
     rarely to learn what the begin token means, and prompts go without."""
     records = [record for _, record in islice(source.read(), 1000)]
     tokens = sum(map(len, tokenizer.plain([record[0] for record in records])))
-    ends = sum(not isinstance(record, Piece) for record in records)
+    ends = sum(not isinstance(record, PartialRecord) for record in records)
     return tokens < 10 * data.max_length * ends

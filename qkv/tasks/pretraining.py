@@ -230,7 +230,7 @@ def hits(output: Output, targets: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Group:
+class SentenceGroup:
     """Two sentences or more that follow each other."""
 
     document: int
@@ -277,7 +277,7 @@ class MaskedTask(Pretraining):
         first = self.read - len(records)  # which are counted already
         for number, lines in enumerate(documents):
             some = corrupt.groups([array("i", next(ids)) for _ in lines], self.room)
-            groups = [Group(first + number, list(one)) for one in some if len(one) > 1]  # type: ignore[arg-type]
+            groups = [SentenceGroup(first + number, list(one)) for one in some if len(one) > 1]  # type: ignore[arg-type]
             found += groups or [Unusable("a document of one sentence: there is no next one")]
         return found
 
@@ -290,7 +290,7 @@ class MaskedTask(Pretraining):
         rows = [corrupt.mask_tokens(ids, r, self.corrupt.rate, self.marks) for ids in examples]
         return frame_rows(rows, self.gaps, self.config.pad_id)
 
-    def spoil_pairs(self, groups: Sequence[Group], r: random.Random) -> Batch:
+    def spoil_pairs(self, groups: Sequence[SentenceGroup], r: random.Random) -> Batch:
         """[CLS] first [SEP] second [SEP]; answers 0 where the second follows the first."""
         pairs = corrupt.sentence_pairs([(g.document, g.sentences) for g in groups], r)
         begin, between, end = self.gaps

@@ -57,7 +57,7 @@ class Tagged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Window:
+class WordWindow:
     """Pieces of a sentence that are read together, special tokens around them, and the words whose tags it decides."""
 
     ids: Sequence[int]
@@ -67,7 +67,7 @@ class Window:
     """Where the first piece of each stands in `ids`."""
 
 
-class Cutter:
+class SentenceCutter:
     """Sentences (lists of words) -> windows of at most `most` tokens. A long sentence gives windows that overlap by half;
     each word is decided in the one where it stands furthest from the edges."""
 
@@ -78,10 +78,10 @@ class Cutter:
         if self.room < 1:
             raise QkvError(f"{most} tokens leave no room for a word: raise max_length")
 
-    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[Window]]:
+    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[WordWindow]]:
         return [self.cut(pieces) if pieces else [] for pieces in pieces_of_words(self.tokenizer, sentences)]
 
-    def cut(self, words: list[list[int]]) -> list[Window]:
+    def cut(self, words: list[list[int]]) -> list[WordWindow]:
         pieces = [piece for word in words for piece in word]
         firsts = [0]  # where the words begin
         for word in words[:-1]:
@@ -94,7 +94,7 @@ class Cutter:
         found = []
         for span, decided in zip(spans, own, strict=True):
             ids = [*self.before, *pieces[span.start : span.stop], *self.after]
-            found.append(Window(ids, decided, [firsts[n] - span.start + len(self.before) for n in decided]))
+            found.append(WordWindow(ids, decided, [firsts[n] - span.start + len(self.before) for n in decided]))
         return found
 
 
@@ -105,7 +105,7 @@ class Tagger:
         if c.head != "tags":
             raise QkvError(f'this model has a head for {c.head!r}: to tag it must be trained with task = "tagging"')
         self.config, self.network = c, network
-        self.cut = Cutter(c, tokenizer, min(most or c.max_length, c.max_length))
+        self.cut = SentenceCutter(c, tokenizer, min(most or c.max_length, c.max_length))
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
     def tag(self, sentences: Sequence[str | Sequence[str]], batch_tokens: int = 4096) -> list[list[Tagged]]:
@@ -133,7 +133,7 @@ class Tagger:
         return found
 
 
-def collate(rows: Sequence[Window], c: ModelConfig) -> Batch:
+def collate(rows: Sequence[WordWindow], c: ModelConfig) -> Batch:
     """Windows side by side, without targets."""
     inputs, mask = pad([list(row.ids) for row in rows], c.pad_id)
     return Batch(inputs, mask)
@@ -207,7 +207,7 @@ class TaggingTask(Task):
         self.number = {tag: number for number, tag in enumerate(config.labels)}
         self.entities = looks_like_entities(config.labels)
         self.metric = "f1" if self.entities else "accuracy"
-        self.cut = Cutter(config, self.tokenizer, self.data.max_length)
+        self.cut = SentenceCutter(config, self.tokenizer, self.data.max_length)
         self.batches = self.batched(training(self.data, self.schema), lambda example: len(example[0]))
         valid = corpus(self.data.valid, self.data, "valid", self.schema)
         self.valid = sentences(held_out(valid, "valid"))
@@ -220,7 +220,7 @@ class TaggingTask(Task):
         cuts = self.cut([words for words, _ in rows])
         return [self.example(window, tags) for (_, tags), cut in zip(rows, cuts, strict=True) for window in cut]
 
-    def example(self, window: Window, tags: Sequence[str]) -> Example:
+    def example(self, window: WordWindow, tags: Sequence[str]) -> Example:
         targets = array("i", [IGNORED]) * len(window.ids)
         for word, place in zip(window.words, window.places, strict=True):
             targets[place] = self.number.get(tags[word], IGNORED)  # of a text that has changed since training began
