@@ -54,39 +54,55 @@ def inspect_command(
     [dim]qkv data inspect train.en train.de[/]
     [dim]qkv data inspect recipes/demo.toml --tokenizer my-model --json[/]
     """
-    from qkv.config import CorpusConfig, DataConfig, load_recipe
     from qkv.convert.tokenizer_files import read_tokenizer
-    from qkv.data.inspect import inspect, inspect_recipe, words
-    from qkv.data.sources import Parallel, Source
-    from qkv.tasks.base import task_of
-    from qkv.tasks.translation import drop_reason
+    from qkv.data.inspect import words
 
     count: Any = words if tokenizer is None else read_tokenizer(tokenizer).plain
     unit = "words" if tokenizer is None else "tokens"
-    leaks: dict[str, int] = {}
     if what[0].suffix == ".toml":
-        recipe = load_recipe(what[0])
-        data = recipe.data
-        if data is None or len(what) > 1:
-            raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
-        problem = partial(drop_reason, data=data) if recipe.task == "translation" else None
-        reports, leaks = inspect_recipe(data, task_of(recipe).schema, [count], unit, limit, problem)
+        reports, leaks = inspect_toml(what, count, unit, limit)
     else:
-        source: Source = Parallel(what)
-        how: dict[str, Any] = {}
-        if is_table(what[0]) and len(what) == 1:
-            source, how = read_table(what[0], columns)
-        anything = CorpusConfig(grammar=1)
-        data = DataConfig(train=(anything,), valid=anything, max_length=max_length, max_ratio=max_ratio)
-        name = " + ".join(map(str, what))
-        problem = None if how.get("labelled") else partial(drop_reason, data=data)
-        reports = [inspect(source, name, [count], unit, problem, limit, **how)]
+        reports, leaks = inspect_files(what, columns, (max_length, max_ratio), count, unit, limit), {}
     if as_json:
         print(json.dumps({"corpora": [r.to_json() for r in reports], "leaks": leaks}, indent=2, ensure_ascii=False))
         return
     for report in reports:
         print_report(report)
     print_leaks(leaks)
+
+
+def inspect_toml(what: list[Path], count: Any, unit: str, limit: int) -> tuple[list[CorpusReport], dict[str, int]]:
+    """Inspect the corpora of a recipe: reports, and how many records two of its sets share."""
+    from qkv.config import load_recipe
+    from qkv.data.inspect import inspect_recipe
+    from qkv.tasks.base import task_of
+    from qkv.tasks.translation import drop_reason
+
+    recipe = load_recipe(what[0])
+    data = recipe.data
+    if data is None or len(what) > 1:
+        raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
+    problem = partial(drop_reason, data=data) if recipe.task == "translation" else None
+    return inspect_recipe(data, task_of(recipe).schema, [count], unit, limit, problem)
+
+
+def inspect_files(
+    what: list[Path], columns: str | None, most: tuple[int, float], count: Any, unit: str, limit: int
+) -> list[CorpusReport]:
+    """Inspect a table or parallel files; `most` is the longest side and the largest length ratio of a pair."""
+    from qkv.config import CorpusConfig, DataConfig
+    from qkv.data.inspect import inspect
+    from qkv.data.sources import Parallel, Source
+    from qkv.tasks.translation import drop_reason
+
+    source: Source = Parallel(what)
+    how: dict[str, Any] = {}
+    if is_table(what[0]) and len(what) == 1:
+        source, how = read_table(what[0], columns)
+    anything = CorpusConfig(grammar=1)
+    data = DataConfig(train=(anything,), valid=anything, max_length=most[0], max_ratio=most[1])
+    problem = None if how.get("labelled") else partial(drop_reason, data=data)
+    return [inspect(source, " + ".join(map(str, what)), [count], unit, problem, limit, **how)]
 
 
 @app.command()
