@@ -279,7 +279,7 @@ def begun(r: Recipe) -> Task:
 def test_micro_batches_are_one_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the task's own objective: gradients of two halves = those of the whole (the same masks, no dropout). ELECTRA's
     generator gives the likeliest word, since what it draws depends on how the batch is cut."""
-    monkeypatch.setattr(electra, "drawn", lambda output, hidden: output.head(output.hidden[hidden]).argmax(-1))
+    monkeypatch.setattr(electra, "sample_tokens", lambda output, hidden: output.head(output.hidden[hidden]).argmax(-1))
     name, changes = KINDS[kind]
     task = begun(recipe(name, **changes))
     torch.manual_seed(0)
