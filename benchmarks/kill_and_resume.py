@@ -266,7 +266,7 @@ def two_at_once(place: Path, whole: Comparison) -> bool:
         first.finish()
     print(f"  the second process: exit code {code}, {said}", flush=True)
     whole.same(folder, "the first process")
-    return code == 2 and said.startswith("error: another process trains in") and "\n" not in said
+    return code == 2 and said.startswith("error: another process is training in") and "\n" not in said
 
 
 def main() -> None:

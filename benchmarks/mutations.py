@@ -60,7 +60,7 @@ MUTATIONS = [
     Mutation("qkv/parts/softmax.py", "x.repeat_interleave(n_heads // x.size(1), 1)",
              "x.repeat(1, n_heads // x.size(1), 1, 1)", PARTS),
     # --- parts: positions
-    Mutation("qkv/parts/positions.py", "device=place) * 2 / width)", "device=place) / width)", PARTS),
+    Mutation("qkv/parts/positions.py", "device=exact) * 2 / width)", "device=exact) / width)", PARTS),
     Mutation("qkv/parts/positions.py", "return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)",
              "return torch.cat([a * cos + b * sin, a * sin - b * cos], -1)", PARTS),
     Mutation("qkv/parts/positions.py", "(distance > 0) * n", "(distance >= 0) * n", PARTS),
@@ -98,13 +98,13 @@ MUTATIONS = [
     Mutation("qkv/generate/sequence.py", "if token in self.eos_ids or len(self.tokens) == self.max_tokens:",
              "if len(self.tokens) == self.max_tokens:", GENERATE),
     # --- train
-    Mutation("qkv/train/step.py", "(loss * (weight * world() / max(count, 1))).backward()",
-             "(loss * (weight * world() / max(batch.count, 1))).backward()", CONTRACTS),
+    Mutation("qkv/train/step.py", "(loss * (weight * workers / max(count, 1))).backward()",
+             "(loss * (weight * workers / max(batch.count, 1))).backward()", CONTRACTS),
     Mutation("qkv/train/optimizer.py", "tune.layer_decay ** (self.layers - self.level + 1)",
              "tune.layer_decay ** (self.layers - self.level)", TUNING),
     Mutation("qkv/train/schedule.py", "math.sqrt(max(c.warmup, 1) / step)", "max(c.warmup, 1) / step",
              AVERAGES),
-    Mutation("qkv/train/loop.py", "for name in t.average], 1 - decay)", "for name in t.average], decay)", AVERAGES),
+    Mutation("qkv/train/optimizer.py", "get_ema_multi_avg_fn(d)(averaged", "get_ema_multi_avg_fn(1 - d)(averaged", AVERAGES),
     # --- engine
     Mutation("qkv/engine/native.cpp", "keys + head * d.key_heads / d.heads * head_size",
              "keys + head % d.key_heads * head_size", ENGINE),

@@ -28,7 +28,7 @@ from qkv.look.residual_stream import layer_outputs
 from qkv.models.build import Network
 from qkv.models.decoder import Decoder
 from qkv.models.inputs import Ids, batch_of, carries, has_fixed_length
-from qkv.parts.tap import looked_into
+from qkv.parts.tap import has_hooks
 from qkv.tasks.embed import Embedder, Tokens
 from qkv.text.tokenizer import Tokenizer
 
@@ -284,7 +284,7 @@ class BaseModel:
     def packed(self, fast: bool = True) -> Any:
         """The network with its weights laid out for the processor; made once, and again when they have changed. If not
         `fast`, on a GPU, or while somebody looks into the network or has switched heads off, it is the network itself."""
-        if not fast or self.device.type != "cpu" or looked_into(self.network):
+        if not fast or self.device.type != "cpu" or has_hooks(self.network):
             return self.network
         versions = tuple(weight._version for weight in self.network.parameters())
         if self.twin[1] is None or self.twin[0] != versions:

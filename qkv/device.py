@@ -1,4 +1,4 @@
-"""Which device: what a user's word for it means on this machine; and its random numbers."""
+"""Devices: resolve a name such as "auto" on this machine, and isolate random state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.errors import QkvError
 
 
 def pick_device(name: str) -> torch.device:
-    """auto = a GPU where there is one. Of several workers on one machine each takes the GPU of its own number."""
+    """Resolve the name of a device; "auto" is a GPU where there is one. Each worker of a machine takes the GPU of its own number."""
     found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if (found if name == "auto" else name) == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
@@ -22,9 +22,9 @@ def pick_device(name: str) -> torch.device:
         torch.empty(0, device=device)
         return device
     except (RuntimeError, AssertionError):
-        raise QkvError(f"device {name!r} is not on this machine: use 'auto', 'cpu' or another") from None
+        raise QkvError(f"device {name!r} is not available on this machine: use 'auto' or 'cpu'") from None
 
 
-def aside(device: torch.device) -> AbstractContextManager[None]:
-    """Random numbers drawn within it change none of those that are drawn after it."""
+def isolate_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Restore the random state after the block: numbers drawn within it change none of those after it."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])

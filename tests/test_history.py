@@ -21,7 +21,7 @@ from qkv.models.flops import forward_flops, training_flops
 from qkv.objectives import translation
 from qkv.recipes import find
 from qkv.tasks.translation import collate_pairs
-from qkv.train.optimizer import optimizer
+from qkv.train.optimizer import make_optimizer
 from qkv.train.step import LossModule, step
 
 SIZES: dict[str, Any] = {"family": "encoder-decoder", "vocab_size": 13, "d_model": 32, "n_layers": 1, "dropout": 0.0,
@@ -59,7 +59,7 @@ def copier(values: dict[str, Any], updates: int) -> tuple[nn.Module, ModelConfig
     config = ModelConfig(**values)
     torch.manual_seed(0)
     network = build(config).train()
-    optimiser = optimizer(network, TrainConfig(learning_rate=1e-2))
+    optimiser = make_optimizer(network, TrainConfig(learning_rate=1e-2))
     for update in range(updates):
         batch = collate_pairs([(text, text) for text in texts(32, 1, 3, update)], config)
         step(LossModule(network, lambda output, batch: translation(output, batch, 0.0)), optimiser, [batch], 1.0)

@@ -21,6 +21,7 @@ from qkv.tasks.language import LanguageTask
 from qkv.tasks.losses import Losses
 from qkv.train import run as training
 from qkv.train.report import Report
+from qkv.train.run_log import RunLog
 
 SIZES = {"vocab_size": 31, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 24, "init_std": 0.3,
          "dropout": 0.0}  # fmt: skip
@@ -121,9 +122,9 @@ def test_one_document_a_row_goes_without_a_table():
 
     batch, _ = packed_batch(((9,), (9,)))
     assert batch.documents is None and batch.mask is None
-    assert Mask(9, batch.mask, causal=True, documents=batch.documents).allowed is None
+    assert Mask(9, batch.mask, causal=True, documents=batch.documents).kernel[0] is None
     several, _ = packed_batch(((4, 5), (9,)))
-    assert Mask(9, several.mask, causal=True, documents=several.documents).allowed.shape == (2, 1, 9, 9)
+    assert Mask(9, several.mask, causal=True, documents=several.documents).kernel[0].shape == (2, 1, 9, 9)
 
 
 # --- windows
@@ -384,19 +385,19 @@ def test_resumed_is_uninterrupted(books, tmp_path):
     recipe = recipe_of(files(books, "one", "short"), ema=0.9)
     folders = [tmp_path / name for name in ("whole", "stopped")]
     training.run(recipe, "recipe", folders[0], Report(quiet=True))
-    original = training.write_line
+    original = RunLog.add
 
     def dies(at):
-        def line(log, entry):
+        def line(log, entry, *rest):
             if entry["step"] == at:
                 raise Killed
-            original(log, entry)
+            original(log, entry, *rest)
 
         return line
 
     for at in (5, 8, 11):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(training, "write_line", dies(at))
+            patch.setattr(RunLog, "add", dies(at))
             training.run(recipe, "recipe", folders[1], Report(quiet=True))
         torch.manual_seed(at)
     training.run(recipe, "recipe", folders[1], Report(quiet=True))

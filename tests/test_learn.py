@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import needs_compiler
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ from qkv.engine.training_kernels import Attend, Gelu, quick_attend, quick_gelu, 
 from qkv.models.build import build
 from qkv.objectives import objective
 from qkv.parts.masks import Mask
-from qkv.parts.softmax import Softmax, attend, sdpa
+from qkv.parts.softmax import Softmax, attend
 from qkv.presets import PRESETS, tiny
 
 
@@ -109,7 +110,10 @@ def test_what_the_kernel_does_not_know_goes_the_plain_way(monkeypatch: pytest.Mo
         (x[:, :, :1], Mask(1, None, 6)),
     ]:
         keys = given if mask.queries == 6 else x
-        close(quick_attend(given, keys, keys, mask, 0.25), sdpa(given, keys, keys, mask.allowed, False, 0.25, 0.0))
+        close(
+            quick_attend(given, keys, keys, mask, 0.25),
+            F.scaled_dot_product_attention(given, keys, keys, mask.dense, scale=0.25),
+        )
 
 
 @needs_compiler

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qkv.parts.linear_attention import Linear, Performer
 from qkv.parts.masks import Mask
 from qkv.parts.mixers import Window
-from qkv.parts.positions import NOWHERE
 from qkv.parts.scores import Dot
 from qkv.parts.softmax import Softmax
 
@@ -35,7 +34,7 @@ def largest(mixer: nn.Module, length: int, causal: bool, keys: Tensor | None = N
     with Largest() as watch:
         q = q[:, :, length - (queries or length) :]
         mask = Mask(q.size(2), keys, length, causal)
-        mixed = mixer(q, k, v, mask)[0] if isinstance(mixer, Linear) else mixer(q, k, v, mask, NOWHERE)
+        mixed = mixer(q, k, v, mask)[0] if isinstance(mixer, Linear) else mixer(q, k, v, mask)
         mixed.sum().backward()
     return watch.elements
 

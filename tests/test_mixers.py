@@ -14,7 +14,6 @@ from qkv.errors import QkvError
 from qkv.parts.linear_attention import Linear, Performer, Taylor, orthogonal_normal
 from qkv.parts.masks import Mask
 from qkv.parts.mixers import Compressed, Linformer, Window
-from qkv.parts.positions import NOWHERE
 from qkv.parts.scores import Dot
 from qkv.parts.softmax import Softmax, repeat_heads
 
@@ -41,7 +40,7 @@ class Carried(nn.Module):
         mixer.chunk = chunk
         self.mixer = mixer
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, place: object) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, encoding: object = None) -> Tensor:
         past, total = mask.length - mask.queries, None
         if past:
             before = Mask(past, None if mask.keys is None else mask.keys[:, :past], causal=True)
@@ -103,9 +102,9 @@ def test_a_later_token_changes_nothing_before_it(name: str, seed: int, length: i
     q, k, v = heads(1, length)
     mask = Mask(length, causal=True)
     place = seed % (length - 1) + 1
-    before = mixer(q, k, v, mask, NOWHERE)
+    before = mixer(q, k, v, mask)
     k[:, :, place], v[:, :, place] = 3 * torch.randn(WIDTH), torch.randn(WIDTH)
-    after = mixer(q, k, v, mask, NOWHERE)
+    after = mixer(q, k, v, mask)
     assert torch.equal(before[:, :, :place], after[:, :, :place])
     assert not close(before[:, :, place], after[:, :, place])  # it does see itself
 
@@ -114,7 +113,7 @@ def test_a_later_token_changes_nothing_before_it(name: str, seed: int, length: i
 def test_gradients_reach_the_past_and_never_the_future(name: str) -> None:
     mixer = make(name, 0)
     q, k, v = (x.requires_grad_() for x in heads(1, 17))
-    mixer(q, k, v, Mask(17, causal=True), NOWHERE)[:, :, 9].sum().backward()
+    mixer(q, k, v, Mask(17, causal=True))[:, :, 9].sum().backward()
     for x in (k, v):
         assert x.grad is not None and x.grad[:, :, 10:].abs().max() == 0
         assert (x.grad[:, :, 8:10].abs().sum((0, 1, 3)) > 0).all()
@@ -127,9 +126,9 @@ def test_padding_anywhere_gives_what_the_sequence_gives_alone(name: str, causal:
     mixer = make(name, seed)
     q, k, v = heads(5, length)
     keys = paddings(length)
-    mixed = mixer(q, k, v, Mask(length, keys, causal=causal), NOWHERE)
+    mixed = mixer(q, k, v, Mask(length, keys, causal=causal))
     for row, real in enumerate(keys):
-        alone = mixer(*(x[row : row + 1, :, real] for x in (q, k, v)), Mask(int(real.sum()), causal=causal), NOWHERE)
+        alone = mixer(*(x[row : row + 1, :, real] for x in (q, k, v)), Mask(int(real.sum()), causal=causal))
         assert close(mixed[row, :, real], alone[0])
 
 
@@ -142,12 +141,12 @@ def test_cached_chunks_give_what_one_pass_gives(
     mixer = make(name, seed)
     q, k, v = heads(5, length)
     keys = paddings(length) if padded else None
-    whole = mixer(q, k, v, Mask(length, keys, causal=True), NOWHERE)
+    whole = mixer(q, k, v, Mask(length, keys, causal=True))
     edges = [0, *sorted(cut for cut in cuts if cut < length), length]
     for begin, end in pairwise(edges):
         seen = None if keys is None else keys[:, :end]
         mask = Mask(end - begin, seen, end, causal=True)
-        part = mixer(q[:, :, begin:end], k[:, :, :end], v[:, :, :end], mask, NOWHERE)
+        part = mixer(q[:, :, begin:end], k[:, :, :end], v[:, :, :end], mask)
         real = torch.ones(5, end - begin, dtype=torch.bool) if keys is None else keys[:, begin:end]
         assert close(part.transpose(1, 2)[real], whole[:, :, begin:end].transpose(1, 2)[real])
 
@@ -156,12 +155,12 @@ def test_cached_chunks_give_what_one_pass_gives(
 def test_grouped_heads_are_repeated_heads(name: str, causal: bool) -> None:
     mixer, mask = make(name, 1), Mask(11, causal=causal)
     q, k, v = heads(2, 11)
-    grouped = mixer(q, k, v, mask, NOWHERE)
+    grouped = mixer(q, k, v, mask)
     for parameter in ("key_kernel", "value_kernel"):
         if hasattr(mixer, parameter):  # one kernel per key head
             repeated = getattr(mixer, parameter).data.repeat_interleave(HEADS // KV_HEADS, 0)
             setattr(mixer, parameter, nn.Parameter(repeated))
-    assert close(grouped, mixer(q, repeat_heads(k, HEADS), repeat_heads(v, HEADS), mask, NOWHERE))
+    assert close(grouped, mixer(q, repeat_heads(k, HEADS), repeat_heads(v, HEADS), mask))
 
 
 @pytest.mark.parametrize(("name", "causal"), [case for case in BOTH if case[0] != "softmax"])
@@ -170,7 +169,7 @@ def test_a_row_of_padding_alone_is_finite_with_finite_gradients(name: str, causa
     mixer = make(name, 2)
     inputs = [x.requires_grad_() for x in heads(2, length)]
     keys = torch.stack([torch.zeros(length), torch.ones(length)]).bool()
-    mixed = mixer(*inputs, Mask(length, keys, causal=causal), NOWHERE)
+    mixed = mixer(*inputs, Mask(length, keys, causal=causal))
     mixed.sum().backward()
     assert mixed.isfinite().all()
     assert all(x.grad.isfinite().all() for x in [*inputs, *mixer.parameters()] if x.grad is not None)
@@ -181,7 +180,7 @@ def test_extreme_queries_and_keys_stay_finite_in_single_precision(name: str, cau
     mixer = make(name, 8).float()
     q, k, v = (x.float() for x in heads(2, 15))
     inputs = [x.requires_grad_() for x in (300 * q, 300 * k, v)]
-    mixed = mixer(*inputs, Mask(15, causal=causal), NOWHERE)
+    mixed = mixer(*inputs, Mask(15, causal=causal))
     mixed.sum().backward()
     assert mixed.isfinite().all() and all(x.grad.isfinite().all() for x in inputs)
 
@@ -192,7 +191,7 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     inputs = [x.requires_grad_() for x in heads(1, 7)]
     mask = Mask(7, torch.tensor([[0, 1, 1, 1, 0, 1, 1]]).bool(), causal=name in CAUSAL)
     real = mask.keys[0]  # type: ignore[index]
-    assert torch.autograd.gradcheck(lambda *x: mixer(*x, mask, NOWHERE)[:, :, real], inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(lambda *x: mixer(*x, mask)[:, :, real], inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -210,10 +209,10 @@ def test_a_window_as_long_as_the_sequence_is_softmax(causal: bool) -> None:
     q, k, v = heads(5, 9)
     mask = Mask(9, paddings(9), causal=causal)
     real = mask.keys
-    whole = softmax()(q, k, v, mask, NOWHERE).transpose(1, 2)[real]
+    whole = softmax()(q, k, v, mask).transpose(1, 2)[real]
     for size in (8, 20):
         window = Window(SCALE, size)
-        assert close(window(q, k, v, mask, NOWHERE).transpose(1, 2)[real], whole)
+        assert close(window(q, k, v, mask).transpose(1, 2)[real], whole)
         wide = window.band(q, repeat_heads(k, HEADS), repeat_heads(v, HEADS), mask)
         assert close(wide.transpose(1, 2)[real], whole)
 
@@ -229,7 +228,7 @@ def test_the_band_is_the_readable_window(seed: int, length: int, size: int, n_gl
     keys = paddings(length)
     mask = Mask(queries, keys, length, causal)
     real = keys[:, length - queries :]
-    readable = (window.weights(q[:, :, -queries:], k, mask, NOWHERE) @ v).transpose(1, 2)[real]
+    readable = (window.weights(q[:, :, -queries:], k, mask) @ v).transpose(1, 2)[real]
     band = window.band(q[:, :, -queries:], k, v, mask).transpose(1, 2)[real]
     assert close(band, readable)
     if real.any():
@@ -243,7 +242,7 @@ def test_who_sees_whom_in_a_window(causal: bool) -> None:
     keys = torch.zeros(1, 13, dtype=torch.bool)
     keys[0, real] = True
     q, k, _ = heads(1, 13)
-    weights = Window(SCALE, 2, 1).weights(q, k, Mask(13, keys, causal=causal), NOWHERE)
+    weights = Window(SCALE, 2, 1).weights(q, k, Mask(13, keys, causal=causal))
     for t, row in enumerate(real):
         seen = {real[s] for s in range(8) if (abs(s - t) <= 2 or s == 0 or t == 0) and (s <= t or not causal)}
         assert set(weights[0, 0, row].nonzero().flatten().tolist()) == seen
@@ -253,9 +252,9 @@ def test_who_sees_whom_in_a_window(causal: bool) -> None:
 def test_reading_the_weights_of_a_window_leaves_its_output() -> None:
     window, mask = Window(SCALE, 2, 1), Mask(15, causal=True)
     q, k, v = heads(1, 15)
-    fast, kept = window(q, k, v, mask, NOWHERE), []
+    fast, kept = window(q, k, v, mask), []
     handle = window.tap_weights.register_forward_hook(lambda module, inputs, output: kept.append(output))
-    assert close(window(q, k, v, mask, NOWHERE), fast)
+    assert close(window(q, k, v, mask), fast)
     handle.remove()
     assert close(kept[0] @ repeat_heads(v, HEADS), fast)
 
@@ -268,21 +267,21 @@ def test_linformer_with_identity_projections_is_softmax() -> None:
     nn.init.eye_(mixer.project_key)
     nn.init.eye_(mixer.project_value)
     q, k, v = heads(2, 9)
-    assert close(mixer(q, k, v, Mask(9), NOWHERE), softmax()(q, k, v, Mask(9), NOWHERE))
+    assert close(mixer(q, k, v, Mask(9)), softmax()(q, k, v, Mask(9)))
 
 
 def test_linformer_refuses_the_causal_rule_and_longer_sequences_but_not_longer_padding() -> None:
     mixer = Linformer(SCALE, 6, 3).double()
     q, k, v = heads(1, 8)
     with pytest.raises(ValueError, match="causal"):
-        mixer(q, k, v, Mask(8, causal=True), NOWHERE)
+        mixer(q, k, v, Mask(8, causal=True))
     for keys in (None, torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]]).bool()):
         with pytest.raises(QkvError, match="end at 6"):
-            mixer(q, k, v, Mask(8, keys), NOWHERE)
+            mixer(q, k, v, Mask(8, keys))
     for keys in (torch.arange(8)[None] < 6, torch.arange(8)[None] >= 2):
         real = keys[0]
-        alone = mixer(*(x[:, :, real] for x in (q, k, v)), Mask(6), NOWHERE)
-        assert close(mixer(q, k, v, Mask(8, keys), NOWHERE)[:, :, real], alone)
+        alone = mixer(*(x[:, :, real] for x in (q, k, v)), Mask(6))
+        assert close(mixer(q, k, v, Mask(8, keys))[:, :, real], alone)
 
 
 # --- linear, performer and taylor
@@ -303,14 +302,14 @@ def test_linear_mixers_are_their_formulas(seed: int, length: int, chunk: int, ca
     linear, taylor = Carried(Linear(), chunk), Carried(Taylor(SCALE), chunk)
     performer = Carried(Performer(SCALE, WIDTH, 9).double(), chunk)
     elu = [nn.functional.elu(x) + 1 for x in (q, k)]
-    assert close(linear(q, k, v, mask, NOWHERE), kernel_average(*elu, v, mask))
+    assert close(linear(q, k, v, mask), kernel_average(*elu, v, mask))
     rooted = [x * SCALE**0.5 for x in (q, k)]
     favor = [(x @ performer.mixer.projection.T - x.square().sum(-1, keepdim=True) / 2).exp() for x in rooted]
-    assert close(performer(q, k, v, mask, NOWHERE), kernel_average(*favor, v, mask))
+    assert close(performer(q, k, v, mask), kernel_average(*favor, v, mask))
     scores = q @ repeat_heads(k, HEADS).transpose(-1, -2) * SCALE  # (B, H, T, S)
     weights = (1 + scores + scores.square() / 2) * mask.dense
     mixed = weights @ repeat_heads(v, HEADS) / weights.sum(-1, keepdim=True)
-    assert close(taylor(q, k, v, mask, NOWHERE), mixed)
+    assert close(taylor(q, k, v, mask), mixed)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -319,7 +318,7 @@ def test_performer_comes_closer_to_softmax_with_more_features(causal: bool) -> N
     q, k, v = heads(1, 32)
     q, k = q / 2, k / 2  # long vectors need very many features: the variance grows with exp(|q + k|^2)
     mask = Mask(32, causal=causal)
-    exact = softmax()(q, k, v, mask, NOWHERE)
+    exact = softmax()(q, k, v, mask)
 
     def error(n_features: int) -> float:
         draws = [Performer(SCALE, WIDTH, n_features).double()(q, k, v, mask)[0] for _ in range(8)]
@@ -356,10 +355,10 @@ def test_performer_survives_keys_of_very_different_sizes(causal: bool) -> None:
     k[:, :, :8] *= 40 / k[:, :, :8].norm(dim=-1, keepdim=True)
     performer = Carried(Performer(SCALE, WIDTH, 64))
     seen = slice(0, 8)  # none of the small keys
-    alone = performer(*(x[:, :, seen].float() for x in (q, k, v)), Mask(8, causal=causal), NOWHERE)
+    alone = performer(*(x[:, :, seen].float() for x in (q, k, v)), Mask(8, causal=causal))
     keys = None if causal else torch.arange(12)[None] < 8
-    mixed = performer(q.float(), k.float(), v.float(), Mask(12, keys, causal=causal), NOWHERE)[:, :, seen]
-    exact = performer.double()(*(x[:, :, seen] for x in (q, k, v)), Mask(8, causal=causal), NOWHERE)
+    mixed = performer(q.float(), k.float(), v.float(), Mask(12, keys, causal=causal))[:, :, seen]
+    exact = performer.double()(*(x[:, :, seen] for x in (q, k, v)), Mask(8, causal=causal))
     assert torch.allclose(mixed, alone, atol=1e-5)
     assert torch.allclose(mixed.double(), exact, atol=1e-2)
 
@@ -381,7 +380,7 @@ def test_compression_by_one_is_softmax(causal: bool) -> None:
     mixer = Compressed(SCALE, KV_HEADS, WIDTH, 1).double()
     q, k, v = heads(2, 9)
     mask = Mask(9, causal=causal)
-    assert close(mixer(q, k, v, mask, NOWHERE), softmax()(q, k, v, mask, NOWHERE))
+    assert close(mixer(q, k, v, mask), softmax()(q, k, v, mask))
 
 
 @few
@@ -390,7 +389,7 @@ def test_compressed_is_its_rule_query_by_query(seed: int, length: int, stride: i
     torch.manual_seed(seed)
     mixer = compressed(stride, 1).double()
     q, k, v = heads(1, length, 1, 1)
-    mixed = mixer(q, k, v, Mask(length, causal=causal), NOWHERE)[0, 0]
+    mixed = mixer(q, k, v, Mask(length, causal=causal))[0, 0]
 
     def shown(x: Tensor, kernel: Tensor, t: int) -> Tensor:
         """What query t sees of x (S, D): slots, whole ones only if causal, then the tokens after them up to t."""
@@ -408,5 +407,5 @@ def test_a_fresh_compressed_slot_is_the_average_of_its_tokens() -> None:
     mixer = Compressed(SCALE, KV_HEADS, WIDTH, 3).double()
     q, k, v = heads(2, 9)
     means = [x.unflatten(2, (3, 3)).mean(3) for x in (k, v)]
-    averaged = softmax()(q, *means, Mask(9, length=3), NOWHERE)
-    assert torch.allclose(mixer(q, k, v, Mask(9), NOWHERE), averaged, atol=1e-6)  # 1/3 is kept in single precision
+    averaged = softmax()(q, *means, Mask(9, length=3))
+    assert torch.allclose(mixer(q, k, v, Mask(9)), averaged, atol=1e-6)  # 1/3 is kept in single precision

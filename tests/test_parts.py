@@ -22,7 +22,6 @@ from qkv.parts.heads import Pick, Pooler, Vocabulary
 from qkv.parts.masks import Mask, causal
 from qkv.parts.norm import LayerNorm, RMSNorm
 from qkv.parts.positions import (
-    NOWHERE,
     Alibi,
     Learned,
     Relative,
@@ -70,10 +69,10 @@ def test_each_score_is_its_formula() -> None:
 def test_multiplicative_scores_fold_into_the_query(kind: str) -> None:
     q, k, v = heads(4), heads(4, seed=1), heads(4, seed=2)
     mixer = Softmax(make_score(kind, 2, 8, rank=3))
-    assert mixer.kernel_can(q, NOWHERE)
-    fast = mixer(q, k, v, Mask(4, causal=True), NOWHERE)
+    assert mixer.can_use_kernel(q)
+    fast = mixer(q, k, v, Mask(4, causal=True))
     mixer.fast = False
-    torch.testing.assert_close(fast, mixer(q, k, v, Mask(4, causal=True), NOWHERE), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(fast, mixer(q, k, v, Mask(4, causal=True)), atol=1e-6, rtol=1e-5)
 
 
 def test_low_rank_has_the_rank_it_says() -> None:
@@ -114,8 +113,8 @@ def test_rotary_scores_depend_on_the_distance_alone(interleaved: bool) -> None:
     """Claim C10: the same pair of vectors, moved together, keeps its score."""
     rotary = Rotary(8, interleaved=interleaved)
     q, k = torch.randn(8), torch.randn(8)
-    turned_q = rotary(Mask(40)).turn(q.expand(1, 1, 40, 8))[0, 0]
-    turned_k = rotary(Mask(40)).turn(k.expand(1, 1, 40, 8))[0, 0]
+    turned_q = rotary(Mask(40)).rotate(q.expand(1, 1, 40, 8))[0, 0]
+    turned_k = rotary(Mask(40)).rotate(k.expand(1, 1, 40, 8))[0, 0]
     scores = turned_q @ turned_k.T  # (40, 40)
     for distance in (0, 3, 11):
         diagonal = scores.diagonal(distance)
@@ -126,8 +125,8 @@ def test_rotary_scores_depend_on_the_distance_alone(interleaved: bool) -> None:
 def test_rotary_layouts_are_the_same_up_to_the_order_of_channels() -> None:
     x = heads(5)
     order = torch.arange(8).view(2, 4).T.flatten()  # neighbours <-> half a head apart
-    turned = Rotary(8, interleaved=True)(Mask(5)).turn(x[..., order])
-    torch.testing.assert_close(turned, Rotary(8)(Mask(5)).turn(x)[..., order])
+    turned = Rotary(8, interleaved=True)(Mask(5)).rotate(x[..., order])
+    torch.testing.assert_close(turned, Rotary(8)(Mask(5)).rotate(x)[..., order])
 
 
 def test_llama3_stretches_long_wavelengths_only() -> None:
@@ -157,7 +156,7 @@ def test_alibi_slopes_are_the_papers() -> None:
     assert alibi_slopes(8).tolist() == [2.0 ** -(i + 1) for i in range(8)]
     between = [2.0 ** -(i + 0.5) for i in range(4)]  # every second one of sixteen
     assert alibi_slopes(12).tolist() == pytest.approx([*alibi_slopes(8).tolist(), *between])
-    bias = Alibi(8)(Mask(4)).bias(heads(4, 8))
+    bias = Alibi(8)(Mask(4)).score_bias(heads(4, 8))
     assert bias[0, 0, 3].tolist() == [-1.5, -1.0, -0.5, -0.0]
 
 
@@ -231,9 +230,9 @@ def test_kernel_mask_and_readable_mask_agree_on_real_tokens(lengths: list[int], 
     mask = Mask(t, keys, causal=is_causal)
     x = [heads(t, b=len(lengths), seed=i) for i in range(3)]
     mixer = Softmax(make_score("scaled-dot", 2, 8))
-    fast = mixer(*x, mask, NOWHERE)
+    fast = mixer(*x, mask)
     mixer.fast = False
-    slow = mixer(*x, mask, NOWHERE)
+    slow = mixer(*x, mask)
     assert fast.isfinite().all() and slow.isfinite().all()
     torch.testing.assert_close(fast.transpose(1, 2)[keys], slow.transpose(1, 2)[keys], atol=1e-5, rtol=1e-5)
 
@@ -243,7 +242,7 @@ def test_a_source_of_padding_alone_gives_no_nan() -> None:
     mixer = Softmax(make_score("scaled-dot", 2, 8))
     for fast in (True, False):
         mixer.fast = fast
-        assert mixer(heads(3), heads(2, seed=1), heads(2, seed=2), mask, NOWHERE).isfinite().all()
+        assert mixer(heads(3), heads(2, seed=1), heads(2, seed=2), mask).isfinite().all()
 
 
 # --- attention
@@ -252,7 +251,7 @@ def test_a_source_of_padding_alone_gives_no_nan() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("position", ["none", "rotary", "t5", "alibi", "relative"])
 def test_fast_attention_is_the_readable_one(kv_heads: int, position: str) -> None:
-    scheme = {"none": lambda m: NOWHERE, "rotary": Rotary(8), "t5": T5Bias(4, 8, 16, causal=True), "alibi": Alibi(4),
+    scheme = {"none": lambda m: None, "rotary": Rotary(8), "t5": T5Bias(4, 8, 16, causal=True), "alibi": Alibi(4),
               "relative": Relative(8, 3, 8**-0.5)}[position]  # fmt: skip
     mixer = Softmax(make_score("scaled-dot", 4, 8))
     attention = Attention(32, 4, kv_heads, 8, mixer)
@@ -311,9 +310,9 @@ def test_causal_attention_with_a_tap_gives_exact_weights_and_the_same_output() -
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 5))
     torch.testing.assert_close(tapped, plain, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(
-        attention.output(attention.join(weights @ seen["tap_value"])), plain, atol=1e-6, rtol=1e-5
+        attention.output((weights @ seen["tap_value"]).transpose(1, 2).flatten(2)), plain, atol=1e-6, rtol=1e-5
     )
-    assert not mixer.tap_weights.in_use
+    assert not mixer.tap_weights._forward_hooks
 
 
 def test_a_tap_can_edit() -> None:

@@ -14,7 +14,7 @@ from qkv.config.model import Mixer
 from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.parts.masks import Mask
-from qkv.parts.positions import Place, Rotary, Turned
+from qkv.parts.positions import PositionEncoding, Rotary, Rotation
 
 FIELDS: dict[str, Any] = {
     "vocab_size": 30, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24, "position": "rotary", "max_length": 12,
@@ -30,9 +30,9 @@ class Shifted(nn.Module):
         super().__init__()
         self.rotary, self.by = rotary, by
 
-    def forward(self, mask: Mask) -> Place:
+    def forward(self, mask: Mask) -> PositionEncoding:
         angles = (mask.positions[:, None, :, None] + self.by) * self.rotary.rates.double()  # type: ignore[operator]
-        return Turned(angles, self.rotary.interleaved)
+        return Rotation(angles, self.rotary.interleaved)
 
 
 def config(mixer: str, family: str, **changes: Any) -> ModelConfig:

@@ -21,6 +21,7 @@ from qkv.train import checkpoint, loop
 from qkv.train import run as training
 from qkv.train.checkpoint import Progress
 from qkv.train.report import Report
+from qkv.train.run_log import RunLog
 from qkv.train.schedule import learning_rate
 from qkv.train.step import LossModule, step
 
@@ -44,19 +45,19 @@ def run(folder: Path, r: Recipe, die_at: int | None = None, seed: int = 0) -> tr
     report = Report(quiet=True)
     dies = lambda step: die_at is not None and step >= die_at  # noqa: E731
     moment = random.Random(f"{seed}:{die_at}").choice(["best", "before log", "after log", "saving", "saved"])
-    original_save, original_line, original_best = checkpoint.write_json, training.write_line, training.keep_best
+    original_save, original_add, original_best = checkpoint.write_json, RunLog.add, training.keep_best
 
-    def line(log, entry):  # noqa: ANN001, ANN202
+    def add(log, entry, *rest):  # noqa: ANN001, ANN202
         if dies(entry["step"]) and moment == "before log":
-            log.write('{"step": ')  # half a line
+            log.file.write('{"step": ')  # half a line
             raise Killed
-        original_line(log, entry)
+        original_add(log, entry, *rest)
         if dies(entry["step"]) and moment == "after log":
             raise Killed
 
-    def best(r, t):  # noqa: ANN001, ANN202
-        original_best(r, t)
-        if dies(t.progress.step) and moment == "best":
+    def best(r, network):  # noqa: ANN001, ANN202
+        original_best(r, network)
+        if dies(r.training.progress.step) and moment == "best":
             raise Killed  # best/ is newer than the newest checkpoint
 
     def json_file(path, value):  # noqa: ANN001, ANN202
@@ -67,7 +68,7 @@ def run(folder: Path, r: Recipe, die_at: int | None = None, seed: int = 0) -> tr
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "write_line", line)
+        patch.setattr(RunLog, "add", add)
         patch.setattr(checkpoint, "write_json", json_file)
         patch.setattr(training, "keep_best", best)
         return training.run(r, "recipe", folder, report)
@@ -209,10 +210,11 @@ def test_minutes_and_a_time_budget_give_points_on_a_slow_machine() -> None:
     for every, expected in (("10%", 10), ("2m", 5), (250, 0), ("20%", 5)):
         last, points = marks[0], 0
         for now in marks[1:]:
-            if loop.due(interval(every), now, last):
+            unit, value = loop.next_due(interval(every), last)
+            if now[unit] >= value:
                 last, points = now, points + 1
         assert points == expected, every
-    assert loop.mark(Progress(step=10, seconds=300.0), c) == (10, 0.5, 5.0)
+    assert loop.Clock(Progress(step=10, seconds=300.0), c, []).mark == (10, 0.5, 5.0)
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"])
@@ -252,7 +254,7 @@ def test_the_cosine_ends_at_its_floor() -> None:
 def test_the_average_of_the_weights_is_short_at_first_then_as_long_as_asked() -> None:
     """average = d average + (1 - d) weights with d = min(ema, (1 + step) / (10 + step)): 2/11 after the first update."""
     t = loop.prepare(build(recipe().model), TrainConfig(ema=0.5))
-    expected = {name: p.clone() for name, p in t.average.items()}
+    expected = {name: p.clone() for name, p in t.average.module.named_parameters()}
     for update in range(1, 15):
         t.progress.step = update
         with torch.no_grad():
@@ -260,6 +262,6 @@ def test_the_average_of_the_weights_is_short_at_first_then_as_long_as_asked() ->
                 p.add_(torch.randn_like(p))
                 share = min(0.5, (1 + update) / (10 + update))
                 expected[name] = share * expected[name] + (1 - share) * p
-        loop.update_average(t, 0.5)
-    for name, p in t.average.items():
+        t.average.update_parameters(t.network)
+    for name, p in t.average.module.named_parameters():
         torch.testing.assert_close(p, expected[name], atol=1e-5, rtol=1e-5)

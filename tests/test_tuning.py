@@ -1,5 +1,6 @@
 """Fine-tuning: which weights change and how fast, low-rank updates, and that a resumed run is the run that never stopped."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,8 @@ from qkv.train import checkpoint, lora
 from qkv.train import run as training
 from qkv.train.average import weights_of
 from qkv.train.checkpoint import Training
-from qkv.train.loop import averaged, prepare
-from qkv.train.optimizer import optimizer, places
+from qkv.train.loop import prepare
+from qkv.train.optimizer import layer_positions, make_optimizer
 from qkv.train.report import Report
 from qkv.train.schedule import learning_rate
 from qkv.train.step import LossModule, step
@@ -70,7 +71,7 @@ def learn(t: Training, c: ModelConfig, how: TrainConfig, first: int, last: int) 
 
 def scales(n: nn.Module, tune: TuneConfig, kind: str = "adamw") -> dict[str, float]:
     names = {p: name for name, p in n.named_parameters()}
-    groups = optimizer(n, TrainConfig(optimizer=kind), tune).param_groups
+    groups = make_optimizer(n, TrainConfig(optimizer=kind), tune).param_groups
     found = [(names[p], group["scale"]) for group in groups for p in group["params"]]
     assert len(dict(found)) == len(found), "in two groups"
     return dict(found)
@@ -109,8 +110,8 @@ def test_each_half_of_an_encoder_decoder_counts_for_itself() -> None:
 @pytest.mark.parametrize("name", ["bert-base", "gpt2", "llama-7b", "t5-small", "vit-b16", "rnnsearch"])
 def test_every_parameter_of_a_preset_has_a_place(name: str) -> None:
     n = build(tiny(name))
-    assert set(places(n)) == set(n.parameters())
-    heads = {p for p, place in places(n).items() if place.head}
+    assert set(layer_positions(n)) == set(n.parameters())
+    heads = {p for p, place in layer_positions(n).items() if place.head}
     assert heads <= set(n.head.parameters())
 
 
@@ -120,7 +121,7 @@ def test_without_settings_all_weights_learn_alike(c: ModelConfig, kind: str) -> 
     n = network(c)
     found = scales(n, TuneConfig(), kind)
     assert found.keys() == dict(n.named_parameters()).keys() and set(found.values()) == {1}
-    groups = optimizer(n, TrainConfig(optimizer=kind, weight_decay=0.1)).param_groups
+    groups = make_optimizer(n, TrainConfig(optimizer=kind, weight_decay=0.1)).param_groups
     kinds = {(g["orthogonal"], g["weight_decay"] > 0, g["rows"]) for g in groups}
     assert len(kinds) == len(groups)  # no kind of weight is split
     assert {(orthogonal, decayed) for orthogonal, decayed, _ in kinds} == (
@@ -131,7 +132,7 @@ def test_without_settings_all_weights_learn_alike(c: ModelConfig, kind: str) -> 
 @pytest.mark.parametrize("mixer", ["s4d", "selective"])
 def test_the_rates_of_a_state_space_do_not_decay(mixer: str) -> None:
     n = build(tiny("gpt2").changed(mixer=[mixer], position="none", attention_dropout=0.0))
-    groups = optimizer(n, TrainConfig(weight_decay=0.1)).param_groups
+    groups = make_optimizer(n, TrainConfig(weight_decay=0.1)).param_groups
     decayed = {p for g in groups if g["weight_decay"] for p in g["params"]}
     for name, parameter in n.named_parameters():
         rate = name.endswith(("log_decay", "frequency"))
@@ -167,9 +168,9 @@ def test_a_layer_moves_by_its_share() -> None:
 @pytest.mark.parametrize("c", [ENCODER, RECURRENT], ids=["attention", "recurrent"])
 def test_what_cannot_be_frozen(c: ModelConfig) -> None:
     with pytest.raises(ConfigError, match=r"tune\.freeze = 9 layers, but the network has"):
-        optimizer(network(c), TrainConfig(), TuneConfig(freeze=9))
-    with pytest.raises(ConfigError, match="no weight that could learn"):
-        optimizer(network(c.changed(head="none")), TrainConfig(), TuneConfig(freeze=-1))
+        make_optimizer(network(c), TrainConfig(), TuneConfig(freeze=9))
+    with pytest.raises(ConfigError, match="no weights to train"):
+        make_optimizer(network(c.changed(head="none")), TrainConfig(), TuneConfig(freeze=-1))
 
 
 # --- low-rank updates
@@ -180,7 +181,7 @@ def test_what_cannot_be_frozen(c: ModelConfig) -> None:
 def test_at_the_start_updates_change_nothing_and_they_are_few(c: ModelConfig, feedforward: bool) -> None:
     n = network(c).eval()
     before, one = n(batch(c)).logits, batch(c)
-    head = sum(p.numel() for p, place in places(n).items() if place.head)
+    head = sum(p.numel() for p, place in layer_positions(n).items() if place.head)
     lora.apply(n, 2, 8.0, feedforward)
     assert torch.allclose(n(one).logits, before, atol=1e-6)
     attentions = 3 if c.family != "encoder-decoder" else 3 + 2 * 2
@@ -301,12 +302,15 @@ def test_resumed_is_uninterrupted(tune: TuneConfig, kind: str, tmp_path: Path) -
     assert [group["scale"] for group in resumed.optimizer.param_groups] == scale
 
 
-def test_checkpoints_from_before_there_were_scales_go_on() -> None:
+def test_checkpoints_from_before_there_were_scales_go_on(tmp_path: Path) -> None:
     t = prepare(network(ENCODER), TrainConfig())
-    stored = t.optimizer.state_dict()
-    for group in stored["param_groups"]:
+    checkpoint.save(tmp_path / "checkpoint-0", t)
+    path = tmp_path / "checkpoint-0" / checkpoint.NUMBERS
+    numbers = json.loads(path.read_text())
+    for group in numbers["groups"]:
         del group["scale"]
-    t.optimizer.load_state_dict(stored)
+    path.write_text(json.dumps(numbers))
+    checkpoint.load(tmp_path / "checkpoint-0", t)
     assert [group["scale"] for group in t.optimizer.param_groups] == [1.0, 1.0]
 
 
@@ -348,7 +352,15 @@ save_every = 2
 ema = 0.5
 [tune]
 lora_rank = 2
+lora_from_scratch = true
 """
+
+
+def test_updates_of_random_weights_are_refused(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    (tmp_path / "r.toml").write_text(RECIPE.replace("lora_from_scratch = true", ""))
+    code, _, said = run("train", tmp_path / "r.toml", "--out", tmp_path / "run")
+    assert code == 2 and said.count("\n") == 1 and "name the model to adapt in tune.start" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_with_updates_keeps_an_ordinary_model(tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
@@ -357,9 +369,9 @@ def test_a_run_with_updates_keeps_an_ordinary_model(tmp_path: Path, run: Callabl
     done = training.run(recipe, RECIPE, tmp_path / "run", Report(quiet=True))
     model = qkv.load(tmp_path / "run", "cpu")
     one = batch(model.config)
-    with averaged(done.training) as network:  # of the last update, which was looked at and was no worse
-        assert done.training.progress.best_step == 4
-        assert torch.allclose(model.network(one).logits, network(one).logits, atol=1e-5)
+    network = done.training.network if done.training.average is None else done.training.average.module
+    assert done.training.progress.best_step == 4  # the last update, whose score was no worse
+    assert torch.allclose(model.network(one).logits, network.eval()(one).logits, atol=1e-5)
     fresh = training.open_run(recipe, tmp_path / "other", Report(quiet=True)).training.network
     learned = {
         name for name, x in weights(model.network).items() if not torch.equal(x, lora.merged(weights(fresh))[name])

@@ -8,7 +8,7 @@ import torch
 from qkv.models.params import count
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask, causal
-from qkv.parts.positions import NOWHERE, sinusoids
+from qkv.parts.positions import sinusoids
 from qkv.parts.scores import Dot, make_score
 from qkv.parts.softmax import Softmax
 from qkv.presets import preset
@@ -24,7 +24,7 @@ def test_b1_scores_112_and_96_with_width_64_give_088_and_012() -> None:
     key = rows([112.0] + [0.0] * 63, [96.0] + [0.0] * 63)
     score = make_score("scaled-dot", 1, 64)
     assert score(query, key).flatten().tolist() == [14.0, 12.0]
-    weights = Softmax(score).weights(query, key, Mask(1, length=2), NOWHERE)
+    weights = Softmax(score).weights(query, key, Mask(1, length=2))
     assert [round(w, 2) for w in weights.flatten().tolist()] == [0.88, 0.12]
 
 
@@ -40,7 +40,7 @@ def test_b2_flying_arrows() -> None:
     output, _ = attention(words, Mask(2))
     assert [round(x, 4) for x in output[0, 0, :2].tolist()] == [0.6089, 0.1956]
     query, key = words[..., None, :, 0:2], words[..., None, :, 2:4]
-    weights = attention.mixer.weights(query, key, Mask(2), NOWHERE)
+    weights = attention.mixer.weights(query, key, Mask(2))
     assert [round(w, 4) for w in weights[0, 0, 0].tolist()] == [0.8044, 0.1956]
 
 

@@ -1,10 +1,10 @@
-"""`qkv config`: what a recipe can say."""
+"""`qkv config`: list the fields of a recipe."""
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
 from qkv.commands.common import Json
 
@@ -18,27 +18,12 @@ def run(as_json: Json = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from qkv.config import CorpusConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, Strict, TrainConfig
-    from qkv.config.vectors import TextConfig, VectorsConfig
-
-    first = {"above all tables": [described("preset", Recipe.model_fields["preset"])]}
-    tables: dict[str, type[Strict]] = {
-        "[model]": ModelConfig,
-        "[data]": DataConfig,
-        "a corpus of [data]: train, valid, test": CorpusConfig,
-        "[train]": TrainConfig,
-        "[decode]": DecodeConfig,
-        'with task = "vectors": [vectors]': VectorsConfig,
-        'with task = "vectors": [data]': TextConfig,
-    }
-    found = first | {
-        title: [described(name, f) for name, f in kind.model_fields.items()] for title, kind in tables.items()
-    }
+    tables = describe_recipe()
     if as_json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(tables, indent=2, ensure_ascii=False))
         return
     console = Console()
-    for title, fields in found.items():
+    for title, fields in tables.items():
         table = Table(box=None, header_style="bold", pad_edge=False)
         for column in ("field", "type", "default", "meaning"):
             table.add_column(column, overflow="fold", no_wrap=column == "field")
@@ -48,7 +33,28 @@ def run(as_json: Json = False) -> None:
         console.print(table, "")
 
 
-def described(name: str, field: Any) -> dict[str, str]:
+def describe_recipe() -> dict[str, list[dict[str, str]]]:
+    """Return the fields of every table, by the title of the table."""
+    from qkv.config import CorpusConfig, Recipe, Strict
+    from qkv.config.vectors import TextConfig, VectorsConfig
+
+    tables: dict[str, type[Strict]] = {}
+    for name, field in Recipe.model_fields.items():
+        kinds = [
+            k for k in (field.annotation, *get_args(field.annotation)) if isinstance(k, type) and issubclass(k, Strict)
+        ]
+        if kinds:
+            tables[f"[{name}]"] = kinds[0]
+        if name == "data":
+            tables["a corpus of [data]: train, valid, test"] = CorpusConfig
+    tables |= {'with task = "vectors": [vectors]': VectorsConfig, 'with task = "vectors": [data]': TextConfig}
+    above = [describe(name, f) for name, f in Recipe.model_fields.items() if f"[{name}]" not in tables]
+    found = {title: [describe(name, f) for name, f in kind.model_fields.items()] for title, kind in tables.items()}
+    return {"above all tables": above} | found
+
+
+def describe(name: str, field: Any) -> dict[str, str]:
+    """Return the name, type, default and meaning of a field."""
     kind = re.sub(r"typing\.|Literal|<class '([\w.]+)'>", r"\1", str(field.annotation))
     kind = re.sub(r"qkv\.config\.(\w+\.)?", "", kind)
     default = "required" if field.is_required() else str(field.default)

@@ -102,7 +102,7 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
     while True:
         finished = trained("demo", [*changes, *more], out, time_budget, threads, workers)
         score, steps = finished.training.progress.best, int(MORE * finished.recipe.train.steps)
-        if fixed or score >= GOOD or finished.why != "all steps are done":
+        if fixed or score >= GOOD or finished.training.progress.step < finished.recipe.train.steps:
             return finished
         console.print(
             f"{digits(score)} BLEU on held-out sentences is below the target of {GOOD:g}: continuing to {steps:,} updates"

@@ -93,8 +93,8 @@ def word_vectors(
     changes += [] if threads is None else [f"vectors.workers={threads}"]
     folder = out or Path("runs") / path.stem
     finished = training.run(load_vectors_recipe(path, changes), kept_text(path, changes), folder, Report())
-    if not finished.ended:
-        raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
+    if finished.signal:
+        raise typer.Exit(128 + finished.signal)
     print(f"loss in the last pass {finished.results['loss']:.4f} per prediction")
     for line in score_lines(finished.results):
         print(line)
@@ -112,7 +112,7 @@ def kept_text(path: Path, changes: list[str]) -> str:
 
 def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
             workers: int | None = None, changed_data: bool = False) -> Run:  # fmt: skip
-    """Train to the end. Whoever is stopped on the way leaves here, with the exit code that shells expect."""
+    """Train to the end; where a signal stops it, exit with 128 + its number, as shells do."""
     import torch
 
     from qkv.config import load_recipe, minutes
@@ -133,9 +133,9 @@ def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str 
         workers = 1
     folder = out or Path("runs") / path.stem
     finished = training.run(loaded, kept_text(path, changes), folder, Report(), workers, changed_data)
-    if finished.why.startswith("stopped"):
-        raise typer.Exit(143 if "SIGTERM" in finished.why else 130)
-    if not finished.results:  # one of several workers: the first one tells
+    if finished.ending.signal:
+        raise typer.Exit(128 + finished.ending.signal)
+    if not finished.results:  # one of several workers: rank 0 reports
         raise typer.Exit
     return finished
 

@@ -31,6 +31,8 @@ class TuneConfig(Strict):
     """The update is scaled by lora_alpha / lora_rank."""
     lora_feedforward: bool = False
     """Low-rank updates of the feed-forward layers' matrices too, not only of attention's."""
+    lora_from_scratch: bool = False
+    """Allow low-rank updates without `start`: the matrices under them stay random."""
     auxiliary: float = Field(default=0.0, ge=0)
     """Weight of the next-word loss beside the task's own (GPT, Radford et al. 2018: 0.5); for head = "classes-words"."""
 

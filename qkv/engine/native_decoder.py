@@ -60,7 +60,7 @@ class NativeStack(Stack):
         x = x.clone(memory_format=torch.contiguous_format)  # (B, T, C), which native.cpp writes over
         slots = None if cache.slots is None else cache.slots.contiguous()
         real = None if mask.keys is None else mask.keys.contiguous()
-        source = None if memory is None else Mask.for_memory(1, memory).allowed  # (B, 1, 1, S)
+        source = None if memory is None else Mask.for_memory(1, memory).kernel[0]  # (B, 1, 1, S)
         source = None if source is None else source.contiguous()
         vectors, at = cache.buffer.vectors, native.address
         arguments = native.Pass(at(x), x.size(0), x.size(1), mask.length - x.size(1), at(vectors), vectors.size(1),

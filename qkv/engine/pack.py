@@ -21,10 +21,10 @@ from qkv.engine import native
 from qkv.engine.kv_cache import KVCache
 from qkv.engine.native_decoder import NativeStack, suits
 from qkv.memory import keep_freed_memory
-from qkv.parts.attention import Attention, one_by_one, side_by_side
+from qkv.parts.attention import Attention
 from qkv.parts.heads import Vocabulary
 from qkv.parts.masks import Mask
-from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.stack import Stack
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
@@ -126,7 +126,7 @@ class PackedAttention(nn.Module):
     """Attention with one product for query, key and value (key and value of the memory in cross-attention)."""
 
     split: Any = Attention.split
-    join: Any = Attention.join
+    mix_beams: Any = Attention.mix_beams
 
     def __init__(self, plain: Attention, mixer: nn.Module):
         super().__init__()
@@ -139,18 +139,19 @@ class PackedAttention(nn.Module):
         self.mixer = mixer
         self.output = concatenate(plain.output)
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         """As Attention.forward."""
-        query, key, value, kept = (
-            self.read_memory(x, place, memory, state) if self.cross else self.extend(x, place, state)
-        )
-        mixed = self.mixer(side_by_side(query, key.size(0)), key, value, mask, place)
-        return self.output(self.join(one_by_one(mixed, x.size(0)))), kept  # (B, H, T, D) -> (B, T, C)
+        query, key, value, kept = self.read_memory(x, memory, state) if self.cross else self.extend(x, encoding, state)
+        mix = self.mixer if len(key) == len(query) else self.mix_beams
+        mixed = mix(query, key, value, mask, encoding)  # (B, H, T, D)
+        return self.output(mixed.transpose(1, 2).flatten(2)), kept  # (B, H, T, D) -> (B, T, C)
 
-    def extend(self, x: Tensor, place: Place, state: Layer | None) -> tuple[Tensor, Tensor, Tensor, Layer]:
+    def extend(self, x: Tensor, encoding: PositionEncoding | None, state: Layer | None
+               ) -> tuple[Tensor, Tensor, Tensor, Layer]:  # fmt: skip
         query, key, value = map(self.split, self.query_key_value(x).split(self.widths, -1))  # (B, H or H_kv, T, D)
-        query, key = place.turn(query), place.turn(key)
+        if encoding is not None:
+            query, key = encoding.rotate(query), encoding.rotate(key)
         if state is None:
             return query, key, value, {}
         past = state.get("cache") or KVCache.empty(1, key.size(1), self.d_head, like=key)
@@ -158,9 +159,9 @@ class PackedAttention(nn.Module):
         key, value = cache.keys_values()  # (B, H_kv, S, D)
         return query, key, value, {"cache": cache}
 
-    def read_memory(self, x: Tensor, place: Place, memory: Tensor | None, state: Layer | None
+    def read_memory(self, x: Tensor, memory: Tensor | None, state: Layer | None
                     ) -> tuple[Tensor, Tensor, Tensor, Layer]:  # fmt: skip
-        query = place.turn(self.split(self.query(x)))  # (B, H, T, D)
+        query = self.split(self.query(x))  # (B, H, T, D)
         if state is not None and "memory_key" in state:
             return query, state["memory_key"], state["memory_value"], state
         assert memory is not None, "cross-attention needs a memory"

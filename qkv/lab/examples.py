@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.models.params import count
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask, causal
-from qkv.parts.positions import NOWHERE, sinusoids
+from qkv.parts.positions import sinusoids
 from qkv.parts.scores import Dot, make_score
 from qkv.parts.softmax import Softmax
 from qkv.presets import PRESETS, preset
@@ -42,8 +42,8 @@ def b1() -> list[Step]:
     query = heads([1.0] + [0.0] * 63)
     key = heads([112.0] + [0.0] * 63, [96.0] + [0.0] * 63)  # chosen so that the dot products are 112 and 96
     plain, scaled = Dot()(query, key), make_score("scaled-dot", 1, 64)(query, key)  # (1, 1, 1, 2)
-    weights = Softmax(make_score("scaled-dot", 1, 64)).weights(query, key, Mask(1, length=2), NOWHERE)
-    saturated = Softmax(Dot()).weights(query, key, Mask(1, length=2), NOWHERE)
+    weights = Softmax(make_score("scaled-dot", 1, 64)).weights(query, key, Mask(1, length=2))
+    saturated = Softmax(Dot()).weights(query, key, Mask(1, length=2))
     return [
         f"dot products q.k           {', '.join(numbers(plain, 0))}",
         f"divided by sqrt(64) = 8    {', '.join(numbers(scaled, 0))}",
@@ -67,7 +67,7 @@ def b2() -> list[Step]:
             linear.weight.copy_(dimensions)
         query, key = attention.split(attention.query(words)), attention.split(attention.key(words))  # (1, 1, 2, 2)
         scores = make_score("scaled-dot", 1, 2)(query, key)[0, 0, 0]
-        weights = attention.mixer.weights(query, key, Mask(2), NOWHERE)[0, 0, 0]  # type: ignore[operator]
+        weights = attention.mixer.weights(query, key, Mask(2))[0, 0, 0]  # type: ignore[operator]
         output, _ = attention(words, Mask(2))  # (1, 2, 6)
     return [
         "dimensions 1-2 are the query, 3-4 the key, 5-6 the value",

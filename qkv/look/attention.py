@@ -23,7 +23,7 @@ from qkv.parts.attention import Attention
 from qkv.parts.linear_attention import Linear, wide
 from qkv.parts.masks import Mask
 from qkv.parts.mixers import Window
-from qkv.parts.positions import Place
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.recurrent import RecurrentStack, StepAttention
 from qkv.parts.scores import Additive, of_heads
 from qkv.parts.softmax import Softmax, repeat_heads
@@ -188,10 +188,10 @@ def weight_hook(network: nn.Module, site: Site, use: Use, heads: Sequence[int] |
     mixer: Any = module.mixer
 
     def mixer_hook(inputs: tuple[Any, ...], output: Any) -> None:
-        query, key, _, mask, place = inputs  # a linear mixer's last input is its state, here None
+        query, key, _, mask, encoding = inputs  # a linear mixer's last input is its state, here None
         some = to_index(rows, query.size(2), "row").to(query.device)
         for part in some.split(rows_per_chunk(mixer, query, key, len(own))):
-            use(site, part, weights_of(mixer, query, key, mask, place, own.to(query.device), part))
+            use(site, part, weights_of(mixer, query, key, mask, encoding, own.to(query.device), part))
 
     return f"{site.name}.mixer", mixer_hook
 
@@ -202,16 +202,15 @@ def rows_per_chunk(mixer: Any, query: Tensor, key: Tensor, heads: int) -> int:
     return max(1, BUDGET // (query.size(0) * heads * key.size(2) * inside))
 
 
-def weights_of(mixer: Any, query: Tensor, key: Tensor, mask: Mask, place: Place | None, heads: Tensor, rows: Tensor
-               ) -> Tensor:  # fmt: skip
+def weights_of(mixer: Any, query: Tensor, key: Tensor, mask: Mask, encoding: PositionEncoding | None, heads: Tensor,
+               rows: Tensor) -> Tensor:  # fmt: skip
     """Return the mixer's weights of some heads and rows, (B, h, r, S); query (B, H, T, D), key (B, H_kv, S, D)."""
     key = key[:, heads // (query.size(1) // key.size(1))]  # (B, h, S, D)
     query = query[:, heads[:, None], rows]  # (B, h, r, D)
     if isinstance(mixer, Linear):
         return implied_weights(mixer, query, key, mask.of(rows))
-    assert place is not None
     few = Softmax(of_heads(mixer.score, heads)) if isinstance(mixer, Softmax) else mixer
-    return few.weights(query, key, mask.of(rows), place.of(heads, rows))
+    return few.weights(query, key, mask.of(rows), None if encoding is None else encoding.select(heads, rows))
 
 
 def implied_weights(mixer: Linear, query: Tensor, key: Tensor, mask: Mask) -> Tensor:

@@ -113,7 +113,7 @@ def position_table(scheme: Any, mask: Mask) -> Positions:
         # one vector with equal components rotated by both: the mean over pairs of cos(angle_m - angle_n)
         return Positions("rotary", angles, (angles[:, None] - angles[None]).cos().mean(-1))
     if isinstance(scheme, T5Bias | Alibi):
-        bias = scheme(mask).bias(torch.zeros(()))[0]  # (H, T, T)
+        bias = scheme(mask).score_bias(torch.zeros(()))[0]  # (H, T, T)
         return Positions("t5" if isinstance(scheme, T5Bias) else "alibi", bias, bias.mean(0))
     assert isinstance(scheme, Relative)
     # vectors of separate heads are concatenated

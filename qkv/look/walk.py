@@ -14,7 +14,7 @@ from qkv.errors import QkvError
 from qkv.look.attention import Site, select_sites, to_index
 from qkv.look.pictures import ATTENTION_TYPES, Heatmap, Picture
 from qkv.look.result import LookResult
-from qkv.parts.positions import Turned
+from qkv.parts.positions import Rotation
 from qkv.parts.recurrent import StepAttention
 from qkv.parts.scores import Additive, Bilinear, Dot, LowRankBilinear
 from qkv.parts.softmax import repeat_heads
@@ -129,13 +129,13 @@ def trace_head(network: Any, batch: Batch, site: Site, head: int) -> dict[str, A
     """Return the fields of a Walk; the network's own tensors where it forms them."""
     kept = record_pass(network, batch, site)
     attention = network.get_submodule(site.name)
-    query, key, value, mask, place = kept["given"]  # (B, H, T, D), (B, H_kv, S, D) twice, after any rotation
+    query, key, value, mask, encoding = kept["given"]  # (B, H, T, D), (B, H_kv, S, D) twice, after any rotation
     each = query.size(1) // key.size(1)  # heads of one group
     group = head // each
     scores = attention.mixer.score(query, repeat_heads(key, query.size(1)))  # (B, H, T, S)
-    bias = place.bias(query)
+    bias = None if encoding is None else encoding.score_bias(query)
     scores = scores if bias is None else scores + bias
-    weights = attention.mixer.weights(query, key, mask, place)  # (B, H, T, S)
+    weights = attention.mixer.weights(query, key, mask, encoding)  # (B, H, T, S)
     mixed = kept["mixed"][0, head]  # (T, D)
     columns = attention.output.weight[:, head * attention.d_head : (head + 1) * attention.d_head]  # (C, D)
     memory = kept["x"] if kept["memory"] is None else kept["memory"]
@@ -147,10 +147,10 @@ def trace_head(network: Any, batch: Batch, site: Site, head: int) -> dict[str, A
         "mixed": mixed, "output": mixed @ columns.T, "residual": kept["residual"][0],
         "shared": list(range(group * each, (group + 1) * each)), "biased": attention.query.bias is not None,
         "bias": None if bias is None else bias.expand_as(scores)[0, head],  # (T, S)
-        "value_bias": place.of_values(weights)[0, head] if place.weighs_values else None,  # (T, D)
+        "value_bias": encoding.value_bias(weights)[0, head] if encoding is not None and encoding.weighs_values else None,  # (T, D)
     }  # fmt: skip
-    if isinstance(place, Turned):
-        found |= {"angles": place.angles[0, 0], "pairs": "interleaved" if place.interleaved else "halves",
+    if isinstance(encoding, Rotation):
+        found |= {"angles": encoding.angles[0, 0], "pairs": "interleaved" if encoding.interleaved else "halves",
                   "rotated_query": query[0, head], "rotated_key": key[0, group]}  # fmt: skip
     return found | describe_score(attention.mixer.score, head)
 

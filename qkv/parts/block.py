@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from qkv.parts.dropout import Dropout
+from qkv.parts.dropout import dropout_layer
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.masks import Mask
-from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
+
+MEMORY = ("memory_key", "memory_value")
+"""The entries of a layer's state that belong to cross-attention."""
 
 
 class Residual(nn.Module):
@@ -23,9 +26,9 @@ class Residual(nn.Module):
         super().__init__()
         self.before = before or nn.Identity()
         self.layer = layer
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
         self.after = after or nn.Identity()
-        self.tap_out, self.tap_stream = Tap(), Tap()  # what this sublayer adds to the stream, and the stream after it
+        self.tap_out, self.tap_stream = Tap(), Tap()  # the sublayer's output, and the residual stream after it
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return self.tap_stream(self.after(x + self.dropout(self.tap_out(y))))
@@ -40,12 +43,13 @@ class Block(nn.Module):
         self.cross = cross
         self.feedforward = feedforward
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
-        y, kept = self.attention.layer(self.attention.before(x), mask, place, None, state)
+        y, kept = self.attention.layer(self.attention.before(x), mask, encoding, None, state)
         x = self.attention.add(x, y)
         if self.cross is not None:
-            y, source = self.cross.layer(self.cross.before(x), memory_mask, NOWHERE, memory, source_part(state))
+            own = None if state is None else {name: state[name] for name in MEMORY if name in state}
+            y, source = self.cross.layer(self.cross.before(x), memory_mask, None, memory, own)
             x, kept = self.cross.add(x, y), {**kept, **source}
         if self.feedforward is not None:
             x = self.feedforward.add(x, self.feedforward.layer(self.feedforward.before(x)))
@@ -53,23 +57,18 @@ class Block(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """x + attention(norm(x)) + feedforward(norm(x)): one norm, both sublayers side by side (PaLM, GPT-J)."""
+    """x + attention(norm(x)) + feedforward(norm(x)): one norm, both sublayers in parallel (PaLM, GPT-J)."""
 
     def __init__(self, norm: nn.Module, attention: nn.Module, feedforward: FeedForward, dropout: float = 0.0):
         super().__init__()
         self.norm = norm
         self.attention = attention
         self.feedforward = feedforward
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
         self.tap_out, self.tap_stream = Tap(), Tap()
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         normed = self.norm(x)
-        y, kept = self.attention(normed, mask, place, None, state)
+        y, kept = self.attention(normed, mask, encoding, None, state)
         return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed)))), kept
-
-
-def source_part(state: Layer | None) -> Layer | None:
-    """The part of a layer's state that belongs to cross-attention."""
-    return None if state is None else {name: state[name] for name in ("memory_key", "memory_value") if name in state}

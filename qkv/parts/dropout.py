@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LEVELS = 65_536
-"""One lane of a random number is 16 bits wide, so p is kept to within 1 / 131,072."""
+"""A lane of a random number has 16 bits, so p is exact to within 1 / 131,072."""
 
 
 class Dropout(nn.Module):
@@ -29,6 +29,11 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def dropout_layer(p: float) -> nn.Module:
+    """Return dropout with probability p; with p = 0 there is nothing to call."""
+    return Dropout(p) if p > 0 else nn.Identity()
 
 
 def keep_mask(like: Tensor, p: float) -> Tensor:

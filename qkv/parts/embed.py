@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.parts.dropout import Dropout
+from qkv.parts.dropout import dropout_layer
 from qkv.parts.masks import Mask
 
 
@@ -57,7 +57,7 @@ class TokenEmbed(nn.Module):
         self.scale = math.sqrt(d_model) if scale else 1.0
         self.norm = norm or nn.Identity()
         self.project = project or nn.Identity()
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, ids: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """ids (B, T), segments (B, T) or None = all 0 -> (B, T, C)."""
@@ -84,7 +84,7 @@ class PatchEmbed(nn.Module):
         self.cls = nn.Parameter(torch.zeros(d_model))
         self.position = position
         self.norm = norm or nn.Identity()
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
 
     def forward(self, images: Tensor, mask: Mask, segments: Tensor | None = None) -> Tensor:
         """(B, channels, height, width) -> (B, 1 + patches, C)."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.parts.dropout import Dropout
+from qkv.parts.dropout import dropout_layer
 from qkv.parts.tap import Tap
 
 
@@ -40,7 +40,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(d_model, d_ff, bias) if kind in GATED else None
         self.down = nn.Linear(d_ff, d_model, bias)
         self.activation = ACTIVATIONS[GATED.get(kind, kind)]
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
         self.tap_inner = Tap()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.parts.dropout import Dropout
+from qkv.parts.dropout import dropout_layer
 from qkv.parts.feedforward import ACTIVATIONS
 
 
@@ -112,7 +112,7 @@ class Classes(nn.Module):
     def __init__(self, d_model: int, n_classes: int, pooler: nn.Module, dropout: float = 0.0, bias: bool = True):
         super().__init__()
         self.pooler = pooler
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
         self.output = nn.Linear(d_model, n_classes, bias)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -145,7 +145,7 @@ class Tags(nn.Module):
 
     def __init__(self, d_model: int, n_tags: int, dropout: float = 0.0):
         super().__init__()
-        self.dropout = Dropout(dropout)
+        self.dropout = dropout_layer(dropout)
         self.output = nn.Linear(d_model, n_tags)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:

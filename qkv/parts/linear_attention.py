@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask
 from qkv.parts.norm import RMSNorm
-from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.softmax import repeat_heads
 from qkv.parts.state import Layer
 
@@ -32,16 +32,20 @@ def wide(x: Tensor) -> torch.dtype:
 class LinearAttention(Attention):
     """Attention whose mixer, a Linear, carries its sum along."""
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         """As Attention.forward: (B, T, C) -> (B, T, C) and the sum over all tokens so far."""
-        place = place if self.mixer.turns else NOWHERE
-        query = self.tap_query(place.turn(self.split(self.query(x), self.d_key)))  # (B, H, T, D_k)
-        key = self.tap_key(place.turn(self.split(self.key(x), self.d_key)))  # (B, H_kv, T, D_k)
+        query, key = (
+            self.split(self.query(x), self.d_key),
+            self.split(self.key(x), self.d_key),
+        )  # (B, H or H_kv, T, D_k)
+        if encoding is not None and self.mixer.rotates:
+            query, key = encoding.rotate(query), encoding.rotate(key)
+        query, key = self.tap_query(query), self.tap_key(key)
         value = self.tap_value(self.split(self.value(x)))  # (B, H_kv, T, D)
         past = Sum(state["total"], state["size"]) if state else None
         mixed, total = self.mixer(query, key, value, mask, past)
-        y = self.output(self.join(self.tap_mixed(mixed)))
+        y = self.output(self.tap_mixed(mixed).transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, C)
         return y, {} if state is None else total._asdict()
 
 
@@ -73,8 +77,8 @@ class Linear(nn.Module):
     """
 
     chunk = 128
-    turns = True
-    """Whether rotary positions turn its queries and keys; refused with elu(x) + 1, which loses the relative position."""
+    rotates = True
+    """Whether rotary positions rotate its queries and keys; refused with elu(x) + 1, which loses the relative position."""
 
     def features(self, x: Tensor) -> Tensor:
         """elu(x) + 1 > 0, also where elu(x) would round to -1: (B, H, S, D) -> (B, H, S, F)."""
@@ -91,7 +95,7 @@ class Linear(nn.Module):
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, past: Sum | None = None
                 ) -> tuple[Tensor, Sum]:  # fmt: skip
         """(B, H, T, D_k), (B, H_kv, T, D_k), (B, H_kv, T, D) and the sum before them -> (B, H, T, D) and the sum after."""
-        mask.one_document("a linear mixer")
+        mask.forbid_packing("a linear mixer")
         dtype, heads, number = query.dtype, query.size(1), wide(query)
         reads = self.query_features(query.to(number))  # (B, H, T, F)
         features, sizes = self.key_features(repeat_heads(key, heads).to(number))  # (B, H, T, F), (B, H, T)
@@ -176,7 +180,7 @@ class Taylor(Linear):
     sharply: Based has window layers in between, and rotary positions act in those alone.
     """
 
-    turns = False
+    rotates = False
 
     def __init__(self, scale: float):
         super().__init__()
@@ -213,10 +217,10 @@ class GatedLinear(Attention):
         self.gate = nn.Linear(d_model, n_heads * d_head, bias != "none")  # W_r
         self.norm = RMSNorm(d_head, eps)
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         """As Attention.forward: (B, T, C) -> (B, T, C) and the sum over all tokens so far."""
-        mask.one_document("mixer 'gated-linear'")
+        mask.forbid_packing("mixer 'gated-linear'")
         query = self.tap_query(self.split(self.query(x), self.d_key))  # (B, H, T, D_k)
         key = self.tap_key(self.split(self.key(x), self.d_key))  # (B, H_kv, T, D_k)
         value = self.tap_value(self.split(self.value(x)))  # (B, H_kv, T, D)
@@ -227,7 +231,7 @@ class GatedLinear(Attention):
             key, decay = key.masked_fill(padding, 0.0), decay.masked_fill(padding, 0.0)
         key, value, decay = (repeat_heads(part, query.size(1)) for part in (key, value, decay))
         mixed, total = self.mixer(query * self.d_key**-0.5, key, value, decay, state["total"] if state else None)
-        y = self.join(self.norm(self.tap_mixed(mixed))) * F.silu(self.gate(x))
+        y = self.norm(self.tap_mixed(mixed)).transpose(1, 2).flatten(2) * F.silu(self.gate(x))  # (B, T, H * D)
         return self.output(y), {} if state is None else {"total": total}
 
 

@@ -1,4 +1,4 @@
-"""Masks: bool, True = may attend. One Mask describes a whole forward pass; every layer shares it."""
+"""Attention masks: bool, True = may attend. One Mask describes a whole forward pass; every layer shares it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,8 @@ def causal(queries: int, keys: int, device: torch.device | None = None) -> Tenso
     return torch.arange(keys, device=device)[None, :] <= rows  # (T, S)
 
 
-def padded_right(keys: Tensor) -> bool:
-    """Whether every row of (B, S) is real tokens first, padding after."""
-    return bool((keys[:, 1:] <= keys[:, :-1]).all())
-
-
-def some_key(keys: Tensor) -> Tensor:
-    """(B, S) in which a row of padding alone is taken as real: no query is left without a key, which would be 0 / 0."""
-    return keys | ~keys.any(-1, keepdim=True)
-
-
-def places_within(documents: Tensor, keys: Tensor | None) -> Tensor:
-    """(B, S): the place of each token among the real ones of its document."""
+def positions_in_documents(documents: Tensor, keys: Tensor | None) -> Tensor:
+    """(B, S): the position of each token among the real ones of its document."""
     real = torch.ones_like(documents) if keys is None else keys.long()
     before = real.cumsum(-1) - real  # (B, S): real tokens in front of each
     first = torch.ones_like(documents, dtype=torch.bool)
@@ -37,13 +27,13 @@ def places_within(documents: Tensor, keys: Tensor | None) -> Tensor:
 
 
 class Mask:
-    """Who may look at whom in one pass: T queries, which are the last T of S keys in self-attention.
+    """Which keys each query may attend to in one pass: T queries, which are the last T of S keys in self-attention.
 
-    `keys` (B, S) tells real tokens from padding, None = all real. It is kept apart from the causal rule because the
-    fast kernel, the window and the linear mixers need only these two facts and never the (T, S) table.
+    `keys` (B, S) marks real tokens, None = all real. Padding and the causal rule are kept apart because the kernels, the
+    window and the linear mixers need only these two facts and never the (T, S) table.
 
-    `documents` (B, S), where several are packed into a row (T = S), numbers them: the tokens of one stand together,
-    see no other, and count their positions from its beginning. None = one a row.
+    `documents` (B, S) numbers the documents of a row where several are packed into it (T = S): the tokens of one are
+    adjacent, attend to no other, and count their positions from its beginning. None = one a row.
     """
 
     def __init__(self, queries: int, keys: Tensor | None = None, length: int | None = None, causal: bool = False,
@@ -54,27 +44,35 @@ class Mask:
         self.causal = causal
         self.documents = documents
         self.device = device if keys is None else keys.device
+        self.padded_right = keys is None or bool((keys[:, 1:] <= keys[:, :-1]).all())
+        """Whether every row is real tokens first, padding after."""
+        hidden = keys is None or (causal and queries == self.length and self.padded_right)
+        self.padding_hidden = documents is None and hidden
+        """Whether no real query could see padding, with or without a table: it all stands behind the real tokens."""
 
     @classmethod
     def for_memory(cls, queries: int, memory: EncoderOutput) -> Mask:
-        """Cross-attention: every query sees every real key."""
+        """Return the mask of cross-attention: every query sees every real key."""
         return cls(queries, memory.mask, memory.vectors.size(1), device=memory.vectors.device)
 
-    def one_document(self, who: str) -> None:
-        """Said by those who would mix what is packed into one row."""
+    def forbid_packing(self, who: str) -> None:
+        """QkvError where several documents share a row, which `who` cannot keep apart."""
         if self.documents is not None:
-            raise QkvError(
-                f"{who} cannot keep documents apart that are packed into one row: give each a row of its own"
-            )
+            raise QkvError(f"{who} cannot keep documents apart that are packed into one row: use one row for each")
 
     @cached_property
     def key_positions(self) -> Tensor:
-        """(1 or B, S): the place of each key among the real ones, so padding on either side moves nothing."""
+        """(1 or B, S): the position of each key among the real ones, so padding on either side changes nothing."""
         if self.documents is not None:
-            return places_within(self.documents, self.keys)
-        if self.keys is None or padded_right(self.keys):
+            return positions_in_documents(self.documents, self.keys)
+        if self.keys is None or self.padded_right:
             return torch.arange(self.length, device=self.device)[None]
         return (self.keys.long().cumsum(-1) - 1).clamp(min=0)
+
+    @property
+    def positions(self) -> Tensor:
+        """(1 or B, T): the positions of the queries."""
+        return self.key_positions[:, self.length - self.queries :]
 
     @cached_property
     def real(self) -> Tensor | None:
@@ -82,51 +80,35 @@ class Mask:
         real = None if self.keys is None else self.keys[:, self.length - self.queries :]
         return None if real is None or bool(real.all()) else real
 
-    @property
-    def positions(self) -> Tensor:
-        """(1 or B, T): the places of the queries."""
-        return self.key_positions[:, self.length - self.queries :]
-
     @cached_property
-    def harmless(self) -> bool:
-        """Padding that a causal model cannot see anyway: all of it stands after the real tokens."""
-        if self.documents is not None:
-            return False
-        return self.keys is None or (self.causal and self.queries == self.length and padded_right(self.keys))
-
-    @property
-    def kernel_causal(self) -> bool:
-        """Whether the kernel's own causal flag says it all; it aligns corners only for T = S."""
-        return self.causal and self.harmless and self.queries == self.length and self.queries > 1
-
-    @cached_property
-    def allowed(self) -> Tensor | None:
-        """(1 or B, 1, 1 or T, S) for the fast kernel, None where the causal flag or nothing is enough."""
-        if self.harmless and (not self.causal or self.queries == self.length or self.queries == 1):
-            return None
-        return self.dense
+    def kernel(self) -> tuple[Tensor | None, bool]:
+        """What torch's kernel takes: the table (1 or B, 1, 1 or T, S), None where none is needed, and its causal flag, which
+        aligns corners only for T = S."""
+        square = self.queries == self.length
+        if self.padding_hidden and (not self.causal or square or self.queries == 1):
+            return None, self.causal and square and self.queries > 1
+        return self.dense, False
 
     @cached_property
     def dense(self) -> Tensor:
-        """(1 or B, 1, 1 or T, S): the whole table, for the readable path."""
+        """(1 or B, 1, 1 or T, S): the whole table, for the readable path. No row is without a key, which would be 0 / 0."""
         if self.documents is not None:
             return self.within_documents[:, None]  # (B, 1, T, S)
         if not self.causal:
-            everything = torch.ones(1, self.length, dtype=torch.bool, device=self.device)
-            return (everything if self.keys is None else some_key(self.keys))[:, None, None, :]  # (B, 1, 1, S)
+            if self.keys is None:
+                return torch.ones(1, 1, 1, self.length, dtype=torch.bool, device=self.device)
+            return (self.keys | ~self.keys.any(-1, keepdim=True))[:, None, None, :]  # (B, 1, 1, S)
         table = causal(self.queries, self.length, self.device)[None, None]  # (1, 1, T, S)
         if self.keys is None:
             return table
-        # a padded query may see itself: a row without any key would be 0 / 0
-        itself = torch.eye(self.queries, self.length, dtype=torch.bool, device=self.device).roll(
-            self.length - self.queries, 1
-        )
-        return table & self.keys[:, None, None, :] | itself  # (B, 1, T, S)
+        # a padded query may see itself
+        own = torch.eye(self.queries, self.length, dtype=torch.bool, device=self.device)
+        return table & self.keys[:, None, None, :] | own.roll(self.length - self.queries, 1)  # (B, 1, T, S)
 
     def spans(self, rows: int) -> Tensor | None:
         """(n, 3): row, first token and end of each stretch in which all tokens see each other (or, causal, those before
-        them) and no others; None where it takes a table to say who sees whom."""
-        if self.queries != self.length or (self.documents is None and not self.harmless):
+        them) and no others; None where only a table can express it."""
+        if self.queries != self.length or (self.documents is None and not self.padding_hidden):
             return None
         if self.documents is not None:
             return None if self.keys is not None else self.document_spans
@@ -155,16 +137,16 @@ class Mask:
         return table | torch.eye(self.length, dtype=torch.bool, device=self.device)
 
     def of(self, rows: Tensor) -> Mask:
-        """The same for some of the queries (r,) alone: who they may see is known without the (T, S) table."""
+        """Return the mask of some of the queries (r,) alone, without forming the (T, S) table."""
         return SomeRows(self, rows)
 
 
 class SomeRows(Mask):
-    """The mask of a few queries, which may stand anywhere."""
+    """The mask of a few queries at any positions."""
 
     def __init__(self, whole: Mask, rows: Tensor):
         super().__init__(len(rows), whole.keys, whole.length, whole.causal, whole.device, whole.documents)
-        self.rows = rows + whole.length - whole.queries  # (r,): their places among the keys
+        self.rows = rows + whole.length - whole.queries  # (r,): their indices among the keys
 
     @property
     def positions(self) -> Tensor:

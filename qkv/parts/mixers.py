@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
-from qkv.parts.masks import Mask, padded_right
-from qkv.parts.positions import Place
+from qkv.parts.masks import Mask
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.softmax import repeat_heads
 from qkv.parts.tap import Tap
 
@@ -34,7 +34,7 @@ def packing(mask: Mask, device: torch.device) -> Tensor | None:
 
 def to_front(real: Tensor | None) -> Tensor | None:
     """(B, S): which of the tokens `real` (B, S) stands at each place once the real ones come first, in order."""
-    if real is None or padded_right(real):
+    if real is None or bool((real[:, 1:] <= real[:, :-1]).all()):  # padded on the right
         return None
     return real.int().argsort(dim=-1, descending=True, stable=True)
 
@@ -72,16 +72,17 @@ class Window(nn.Module):
         self.fast = True
         """False: always the readable path."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None = None
+                ) -> Tensor:  # fmt: skip
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         key, value = repeat_heads(key, query.size(1)), repeat_heads(value, query.size(1))  # (B, H, S, D)
         # a few queries, such as one step of generation, take the whole (T, S) table: T is small; so do packed documents
-        local = self.fast and not self.tap_weights.in_use and mask.documents is None
+        local = self.fast and not self.tap_weights._forward_hooks and mask.documents is None
         if local and query.size(2) > 3 * self.size:
             return self.band(query, key, value, mask)
-        return self.tap_weights(self.weights(query, key, mask, place)) @ value
+        return self.tap_weights(self.weights(query, key, mask)) @ value
 
-    def weights(self, query: Tensor, key: Tensor, mask: Mask, place: Place) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, mask: Mask, encoding: PositionEncoding | None = None) -> Tensor:
         """The readable path: all scores, and a table of those that count. (B, H, T, S)."""
         scores = query @ repeat_heads(key, query.size(1)).transpose(-1, -2) * self.scale  # (B, H, T, S)
         rows, columns = mask.positions[:, None, :, None], mask.key_positions[:, None, None, :]
@@ -154,11 +155,12 @@ class Linformer(nn.Module):
         self.project_key = nn.Parameter(torch.randn(rank, max_length) / math.sqrt(max_length))  # E
         self.project_value = nn.Parameter(torch.randn(rank, max_length) / math.sqrt(max_length))  # F
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None = None
+                ) -> Tensor:  # fmt: skip
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         if mask.causal:
             raise ValueError("linformer mixes all positions, so it cannot be causal")
-        mask.one_document("mixer 'linformer'")
+        mask.forbid_packing("mixer 'linformer'")
         key, value = self.shorten(key, self.project_key, mask), self.shorten(value, self.project_value, mask)
         scores = query @ repeat_heads(key, query.size(1)).transpose(-1, -2) * self.scale  # (B, H, T, rank)
         return scores.softmax(-1) @ repeat_heads(value, query.size(1))
@@ -191,9 +193,10 @@ class Compressed(nn.Module):
         average = torch.eye(d_head).repeat(n_kv_heads, stride, 1, 1) / stride  # (H_kv, stride, D, D)
         self.key_kernel, self.value_kernel = nn.Parameter(average), nn.Parameter(average.clone())
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None = None
+                ) -> Tensor:  # fmt: skip
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
-        mask.one_document("mixer 'compressed'")
+        mask.forbid_packing("mixer 'compressed'")
         heads, device = query.size(1), query.device
         key, value = self.slots(pack(key, mask)), self.slots(pack(value, mask))  # (B, H_kv, N, stride, D)
         short_key = repeat_heads(convolve(key, self.key_kernel), heads)  # (B, H, N, D)

@@ -1,6 +1,7 @@
-"""Positions: how order is told. Each scheme acts in one place: on embeddings, on queries and keys, or on scores.
+"""Position schemes: sinusoidal, learned, rotary, relative, T5 bias, ALiBi.
 
-A scheme is asked once per forward pass, `position(mask)`, and answers with a Place that every layer uses.
+Each acts on the embeddings, on queries and keys, or on the scores. A scheme is called once per forward pass, `scheme(mask)`, and
+returns a PositionEncoding that every layer uses.
 """
 
 from __future__ import annotations
@@ -16,34 +17,31 @@ from qkv.errors import QkvError
 from qkv.parts.masks import Mask
 
 
-class Place:
-    """What a scheme does during one pass; this one does nothing. Schemes override the line they need."""
+class PositionEncoding:
+    """What a scheme contributes to one pass; this one nothing. Schemes override what they need; None stands for no scheme."""
 
     weighs_values = False
-    """Whether `of_values` adds something, for which the attention weights must be formed."""
+    """Whether `value_bias` adds something, for which the attention weights must be formed."""
 
-    def enter(self, x: Tensor) -> Tensor:
-        """On the vectors (B, T, C) that enter a block."""
+    def add_to_input(self, x: Tensor) -> Tensor:
+        """Change the input (B, T, C) of a block."""
         return x
 
-    def turn(self, x: Tensor) -> Tensor:
-        """On queries or new keys (B, H, T, D)."""
+    def rotate(self, x: Tensor) -> Tensor:
+        """Change queries or new keys (B, H, T, D)."""
         return x
 
-    def bias(self, query: Tensor) -> Tensor | None:
-        """What is added to the scores: (B or 1, H, T, S)."""
+    def score_bias(self, query: Tensor) -> Tensor | None:
+        """Return what is added to the scores: (B or 1, H, T, S)."""
         return None
 
-    def of_values(self, weights: Tensor) -> Tensor:
-        """What is added to the mixed values (B, H, T, D), given the attention weights (B, H, T, S)."""
+    def value_bias(self, weights: Tensor) -> Tensor:
+        """Return what is added to the mixed values (B, H, T, D), given the attention weights (B, H, T, S)."""
         raise NotImplementedError
 
-    def of(self, heads: Tensor, rows: Tensor) -> Place:
-        """What it does to the scores of some heads (h,) and queries (r,) alone."""
+    def select(self, heads: Tensor, rows: Tensor) -> PositionEncoding:
+        """Return what is added to the scores of some heads (h,) and queries (r,) alone."""
         return self
-
-
-NOWHERE = Place()
 
 
 def sinusoids(positions: Tensor, width: int, base: float = 10_000.0, layout: str = "interleaved") -> Tensor:
@@ -52,20 +50,20 @@ def sinusoids(positions: Tensor, width: int, base: float = 10_000.0, layout: str
     An odd width drops the last cosine, which is lecture 004's table for width 5. The base is a setting: lecture 003
     uses 100,000, the paper 10,000.
     """
-    if positions.is_meta:  # in an outline of a network the shape is all there is
+    if positions.is_meta:  # a network on the meta device has shapes only
         return positions.new_empty((*positions.shape, width), dtype=torch.float32)
     half, device = (width + 1) // 2, positions.device
-    place = torch.device("cpu") if device.type == "mps" else device  # which has no float64
-    rates = base ** (-torch.arange(half, dtype=torch.float64, device=place) * 2 / width)
-    angles = positions.to(place)[..., None].double() * rates  # (..., T, half)
+    exact = torch.device("cpu") if device.type == "mps" else device  # has no float64
+    rates = base ** (-torch.arange(half, dtype=torch.float64, device=exact) * 2 / width)
+    angles = positions.to(exact)[..., None].double() * rates  # (..., T, half)
     if layout == "halves":
         return torch.cat([angles.sin(), angles.cos()], -1)[..., :width].float().to(device)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width].float().to(device)
 
 
 class Fixed(nn.Module):
-    """A module whose buffers are numbers to count with: they move between devices and stay float32 in a half-precision
-    network, where position 1000 times a rounded rate would be another angle."""
+    """A module whose buffers stay float32 in a half-precision network, where position 1000 times a rounded rate would be another
+    angle; they still move between devices."""
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         exact = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
@@ -85,14 +83,14 @@ class Sinusoidal(Fixed):
         self.register_buffer("table", sinusoids(torch.arange(512), width, base, layout), persistent=False)
 
     def vectors(self, mask: Mask) -> Tensor:
-        """Of the queries of a pass: (B or 1, T, width)."""
+        """Return the vectors of the queries of a pass: (B or 1, T, width)."""
         table: Tensor = self.table  # type: ignore[assignment]
         if mask.length > table.size(0):
             return sinusoids(mask.positions, self.width, self.base, self.layout)
         return table[mask.positions]
 
-    def forward(self, mask: Mask) -> Place:
-        return AtEveryLayer(self.vectors(mask))
+    def forward(self, mask: Mask) -> PositionEncoding:
+        return InputVectors(self.vectors(mask))
 
 
 class Learned(nn.Module):
@@ -104,30 +102,30 @@ class Learned(nn.Module):
         self.offset = offset
 
     def vectors(self, mask: Mask) -> Tensor:
-        """Of the queries of a pass: (B or 1, T, width)."""
+        """Return the vectors of the queries of a pass: (B or 1, T, width)."""
         longest = self.table.size(0) - self.offset
         if mask.length > longest and int(mask.positions.max()) >= longest:
             raise QkvError(
-                f"a sequence of {int(mask.positions.max()) + 1} tokens, but learned positions end at {longest}"
+                f"{int(mask.positions.max()) + 1} tokens, but learned positions end at {longest}: shorten the text"
             )
         return F.embedding((mask.positions + self.offset).clamp(max=self.table.size(0) - 1), self.table)
 
-    def forward(self, mask: Mask) -> Place:
-        return AtEveryLayer(self.vectors(mask))
+    def forward(self, mask: Mask) -> PositionEncoding:
+        return InputVectors(self.vectors(mask))
 
 
-class AtEveryLayer(Place):
+class InputVectors(PositionEncoding):
     """Absolute positions added again at the entrance of every block."""
 
     def __init__(self, vectors: Tensor):
         self.vectors = vectors  # (B or 1, T, C)
 
-    def enter(self, x: Tensor) -> Tensor:
+    def add_to_input(self, x: Tensor) -> Tensor:
         return x + self.vectors.to(x.dtype)
 
 
 class Rotary(Fixed):
-    """Turn each pair of channels by an angle that grows with the position (Su et al. 2021, RoFormer).
+    """Rotate each pair of channels by an angle that grows with the position (Su et al. 2021, RoFormer).
 
     q at m and k at n then meet at an angle that depends on m - n alone (claim C10). Pairs are neighbours
     ("interleaved": the paper, llama2.c) or half a head apart ("halves": Hugging Face).
@@ -141,10 +139,10 @@ class Rotary(Fixed):
             rates = stretch(rates, scaling)
         self.register_buffer("rates", rates.float(), persistent=False)
 
-    def forward(self, mask: Mask) -> Place:
+    def forward(self, mask: Mask) -> PositionEncoding:
         rates: Tensor = self.rates  # type: ignore[assignment]
         angles = mask.positions[:, None, :, None] * rates  # (B or 1, 1, T, D/2)
-        return Turned(angles, self.interleaved)
+        return Rotation(angles, self.interleaved)
 
 
 def stretch(rates: Tensor, scaling: object) -> Tensor:
@@ -155,13 +153,13 @@ def stretch(rates: Tensor, scaling: object) -> Tensor:
     return rates * (kept + (1 - kept) / factor)
 
 
-class Turned(Place):
+class Rotation(PositionEncoding):
     """The angles (B or 1, 1, T, D/2) of one pass, with their cosines and sines."""
 
     def __init__(self, angles: Tensor, interleaved: bool):
         self.angles, self.cos, self.sin, self.interleaved = angles, angles.cos(), angles.sin(), interleaved
 
-    def turn(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         if self.interleaved:
             a, b = x[..., 0::2], x[..., 1::2]  # (B, H, T, D/2) each
@@ -170,17 +168,17 @@ class Turned(Place):
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
 
 
-class Added(Place):
+class ScoreBias(PositionEncoding):
     """A bias on the scores (B or 1, H, T, S)."""
 
     def __init__(self, scores: Tensor):
         self.scores = scores
 
-    def bias(self, query: Tensor) -> Tensor:
+    def score_bias(self, query: Tensor) -> Tensor:
         return self.scores.to(query.dtype)
 
-    def of(self, heads: Tensor, rows: Tensor) -> Place:
-        return Added(self.scores[:, heads[:, None], rows])  # (B or 1, h, r, S)
+    def select(self, heads: Tensor, rows: Tensor) -> PositionEncoding:
+        return ScoreBias(self.scores[:, heads[:, None], rows])  # (B or 1, h, r, S)
 
 
 def distances(mask: Mask) -> Tensor:
@@ -197,7 +195,7 @@ class T5Bias(nn.Module):
         self.max_distance, self.causal = max_distance, causal
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Bucket number of each distance; half of the buckets look forward when the stack is not causal."""
+        """Return the bucket of each distance; half of the buckets are for keys ahead when the stack is not causal."""
         n = self.table.size(0) if self.causal else self.table.size(0) // 2
         ahead = torch.zeros_like(distance) if self.causal else (distance > 0) * n
         back = (-distance).clamp(min=0) if self.causal else distance.abs()
@@ -206,9 +204,9 @@ class T5Bias(nn.Module):
         far = (exact + steps.long()).clamp(max=n - 1)
         return ahead + torch.where(back < exact, back, far)
 
-    def forward(self, mask: Mask) -> Place:
+    def forward(self, mask: Mask) -> PositionEncoding:
         buckets = self.buckets(distances(mask))
-        return Added(F.embedding(buckets, self.table).permute(0, 3, 1, 2))  # (B or 1, H, T, S)
+        return ScoreBias(F.embedding(buckets, self.table).permute(0, 3, 1, 2))  # (B or 1, H, T, S)
 
 
 class Alibi(Fixed):
@@ -218,9 +216,9 @@ class Alibi(Fixed):
         super().__init__()
         self.register_buffer("slopes", alibi_slopes(n_heads), persistent=False)
 
-    def forward(self, mask: Mask) -> Place:
+    def forward(self, mask: Mask) -> PositionEncoding:
         slopes: Tensor = self.slopes  # type: ignore[assignment]
-        return Added(-distances(mask).abs()[:, None] * slopes[:, None, None])  # (B or 1, H, T, S)
+        return ScoreBias(-distances(mask).abs()[:, None] * slopes[:, None, None])  # (B or 1, H, T, S)
 
 
 def alibi_slopes(n_heads: int) -> Tensor:
@@ -245,12 +243,12 @@ class Relative(nn.Module):
         self.keys = nn.Parameter(torch.randn(shape) * 0.02)  # a
         self.values = nn.Parameter(torch.randn(shape) * 0.02)  # b
 
-    def forward(self, mask: Mask) -> Place:
+    def forward(self, mask: Mask) -> PositionEncoding:
         clipped = distances(mask).clamp(-self.max_distance, self.max_distance) + self.max_distance  # (B or 1, T, S)
-        return Related(clipped, self.keys, self.values, self.scale)
+        return RelativeVectors(clipped, self.keys, self.values, self.scale)
 
 
-class Related(Place):
+class RelativeVectors(PositionEncoding):
     """The clipped distances of one pass with the vectors they select."""
 
     weighs_values = True
@@ -258,18 +256,18 @@ class Related(Place):
     def __init__(self, clipped: Tensor, keys: Tensor, values: Tensor, scale: float):
         self.clipped, self.keys, self.values, self.scale = clipped, keys, values, scale
 
-    def bias(self, query: Tensor) -> Tensor:
+    def score_bias(self, query: Tensor) -> Tensor:
         per_distance = query @ self.keys.transpose(-1, -2) * self.scale  # (B, H, T, 2k+1)
         return per_distance.gather(-1, self._index(per_distance))  # (B, H, T, S)
 
-    def of_values(self, weights: Tensor) -> Tensor:
+    def value_bias(self, weights: Tensor) -> Tensor:
         per_distance = weights.new_zeros(*weights.shape[:-1], self.values.size(-2))  # (B, H, T, 2k+1)
         return per_distance.scatter_add(-1, self._index(weights), weights) @ self.values  # (B, H, T, D)
 
-    def of(self, heads: Tensor, rows: Tensor) -> Place:
+    def select(self, heads: Tensor, rows: Tensor) -> PositionEncoding:
         shared = self.keys.dim() == 2
         keys, values = (self.keys, self.values) if shared else (self.keys[heads], self.values[heads])
-        return Related(self.clipped[:, rows], keys, values, self.scale)
+        return RelativeVectors(self.clipped[:, rows], keys, values, self.scale)
 
     def _index(self, like: Tensor) -> Tensor:
         return self.clipped[:, None].expand(like.size(0), like.size(1), -1, -1)

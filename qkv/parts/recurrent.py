@@ -130,11 +130,11 @@ class RecurrentStack(nn.Module):
         Who reads (not causal) always keeps a state, for whoever writes of it; who writes keeps one if given one. Without,
         the padding behind the tokens is read over, which is faster than to go around it.
         """
-        mask.one_document("a recurrent stack")
+        mask.forbid_packing("a recurrent stack")
         past, kept = () if state is None else state.layers, state is not None or not mask.causal
         assert not (past and (self.reverse or self.cells.bidirectional)), "only the forward direction can go on"
         keys = mask.real  # (B, T)
-        layers, around = list(past) or self.first(x, memory), keys if kept or not mask.harmless else None
+        layers, around = list(past) or self.first(x, memory), keys if kept or not mask.padding_hidden else None
         if self.attention is not None:
             y, layers = self.write(x, around, layers, memory)
         else:

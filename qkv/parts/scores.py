@@ -1,4 +1,4 @@
-"""Scores: how a query is compared with a key. Lecture 000's five; q and k are (B, H, T, D) and (B, H, S, D).
+"""Attention scores, lecture 000's five: dot, scaled dot, bilinear, low-rank bilinear, additive; q (B, H, T, D), k (B, H, S, D).
 
 The multiplicative ones are a dot product after the query has been changed ("folded"), q M k = (q M) . k, so the fast
 kernel serves them all. The additive one is not, and takes the readable path.
@@ -16,14 +16,15 @@ from torch import Tensor, nn
 class Dot(nn.Module):
     """score(q, k) = q . k * scale. It grows with the width (lecture 000: 8, 12, 20), hence scale = 1/sqrt(D)."""
 
-    folds = True
+    foldable, plain = True, True
+    """Whether the score is a dot product after the query is folded, and whether folding changes nothing."""
 
     def __init__(self, scale: float = 1.0):
         super().__init__()
         self.scale = scale
 
     def fold(self, query: Tensor) -> Tensor:
-        """The query q' for which score(q, k) = q' . k * scale."""
+        """Return the query q' for which score(q, k) = q' . k * scale."""
         return query
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
@@ -32,6 +33,8 @@ class Dot(nn.Module):
 
 class Bilinear(Dot):
     """score(q, k) = q W k with one W (D, D) per head (Luong et al. 2015, "general")."""
+
+    plain = False
 
     def __init__(self, n_heads: int, width: int):
         super().__init__(1.0)
@@ -43,6 +46,8 @@ class Bilinear(Dot):
 
 class LowRankBilinear(Dot):
     """score(q, k) = (U q) . (V k) = q U^T V k: W of rank r, r (D + D) weights in place of D^2."""
+
+    plain = False
 
     def __init__(self, n_heads: int, width: int, rank: int):
         super().__init__(1.0)
@@ -56,7 +61,7 @@ class LowRankBilinear(Dot):
 class Additive(nn.Module):
     """score(q, k) = v . tanh(q + k), where q and k are already projected (Bahdanau et al. 2015)."""
 
-    folds = False
+    foldable, plain = False, False
 
     def __init__(self, n_heads: int, width: int):
         super().__init__()
@@ -68,7 +73,7 @@ class Additive(nn.Module):
 
 
 def make_score(kind: str, n_heads: int, width: int, rank: int | None = None) -> Dot | Additive:
-    """The score of that name for H heads of width D."""
+    """Return the score of that name for H heads of width D."""
     if kind == "additive":
         return Additive(n_heads, width)
     if kind == "bilinear":
@@ -80,7 +85,7 @@ def make_score(kind: str, n_heads: int, width: int, rank: int | None = None) -> 
 
 
 def of_heads(score: Dot | Additive, heads: Tensor) -> Dot | Additive:
-    """The score of some heads (h,) alone: all its weights have one row per head."""
+    """Return the score of some heads (h,) alone: all its weights have one row per head."""
     few = copy.copy(score)
     few._parameters = {name: nn.Parameter(w.detach()[heads], False) for name, w in score.named_parameters()}
     return few

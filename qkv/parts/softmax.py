@@ -1,6 +1,8 @@
-"""Softmax, the mixer of the 2017 Transformer: all pairs are compared, the readable way beside the fast kernel."""
+"""Softmax attention, the mixer of the 2017 Transformer: the readable formula, and the same by torch's fused kernel."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 
 from qkv.parts.dropout import Dropout
 from qkv.parts.masks import Mask
-from qkv.parts.positions import Place
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.scores import Additive, Dot
 from qkv.parts.tap import Tap
 
@@ -19,7 +21,7 @@ def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
 
 
 class Softmax(nn.Module):
-    """softmax(score(Q, K) + position) V: readable, and the same by the fast kernel where that can do it."""
+    """softmax(score(Q, K) + position) V: readable, and the same by the fused kernel where that can compute it."""
 
     def __init__(self, score: Dot | Additive, dropout: float = 0.0):
         super().__init__()
@@ -28,53 +30,59 @@ class Softmax(nn.Module):
         self.tap_weights = Tap()
         self.fast = True
         """False: always the readable path."""
-        self.attend = attend
-        """What computes it where the kernel can."""
+        self.attend: Callable[..., Tensor] = attend
+        """The kernel; engine/training_kernels.py puts a faster one here."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None = None
+                ) -> Tensor:  # fmt: skip
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
-        if self.kernel_can(query, place):
-            return self.kernel(query, key, value, mask, place)
-        weights = self.tap_weights(self.weights(query, key, mask, place))  # (B, H, T, S)
+        if not self.can_use_kernel(query, encoding):
+            return self.readable(query, key, value, mask, encoding)
+        bias = None if encoding is None else encoding.score_bias(query)  # (B or 1, H, T, S)
+        score: Dot = self.score  # type: ignore[assignment]
+        query = query if score.plain else score.fold(query)
+        scale, dropout = score.scale, self.dropout.p if self.training else 0.0
+        if bias is None:
+            return self.attend(query, key, value, mask, scale, dropout)
+        return attend(query, key, value, mask, scale, dropout, bias)
+
+    def can_use_kernel(self, query: Tensor, encoding: PositionEncoding | None = None) -> bool:
+        """Whether the kernel computes this: a foldable score, no hook on the weights, and no dropout on a CPU, where torch
+        leaves its flash path and is slower than the readable formula."""
+        dropping = self.training and self.dropout.p > 0 and not query.is_cuda
+        weighs = encoding is not None and encoding.weighs_values
+        return self.fast and self.score.foldable and not weighs and not self.tap_weights._forward_hooks and not dropping
+
+    def readable(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None
+                 ) -> Tensor:  # fmt: skip
+        """The formula itself; the reference that the kernel is held to."""
+        weights = self.tap_weights(self.weights(query, key, mask, encoding))  # (B, H, T, S)
         weights = self.dropout(weights)
         mixed = weights @ repeat_heads(value, query.size(1))  # (B, H, T, D)
-        return mixed + place.of_values(weights) if place.weighs_values else mixed
+        return mixed if encoding is None or not encoding.weighs_values else mixed + encoding.value_bias(weights)
 
-    def weights(self, query: Tensor, key: Tensor, mask: Mask, place: Place) -> Tensor:
-        """The attention weights, exact whichever path the forward takes: (B, H, T, S), rows sum to 1."""
+    def weights(self, query: Tensor, key: Tensor, mask: Mask, encoding: PositionEncoding | None = None) -> Tensor:
+        """The attention weights, exact whichever path the forward pass takes: (B, H, T, S), rows sum to 1."""
         scores = self.score(query, repeat_heads(key, query.size(1)))  # (B, H, T, S)
-        bias = place.bias(query)
+        bias = None if encoding is None else encoding.score_bias(query)
         scores = scores if bias is None else scores + bias
         return scores.masked_fill(~mask.dense, float("-inf")).softmax(-1)
 
-    def kernel_can(self, query: Tensor, place: Place) -> bool:
-        """Whether scaled_dot_product_attention computes this: a foldable score, nobody reading the weights, and no
-        dropout on a CPU, where it would leave the flash path and be slower than the readable one."""
-        dropping = self.training and self.dropout.p > 0 and not query.is_cuda
-        return (
-            self.fast and self.score.folds and not place.weighs_values and not self.tap_weights.in_use and not dropping
-        )
 
-    def kernel(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, place: Place) -> Tensor:
-        bias, query, dropout = place.bias(query), self.score.fold(query), self.dropout.p if self.training else 0.0  # type: ignore[operator]
-        if bias is None:
-            return self.attend(query, key, value, mask, self.score.scale, dropout)  # type: ignore[arg-type]
-        table = bias.masked_fill(~mask.dense, float("-inf"))  # (B or 1, H, T, S)
-        return sdpa(query, key, value, table, False, self.score.scale, dropout)  # type: ignore[arg-type]
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0) -> Tensor:
-    """softmax(Q K^T scale) V by torch's kernel: (B, H, T, D), (B, H_kv, S, D) twice -> (B, H, T, D)."""
-    spans = mask.spans(query.size(0)) if mask.documents is not None and query.size(0) == 1 else None
-    if spans is None:
-        return sdpa(query, key, value, mask.allowed, mask.kernel_causal, scale, dropout)
-    cuts = (spans[:, 2] - spans[:, 1]).tolist()  # documents in one row: each by itself, never the table of all pairs
-    parts = zip(*(x.split(cuts, 2) for x in (query, key, value)), strict=True)
-    return torch.cat([sdpa(q, k, v, None, mask.causal, scale, dropout) for q, k, v in parts], 2)
-
-
-def sdpa(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, causal: bool, scale: float, dropout: float
-         ) -> Tensor:  # fmt: skip
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0,
+           bias: Tensor | None = None) -> Tensor:  # fmt: skip
+    """softmax(Q K^T scale + bias) V by torch's kernel: (B, H, T, D), (B, H_kv, S, D) twice -> (B, H, T, D)."""
+    if bias is None and mask.documents is not None and len(query) == 1 and mask.keys is None:
+        return attend_documents(query, key, value, mask, scale, dropout)
+    table, causal = mask.kernel if bias is None else (bias.masked_fill(~mask.dense, float("-inf")), False)
     # enable_gqa makes no copy per group: 10 x as fast for one query over 512 keys
-    return F.scaled_dot_product_attention(query, key, value, allowed, dropout, causal, scale=scale,
+    return F.scaled_dot_product_attention(query, key, value, table, dropout, causal, scale=scale,
                                           enable_gqa=key.size(1) != query.size(1))  # fmt: skip
+
+
+def attend_documents(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float) -> Tensor:
+    """Attend within each document of a single packed row, (1, H, T, D), without the table of all pairs."""
+    lengths = (mask.document_spans[:, 2] - mask.document_spans[:, 1]).tolist()
+    parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
+    own = [(q, k, v, Mask(q.size(2), causal=mask.causal)) for q, k, v in parts]
+    return torch.cat([attend(q, k, v, one, scale, dropout) for q, k, v, one in own], 2)

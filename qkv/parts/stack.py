@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from qkv.parts.masks import Mask
-from qkv.parts.positions import NOWHERE
 from qkv.parts.state import EncoderOutput, State
 
 
@@ -23,14 +22,15 @@ class Stack(nn.Module):
     def forward(self, x: Tensor, mask: Mask, memory: EncoderOutput | None = None, state: State | None = None
                 ) -> tuple[Tensor, State | None]:  # fmt: skip
         """(B, T, C) -> (B, T, C). With a state, T more tokens are added to those it holds; without one, none is kept."""
-        places = [position(mask) for position in self.positions] or [NOWHERE]
+        encodings = [position(mask) for position in self.positions] or [None]
         vectors = None if memory is None else memory.vectors
         memory_mask = None if memory is None else Mask.for_memory(x.size(1), memory)
         layers = []
         for index, block in enumerate(self.blocks):
-            place = places[index % len(places)]
+            encoding = encodings[index % len(encodings)]
             kept = None if state is None else state.layer(index)
-            x, kept = block(place.enter(x), mask, place, vectors, memory_mask, kept)
+            x = x if encoding is None else encoding.add_to_input(x)
+            x, kept = block(x, mask, encoding, vectors, memory_mask, kept)
             layers.append(kept)
         x = self.norm(x)
         return x, None if state is None else State(tuple(layers), mask.length, mask.keys, memory)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qkv.parts.masks import Mask
 from qkv.parts.mixers import to_front
-from qkv.parts.positions import NOWHERE, Place
+from qkv.parts.positions import PositionEncoding
 from qkv.parts.state import Layer
 
 FASTEST_STEP, SLOWEST_STEP = 0.1, 0.001
@@ -82,10 +82,10 @@ class StateSpace(nn.Module):
         self.fast = True
         """False: always token by token."""
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         """As Attention.forward: (B, T, C) -> (B, T, C) and x after the last token."""
-        mask.one_document("mixer 's4d'")
+        mask.forbid_packing("mixer 's4d'")
         rows = Rows(mask, x.device)
         u = rows.clear(rows.arrange(x)).to(torch.promote_types(x.dtype, torch.float32))
         way = self.convolve if self.fast and x.size(1) > 1 else self.step_by_step
@@ -189,10 +189,10 @@ class Selective(nn.Module):
         self.scan: Scan = scan
         """What runs the recurrence: token by token, or a kernel (engine/scan.py)."""
 
-    def forward(self, x: Tensor, mask: Mask, place: Place = NOWHERE, memory: Tensor | None = None,
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         """As Attention.forward: (B, T, C) -> (B, T, C), the last inputs of the convolution and x."""
-        mask.one_document("mixer 'selective'")
+        mask.forbid_packing("mixer 'selective'")
         rows = Rows(mask, x.device)
         u, gate = self.enter(rows.arrange(x)).chunk(2, -1)  # (B, T, I) each
         recent, hidden = (state["recent"], state["hidden"]) if state else self.nothing(u)

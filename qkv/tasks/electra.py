@@ -16,7 +16,7 @@ from qkv.batch import IGNORED, Batch, Loss
 from qkv.config import ModelConfig, Recipe
 from qkv.data import corrupt
 from qkv.data.corpora import plain_texts
-from qkv.device import aside
+from qkv.device import isolate_random_state
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
@@ -133,7 +133,7 @@ class ReplacedTask(Pretraining):
             )
         total, count, right, found, named, true = 0.0, 0, 0, 0, 0, 0
         device = next(network.parameters()).device
-        with aside(device):
+        with isolate_random_state(device):
             torch.manual_seed(0)  # the generator draws alike at every look
             for batch in (one.to(device) for one in batches):
                 both = network(batch)

@@ -36,7 +36,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.metrics import bits_per_byte, perplexity
 from qkv.models.inputs import carries, packs
 from qkv.models.output import Output
-from qkv.objectives import cross_entropy, wanted
+from qkv.objectives import cross_entropy
 from qkv.parts.state import State
 from qkv.tasks.base import Say, Task, Words
 from qkv.tasks.losses import Losses, blocks, token_losses
@@ -147,7 +147,7 @@ class LanguageTask(Task):
         return replace(collate([[window] for window in windows], self.config.pad_id), fresh=torch.tensor(fresh))
 
     def objective(self, output: Output, batch: Batch) -> Loss:
-        return cross_entropy(output, wanted(batch), self.recipe.train.label_smoothing)
+        return cross_entropy(output, batch.targets, self.recipe.train.label_smoothing)
 
     # --- asking
 
@@ -184,7 +184,7 @@ class LanguageTask(Task):
         once, from what stands before it in its window (with data.carry: in its document)."""
         total, targets = 0.0, 0
         for output, batch, _ in self.outputs(network, text):
-            found = cross_entropy(output, wanted(batch))
+            found = cross_entropy(output, batch.targets)
             total, targets = total + found.sum.item(), targets + found.count
         return text.numbers(total, targets)
 
@@ -220,7 +220,8 @@ class LanguageTask(Task):
         nats = [np.zeros(len(document) - 1, np.float32) for document in text.documents]
         number = {document.ctypes.data: i for i, document in enumerate(text.documents)}
         for output, batch, windows in self.outputs(network, text):
-            found = token_losses(output, wanted(batch)).split([len(window) - 1 for window in windows])
+            assert batch.targets is not None
+            found = token_losses(output, batch.targets).split([len(window) - 1 for window in windows])
             for window, own in zip(windows, found, strict=True):
                 document = window if window.base is None else window.base  # a window is a view of its document
                 start = (window.ctypes.data - document.ctypes.data) // window.itemsize

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from qkv.batch import IGNORED, Batch
 from qkv.convert.files import read_json, write_text
 from qkv.errors import FileError
 from qkv.models.output import Output
-from qkv.objectives import real_rows, wanted
+from qkv.objectives import real_rows
 
 FILE = "test.losses.json"
 BLOCKS, SMALLEST = 1000, 50
@@ -86,7 +87,7 @@ def window_losses(network: nn.Module, batches: Iterable[Batch], for_words: Calla
     digest, nats, tokens, right = hashlib.sha256(), [], [], []
     device = next(network.parameters()).device
     for batch in batches:
-        targets = wanted(batch)
+        targets: Any = batch.targets
         for table in (batch.inputs, batch.source, targets):
             digest.update(b"" if table is None else table.numpy().tobytes())
         output = for_words(network(batch.to(device)))

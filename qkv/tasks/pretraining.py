@@ -32,7 +32,7 @@ from qkv.data.schema import Schema
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.models.output import Output
-from qkv.objectives import cross_entropy, masked_next, wanted
+from qkv.objectives import cross_entropy, masked_next
 from qkv.tasks.base import Say, Task, Words, held_out, usable
 from qkv.tasks.losses import window_losses
 from qkv.tasks.translation import collate_pairs
@@ -160,7 +160,7 @@ class Pretraining(Task):
         return self.spoil(examples, random.Random(int(torch.randint(2**62, ()))))
 
     def objective(self, output: Output, batch: Batch) -> Loss:
-        return cross_entropy(output, wanted(batch), self.recipe.train.label_smoothing)
+        return cross_entropy(output, batch.targets, self.recipe.train.label_smoothing)
 
     # --- asking
 
@@ -189,8 +189,9 @@ class Pretraining(Task):
         total, right, count, device = 0.0, 0, 0, next(network.parameters()).device
         for batch in (one.to(device) for one in batches):
             output = self.for_words(network(batch))
-            found = cross_entropy(output, wanted(batch))
-            right += int(hits(output, wanted(batch)))
+            assert batch.targets is not None
+            found = cross_entropy(output, batch.targets)
+            right += int(hits(output, batch.targets))
             total, count = total + found.sum.item(), count + found.count
         loss = total / max(count, 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": 100 * right / max(count, 1)}

@@ -7,7 +7,6 @@ to the newest good one.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shutil
@@ -18,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
-from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, write_json, write_tensors, write_text
+from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, write_json, write_tensors
 from qkv.convert.folder import put
 from qkv.convert.manifest import seal, verify
 from qkv.data.batching import Position
@@ -29,7 +29,7 @@ from qkv.parts.state import State
 from qkv.train.workers import all_gather, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
-RULES = 2
+RULES = 3
 """Version of how settings become updates; extend.py lists what has changed since the first."""
 
 
@@ -59,8 +59,8 @@ class Training:
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
-    average: dict[str, Tensor] = field(default_factory=dict)
-    """Moving average of the weights; empty = none is kept."""
+    average: AveragedModel | None = None
+    """Moving average of the weights."""
     progress: Progress = field(default_factory=Progress)
     carried: list[State] = field(default_factory=list)
     """What the rows of each micro-batch remember of the text before it; empty = nothing is carried over."""
@@ -82,7 +82,8 @@ def save(folder: Path, t: Training) -> None:
     stored = t.optimizer.state_dict()
     tensors = {f"optimizer.{i}.{name}": x for i, values in stored["state"].items() for name, x in values.items()}
     tensors |= {f"weights.{name}": x for name, x in weights(t.network).items()}
-    tensors |= {f"average.{name}": x for name, x in t.average.items()}
+    average = {} if t.average is None else dict(t.average.module.named_parameters())
+    tensors |= {f"average.{name}": x.detach() for name, x in average.items()}
     with new_folder(folder) as new:
         write_tensors(new / TENSORS, {**tensors, **own})
         numbers = {"progress": asdict(t.progress), "groups": stored["param_groups"], "words": t.words, "data": t.data}
@@ -100,15 +101,25 @@ def load(folder: Path, t: Training) -> None:
             part, _, name = key.partition(".")
             parts[part][name] = x
         put(t.network, parts["weights"], str(folder))
-        t.optimizer.load_state_dict({"state": _nested(parts["optimizer"]), "param_groups": _tuples(numbers["groups"])})
-        t.average = {name: x.to(t.network.get_parameter(name).device) for name, x in parts["average"].items()}
+        t.optimizer.load_state_dict({"state": _nested(parts["optimizer"]), "param_groups": _groups(numbers["groups"])})
         t.progress = progress_of(numbers["progress"])
+        put_average(t, parts["average"])
         put_random_states(random, folder)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise FileError(
             f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
         ) from None
+
+
+def put_average(t: Training, stored: dict[str, Tensor]) -> None:
+    """Restore the moving average; KeyError where the checkpoint has another set of weights."""
+    if t.average is None:
+        return
+    with torch.no_grad():
+        for name, p in t.average.module.named_parameters():
+            p.copy_(stored[name])
+    t.average.n_averaged.fill_(t.progress.step + 1)
 
 
 def progress_of(stored: dict[str, Any]) -> Progress:
@@ -237,23 +248,6 @@ def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     return state
 
 
-def _tuples(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """JSON has lists only; Adam's betas are a pair."""
-    return [{k: tuple(v) if k == "betas" else v for k, v in group.items()} for group in groups]
-
-
-# --- the log
-
-
-def cut_log(path: Path, step: int) -> None:
-    """Drop what was logged after update `step`: those updates will be done, and logged, again."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            break  # the line that was being written when the run died
-    write_text(path, "".join(line + "\n" for line in kept))
+def _groups(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """From JSON, which has no tuples, for Adam's betas; the oldest checkpoints have no scale."""
+    return [{"scale": 1.0, **group, "betas": tuple(group["betas"])} for group in stored]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig
-from qkv.device import aside
+from qkv.device import isolate_random_state
 from qkv.models.example import example
 from qkv.train.checkpoint import Training
 from qkv.train.step import Objective
@@ -22,14 +22,19 @@ def memory(c: ModelConfig, t: Training, objective: Objective, tokens: int) -> tu
     """Bytes of weights, gradients, Adam's two tables and the average; bytes of activations with `tokens` a side."""
     weights = sum(p.nbytes for p in t.network.parameters())
     learned = sum(p.nbytes for p in t.network.parameters() if p.requires_grad)  # frozen ones have no gradient
-    return weights * (2 if t.average else 1) + 3 * learned, int(BETWEEN * activations(c, t.network, objective, tokens))
+    return weights * (2 if t.average is not None else 1) + 3 * learned, int(
+        BETWEEN * activations(c, t.network, objective, tokens)
+    )
 
 
 def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens: int) -> int:
     """Bytes that the backward pass needs from the forward pass: a little of it done twice, and a line drawn through both."""
     device = next(network.parameters()).device
     length = min(LENGTH, c.max_length - 1)
-    with aside(device), torch.compiler.set_stance("force_eager"):  # trying must not change what is learned
+    with (
+        isolate_random_state(device),
+        torch.compiler.set_stance("force_eager"),
+    ):  # trying must not change what is learned
         batches = [tried(c, rows, length).to(device) for rows in (2, 4)]
         first, second = (saved(network.train(), objective, batch) for batch in batches)
     each = (second - first) / (2 * length)

@@ -1,4 +1,4 @@
-"""The loop: one for every family and task. What differs between tasks comes in as a Task."""
+"""The training loop: one for every family and task; what differs between tasks comes in as a Task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from qkv.batch import Batch
 from qkv.config import Interval, TrainConfig, TuneConfig, interval
-from qkv.device import aside, pick_device
+from qkv.device import isolate_random_state, pick_device
 from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
@@ -28,48 +28,61 @@ from qkv.tasks.base import Task
 from qkv.text.wording import format_duration
 from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
-from qkv.train.optimizer import optimizer
-from qkv.train.schedule import learning_rate, warming_up
+from qkv.train.optimizer import make_optimizer, moving_average
+from qkv.train.schedule import learning_rate, warmup_share
 from qkv.train.step import LossModule, data_parallel, step
-from qkv.train.workers import all_reduce, broadcast, rank, world
+from qkv.train.workers import agree, broadcast, rank, world
 
 Model = LossModule | DistributedDataParallel
+Mark = tuple[int, float, float]
+"""How far a run is: updates, share of the run, minutes."""
+DONE = "all steps are done"
 
 
 @dataclass
 class Hooks:
-    """What the loop tells the outside: a log line, a picture of the moment, a checkpoint to store, a new best."""
+    """Callbacks of the loop: the line of an update for the log, its numbers for the report, a checkpoint, a new best network."""
 
-    log: Callable[[dict[str, Any]], None]
+    log: Callable[[dict[str, Any], bool], None]
     tick: Callable[[dict[str, Any]], None]
     save: Callable[[Training], None]
-    best: Callable[[Training], None]
+    best: Callable[[nn.Module], None]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why training ended."""
+
+    reason: str
+    signal: int = 0
+    """The signal that stopped it; 0 = it ended for good."""
 
 
 def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> Training:
-    """A fresh start, on the device that the configuration asks for."""
+    """Return the state of training before the first update, on the device of the configuration."""
     device = pick_device(c.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # whose random numbers a checkpoint stores
     if tune.lora_rank:
         lora.apply(network, tune.lora_rank, tune.lora_alpha, tune.lora_feedforward)
     network = network.to(device)
+    if not c.compile:
+        quicken(network)
+    average = moving_average(network, c.ema) if c.ema else None
     if c.compile:
         network.compile(dynamic=True)
-    else:
-        quicken(network)
-    average = {name: p.detach().clone() for name, p in network.named_parameters()} if c.ema else {}
     if world() > 1:
         torch.manual_seed(seed_of(c.seed, rank()))  # the same weights, but each worker has dropout masks of its own
-    return Training(network, optimizer(network, c, tune), average, half=half_pays(device, c.precision, width(network)))
+    half = use_bfloat16(device, c.precision, width(network))
+    return Training(network, make_optimizer(network, c, tune), average, half=half)
 
 
 HALF_WIDTH = 512
 """Width from which on bfloat16 is faster on a CPU that has units for it: 1.5 x at 512, no gain at 256, 0.75 x at 128."""
 
 
-def half_pays(device: torch.device, precision: str, width: int = HALF_WIDTH) -> bool:
-    """Whether matrix products run in bfloat16: as the recipe says, or where the hardware has units for it that pay off."""
+def use_bfloat16(device: torch.device, precision: str, width: int = HALF_WIDTH) -> bool:
+    """Whether matrix products run in bfloat16: as the recipe sets it, or with "auto" where the hardware makes it faster."""
     if precision != "auto":
         return precision == "bfloat16"
     if device.type == "cuda":
@@ -78,15 +91,15 @@ def half_pays(device: torch.device, precision: str, width: int = HALF_WIDTH) -> 
 
 
 def width(network: nn.Module) -> int:
-    """The shorter side of the largest matrix product of a network."""
+    """Return the shorter side of the largest matrix of a network."""
     return max((min(p.shape) for p in network.parameters() if p.dim() == 2), default=0)
 
 
-def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
-    """Train until the steps, the time or the patience is over, or somebody stops it; why it ended.
+def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
+    """Train until the steps, the epochs, the time or the patience is over, or a signal arrives.
 
-    Order within an update: learn, evaluate (if due), keep the best, store (if due). A run killed anywhere between two
-    stores repeats those updates exactly, so nothing depends on where it was killed.
+    Order within an update: update, evaluate (if due), keep the best, save (if due). A run that is killed between two
+    checkpoints repeats those updates exactly.
     """
     keep_freed_memory()
     task.batches.position = t.progress.position
@@ -94,180 +107,172 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> str:
         t.carried = [State()] * c.accumulate
     stream = iter(task.batches)
     model = data_parallel(LossModule(t.network, task.objective, t.half))
-    start, saved = time.monotonic() - t.progress.seconds, mark(t.progress, c)
-    t.progress.evaluated = rebase(t.progress.evaluated, saved)
-    with stopping() as noted:
-        while t.progress.step < c.steps:
+    with catch_signals() as signals:
+        clock = Clock(t.progress, c, signals)
+        while not clock.ending and not clock.signal:
             t.network.train()
-            batches = [collated(task, examples, c.seed) for examples in islice(stream, c.accumulate)]
-            lines, tokens = one_update(t, task, model, batches, c)
-            t.progress.position = task.batches.position
-            stop = poll(t.progress, start, noted)
-            ending = ended(t.progress, c)
-            if ending or due(interval(c.evaluate_every), mark(t.progress, c), t.progress.evaluated):
-                t.progress.evaluated = mark(t.progress, c)
-                lines |= evaluate(t, task, hooks)
-                stop = poll(t.progress, start, noted)
-                ending = ending or ended(t.progress, c)
-            hooks.log(lines)
-            hooks.tick(lines | {"tokens": tokens})
-            if ending or stop or due(interval(c.save_every), mark(t.progress, c), saved):
-                saved = mark(t.progress, c)
+            batches = [collate(task, examples, c.seed) for examples in islice(stream, c.accumulate)]
+            line, tokens = one_update(t, task, model, batches, c, clock.mark[1])
+            clock.poll()
+            evaluated = bool(clock.ending) or clock.evaluation_due
+            if evaluated:
+                clock.start_evaluation()
+                line |= evaluate(t, task, hooks)
+                clock.poll()
+            hooks.log(line, evaluated)
+            hooks.tick(line | {"tokens": tokens})
+            if clock.ending or clock.signal or clock.checkpoint_due:
+                clock.start_checkpoint()
                 hooks.save(t)
-            if ending or stop:
-                by = noted[0] if noted else "a signal to another worker"
-                return ending or f"stopped by {by}; run the same command again to go on"
-    return "all steps are done"
+    if clock.ending:
+        return Ending(clock.ending)
+    sent = "" if signals else " to another worker"
+    name = signal.Signals(clock.signal).name
+    return Ending(f"stopped by {name}{sent}; run the same command again to continue", clock.signal)
 
 
-def collated(task: Task, examples: list[Any], seed: int) -> Batch:
-    """A batch of examples. What is random in it (masks, augmentation) depends on the seed and the place in the data alone:
-    all workers collate the same batch, and so does a resumed run."""
-    place = task.batches.position
+class Clock:
+    """When a run evaluates, saves and ends: the same on all workers."""
+
+    def __init__(self, progress: Progress, c: TrainConfig, signals: list[signal.Signals]):
+        self.progress, self.c, self.signals, self.workers = progress, c, signals, world()
+        self.start = time.monotonic() - progress.seconds
+        self.mark: Mark = (progress.step, share_done(progress, c), progress.seconds / 60)
+        self.signal, self.ending, self.evaluation_due, self.checkpoint_due = 0, end_reason(progress, c), False, False
+        # of a run that was extended since, the last evaluation is at a smaller share
+        last = progress.evaluated
+        progress.evaluated = last[0], min(last[1], self.mark[1]), last[2]
+        self.next_evaluation = next_due(interval(c.evaluate_every), progress.evaluated)
+        self.next_checkpoint = next_due(interval(c.save_every), self.mark)
+
+    def poll(self) -> None:
+        """Read the time of rank 0 and the signals of all workers, and find out what is due."""
+        p = self.progress
+        p.seconds, self.signal = time.monotonic() - self.start, max(self.signals, default=0)
+        if self.workers > 1:
+            p.seconds, self.signal = agree(p.seconds, self.signal)
+        self.mark = p.step, share_done(p, self.c), p.seconds / 60
+        self.ending = self.ending or end_reason(p, self.c)
+        self.evaluation_due = self.mark[self.next_evaluation[0]] >= self.next_evaluation[1]
+        self.checkpoint_due = self.mark[self.next_checkpoint[0]] >= self.next_checkpoint[1]
+
+    def start_evaluation(self) -> None:
+        """Record that the evaluation that is due takes place now."""
+        self.progress.evaluated = self.mark
+        self.next_evaluation = next_due(interval(self.c.evaluate_every), self.mark)
+
+    def start_checkpoint(self) -> None:
+        """Record that the checkpoint that is due is written now."""
+        self.next_checkpoint = next_due(interval(self.c.save_every), self.mark)
+
+
+def next_due(every: Interval, last: Mark) -> tuple[int, float]:
+    """Return which number of a Mark to watch, and its value at which the next interval after `last` is over."""
+    if every.minutes:
+        return 2, last[2] + every.minutes
+    size, unit = (every.updates, 0) if every.updates else (every.share, 1)
+    multiple = int(last[unit] / size + 1e-9) + 1  # 0.3 / 0.1 is a little less than 3
+    return unit, (multiple - 1e-9) * size
+
+
+def collate(task: Task, examples: list[Any], seed: int) -> Batch:
+    """Make a batch of examples. What is random in it (masks, augmentation) depends on the seed and the position in the data
+    alone: all workers make the same batch, and so does a resumed run."""
+    at = task.batches.position
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_of(seed, place.epoch, place.pool, place.batch))
+        torch.default_generator.manual_seed(seed_of(seed, at.epoch, at.pool, at.batch))
         return task.collate(examples)
 
 
 def seed_of(*numbers: int) -> int:
-    """A seed of 63 bits: neighbouring numbers give unrelated ones."""
+    """Return a seed of 63 bits; neighbouring numbers give unrelated ones."""
     key = hashlib.blake2b(":".join(map(str, numbers)).encode(), digest_size=8)
     return int.from_bytes(key.digest()) >> 1
 
 
-def one_update(
-    t: Training, task: Task, model: Model, batches: list[Batch], c: TrainConfig
-) -> tuple[dict[str, Any], int]:
-    """Learning rate, gradient, step, average; the numbers of this update, and how many tokens it predicted."""
-    done = share_done(t.progress, c)  # before this update
-    t.progress.step += 1
-    rate = learning_rate(c, t.progress.step, done)
-    t.progress.warmup += warming_up(c, t.progress.step, done)
+def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: TrainConfig, done: float
+               ) -> tuple[dict[str, Any], int]:  # fmt: skip
+    """Set the learning rate, update the weights and their average; return the line for the log and the number of targets.
+
+    `done` is the share of the run before this update.
+    """
+    p, at = t.progress, task.batches.position
+    p.step += 1
+    rate = learning_rate(c, p.step, done)
+    p.warmup += warmup_share(c, p.step, done) < 1
     for group in t.optimizer.param_groups:
         group["lr"] = rate * group["scale"]
     try:
         loss = step(model, t.optimizer, batches, c.clip, t.carried)
     except QkvError as error:
-        raise QkvError(f"update {t.progress.step}, batch {task.batches.position.batch} of pool "
-                       f"{task.batches.position.pool}, epoch {task.batches.position.epoch}: {error}") from None  # fmt: skip
-    if t.average:
-        update_average(t, c.ema)
-    lines = {
-        "step": t.progress.step,
-        "epoch": task.batches.position.epoch,
-        "loss": loss.mean.item(),
-        "learning_rate": rate,
-    }
-    return lines, loss.count
-
-
-def poll(p: Progress, start: float, noted: list[str]) -> bool:
-    """Read the clock of rank 0 into `p`; return whether any worker has received a signal to stop."""
-    seconds = time.monotonic() - start if rank() == 0 else 0.0
-    p.seconds, signals = all_reduce(torch.tensor([seconds, len(noted)], dtype=torch.float64)).tolist()
-    return signals > 0
-
-
-def mark(p: Progress, c: TrainConfig) -> tuple[int, float, float]:
-    """How far the run is: updates, share of the run, minutes."""
-    return p.step, share_done(p, c), p.seconds / 60
-
-
-def rebase(last: tuple[int, float, float], now: tuple[int, float, float]) -> tuple[int, float, float]:
-    """Correct the mark of the last evaluation for a run that was extended since: as many updates are a smaller share of it."""
-    return last[0], min(last[1], now[1]), last[2]
-
-
-def due(every: Interval, now: Sequence[float], last: Sequence[float]) -> bool:
-    """Whether a multiple of the interval lies between two marks (minutes: whether the interval has passed)."""
-    if every.minutes:
-        return now[2] - last[2] >= every.minutes
-    size, unit = (every.updates, 0) if every.updates else (every.share, 1)
-    return int(now[unit] / size + 1e-9) > int(last[unit] / size + 1e-9)  # 0.3 / 0.1 is a little less than 3
-
-
-def update_average(t: Training, decay: float) -> None:
-    """average = decay * average + (1 - decay) * weights; short at first, so that the beginning is soon forgotten."""
-    decay = min(decay, (1 + t.progress.step) / (10 + t.progress.step))
-    weights = dict(t.network.named_parameters())
-    with torch.no_grad():
-        torch._foreach_lerp_(list(t.average.values()), [weights[name] for name in t.average], 1 - decay)
-
-
-@contextmanager
-def averaged(t: Training) -> Iterator[nn.Module]:
-    """The network with its averaged weights, where they are kept; the others come back afterwards."""
-    own = {name: p.detach().clone() for name, p in t.network.named_parameters()} if t.average else {}
-    with torch.no_grad():
-        for name, p in t.network.named_parameters():
-            p.copy_(t.average.get(name, p))
-    try:
-        yield t.network.eval()
-    finally:
-        with torch.no_grad():
-            for name, p in t.network.named_parameters():
-                p.copy_(own.get(name, p))
+        where = f"update {p.step}, batch {at.batch} of pool {at.pool}, epoch {at.epoch}"
+        raise QkvError(f"{where}: {error}") from None
+    if t.average is not None:
+        t.average.update_parameters(t.network)
+    p.position = at
+    return {"step": p.step, "epoch": at.epoch, "loss": loss.mean.item(), "learning_rate": rate}, loss.count
 
 
 def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
-    with averaged(t) as network, aside(device):  # evaluation must not change what is learned next
-        with parametrize.cached():  # LoRA's matrices are added up once, not at every step of a search
+    network = (t.network if t.average is None else t.average.module).eval()
+    with isolate_random_state(device):  # evaluation must not change what is learned next
+        with parametrize.cached():  # LoRA's matrices are added up once, not at every decoding step
             scores = task.evaluate_all(network) if rank() == 0 else {}
         sign = -1 if task.metric == "loss" else 1
         (score,) = broadcast([sign * scores.get(task.metric, 0.0)])
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.waited = 0
-        if score >= t.progress.best:  # of equals (0, 100) the later ones, which have learned more
+        if score >= t.progress.best:  # of equal scores (0, 100) the later, which has trained longer
             t.progress.best, t.progress.best_step = score, t.progress.step
-            hooks.best(t)
+            hooks.best(network)
     return {f"valid_{name}": value for name, value in scores.items()}
 
 
 def share_done(p: Progress, c: TrainConfig) -> float:
-    """How much of the run is over: by steps, or by passes or time where these run out first."""
+    """Return the share of the run that is done: by steps, or by epochs or time where these end first."""
     timed = 0.0 if c.time_budget is None else p.seconds / (60 * c.time_budget)
     passed = 0.0 if c.epochs is None else p.position.passes / c.epochs
     return max(p.step / c.steps, timed, passed)
 
 
 def updates_left(p: Progress, c: TrainConfig) -> int:
-    """Updates until the steps or the passes are done; time has no part in it."""
+    """Return the number of updates until the steps or the epochs are done, whatever the time budget."""
     by_steps = c.steps - p.step
     if c.epochs is None or not p.position.passes:
         return by_steps
     return max(0, min(by_steps, round(p.step * (c.epochs / p.position.passes - 1))))
 
 
-def ended(p: Progress, c: TrainConfig) -> str:
-    """Why training ends here, or nothing."""
+def end_reason(p: Progress, c: TrainConfig) -> str:
+    """Return why training ends here for good; empty where it does not."""
     if c.patience and p.waited >= c.patience:
         return f"no better score in {p.waited} evaluations"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
         return f"the time budget of {format_duration(60 * c.time_budget)} is over"
     if c.epochs is not None and p.position.passes >= c.epochs:
         return f"train.epochs = {c.epochs:g} is reached"
-    return "all steps are done" if p.step >= c.steps else ""
+    return DONE if p.step >= c.steps else ""
 
 
 @contextmanager
-def stopping() -> Iterator[list[str]]:
-    """Within it, Ctrl-C and SIGTERM are noted instead of obeyed: the update is finished and stored first."""
-    noted: list[str] = []
+def catch_signals() -> Iterator[list[signal.Signals]]:
+    """Collect SIGINT and SIGTERM within the block, so that the update is finished and saved first; the second one interrupts."""
+    received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():  # only that one receives signals
-        yield noted
+        yield received
         return
 
-    def note(number: int, frame: object) -> None:
-        if noted:  # the second time, at once
+    def receive(number: int, frame: object) -> None:
+        if received:
             raise KeyboardInterrupt
-        noted.append(signal.Signals(number).name)
+        received.append(signal.Signals(number))
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, receive) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield noted
+        yield received
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)

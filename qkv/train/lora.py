@@ -21,7 +21,7 @@ from qkv.errors import ConfigError
 from qkv.models.weights import weights
 from qkv.parts.attention import Attention
 from qkv.parts.feedforward import FeedForward
-from qkv.train.optimizer import places
+from qkv.train.optimizer import layer_positions
 
 TENSORS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 UPDATE = re.compile(r"(.+)\.parametrizations\.weight\.(original|0\.(?:a|b|scale))")
@@ -57,7 +57,7 @@ def apply(network: nn.Module, rank: int, alpha: float = 16.0, feedforward: bool 
     smallest = min(min(linear.weight.shape) for linear in chosen.values())
     if not 0 < rank <= smallest:
         raise ConfigError(f"tune.lora_rank = {rank}, but a matrix of this network has only rank {smallest}: lower it")
-    for parameter, place in places(network).items():
+    for parameter, place in layer_positions(network).items():
         parameter.requires_grad_(place.head)
     for linear in chosen.values():
         parametrize.register_parametrization(linear, "weight", LowRank(linear.weight, rank, alpha))

@@ -1,6 +1,6 @@
-"""Optimisers: how a gradient becomes a step. AdamW for everything, or Muon for the matrices within the blocks.
+"""Optimizers: AdamW for everything, or Muon for the matrices of the blocks; and a moving average of the weights.
 
-Which weights may change, and how fast, is a matter of their place in the network: see `Place`.
+Which weights are trained, and with which share of the learning rate, depends on their layer: see `LayerPosition`.
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim._muon import muon
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from qkv.config import TrainConfig, TuneConfig
 from qkv.errors import ConfigError
 
 POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 """a x + b x^3 + c x^5, which drives singular values between 0 and 1 towards 1 quickly (Jordan et al. 2024)."""
-ROUNDS = 5
+ROUNDS, MOMENTUM = 5, 0.95
 
 
-def optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices only (biases and norms are vectors, what a module lists as `undecayed` is no matrix: rates and
-    frequencies, whose 0 means nothing). Weights that stay as they are have no group;
-    a group's learning rate is `scale` times that of the schedule."""
-    scales = learned(network, tune)
+def make_optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> torch.optim.Optimizer:
+    """Return AdamW, or MuonAdamW, with a group for each kind of weights.
+
+    Weight decay applies to matrices only, not to biases and norms, nor to what a module lists as `undecayed` (rates and
+    frequencies, for which 0 is not neutral). Frozen weights are in no group; the learning rate of a group is `scale` times
+    that of the schedule.
+    """
+    scales = trained_parameters(network, tune)
     rows = hidden_matrices(network) if c.optimizer == "muon" else {}
     kept = {getattr(m, name) for m in network.modules() for name in getattr(m, "undecayed", ())}
     matrices = [p for p in scales if p.dim() > 1 and p not in kept]
@@ -35,16 +40,17 @@ def optimizer(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig(
     groups: list[dict[str, Any]] = [
         {"params": alike, "weight_decay": decay, "orthogonal": orthogonal, "scale": scale, "rows": stacked}
         for parameters, decay, orthogonal in kinds
-        for (scale, stacked), alike in by(lambda p: (scales[p], rows.get(p, ())), parameters).items()
+        for (scale, stacked), alike in group_by(lambda p: (scales[p], rows.get(p, ())), parameters).items()
     ]
-    return Muon(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
+    kind = MuonAdamW if c.optimizer == "muon" else torch.optim.AdamW
+    return kind(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
 
 
 def hidden_matrices(network: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
-    """The matrices that map hidden vectors to hidden vectors, those of the blocks; and of one that holds several maps, one
-    above the other (gates of a recurrent cell, what a module lists as `stacked`), how many rows each has, else ().
+    """Return the matrices of the blocks, each with the row counts of the maps stacked in it (gates of a recurrent cell, what
+    a module lists as `stacked`), or () for a single map.
 
-    Embeddings and heads are not among them, for their rows stand for words or classes; nor are low-rank updates (LoRA), of
+    Embeddings and heads are not among them, since their rows stand for words or classes; nor are low-rank updates (LoRA), of
     which only the product is a map.
     """
     inside = [module for _, stack in halves(network) for module in stack.modules()]
@@ -58,68 +64,68 @@ def hidden_matrices(network: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
     return {p: r for p, r in (found | {linear.weight: rows for linear, rows in stacked}).items() if p.dim() > 1}
 
 
-# --- places
+# --- layers
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a parameter is: the embeddings are level 0, the blocks 1 to n from below. Each half of an encoder-decoder
-    counts for itself; a recurrent stack is one layer."""
+class LayerPosition:
+    """The layer of a parameter: 0 = embeddings, 1 to n = blocks from below. Encoder and decoder count separately; a recurrent
+    stack is one layer."""
 
     level: int
     layers: int
-    """n, of its stack."""
+    """n."""
     head: bool = False
 
     def scale(self, tune: TuneConfig) -> float:
-        """decay^(layers above it, the head included) (Howard and Ruder 2018: 1/2.6 a layer); the head has a rate of its own."""
+        """Return decay^(layers above it, the head included) (Howard and Ruder 2018: 1/2.6 a layer); the head has its own rate."""
         return tune.head_rate if self.head else tune.layer_decay ** (self.layers - self.level + 1)
 
     def frozen(self, tune: TuneConfig) -> bool:
         return not self.head and (tune.freeze < 0 or (tune.freeze > 0 and self.level <= tune.freeze))
 
 
-def learned(network: nn.Module, tune: TuneConfig) -> dict[nn.Parameter, float]:
-    """The parameters that change, and the share of the learning rate of each; the others are told to want no gradient."""
-    where = places(network)
-    deepest = max((place.layers for place in where.values()), default=0)
+def trained_parameters(network: nn.Module, tune: TuneConfig) -> dict[nn.Parameter, float]:
+    """Return the trained parameters with the share of the learning rate of each; freeze the others."""
+    where = layer_positions(network)
+    deepest = max((position.layers for position in where.values()), default=0)
     if tune.freeze > deepest:
         raise ConfigError(f"tune.freeze = {tune.freeze} layers, but the network has {deepest}: -1 = all but the head")
-    for parameter, place in where.items():
-        parameter.requires_grad_(parameter.requires_grad and not place.frozen(tune))
+    for parameter, position in where.items():
+        parameter.requires_grad_(parameter.requires_grad and not position.frozen(tune))
     found = {p: where[p].scale(tune) if p in where else 1.0 for p in network.parameters() if p.requires_grad}
     if not found:
-        raise ConfigError(f"tune.freeze = {tune.freeze} leaves no weight that could learn: freeze fewer layers")
+        raise ConfigError(f"tune.freeze = {tune.freeze} leaves no weights to train: freeze fewer layers")
     return found
 
 
-def places(network: nn.Module) -> dict[nn.Parameter, Place]:
-    """Of every parameter below the head and in it. One that is shared belongs to the lowest of its places: word vectors
-    that are also the output stay with the embeddings."""
-    found: dict[nn.Parameter, Place] = {}
+def layer_positions(network: nn.Module) -> dict[nn.Parameter, LayerPosition]:
+    """Return the layer of every parameter. A shared one belongs to the lowest of its layers: word vectors that are also the
+    output count as embeddings."""
+    found: dict[nn.Parameter, LayerPosition] = {}
     for embed, stack in halves(network):
         parts = levels(embed, stack)
         for level, modules in enumerate(parts):
             for parameter in (p for module in modules for p in module.parameters()):
-                found.setdefault(parameter, Place(level, len(parts) - 1))
+                found.setdefault(parameter, LayerPosition(level, len(parts) - 1))
     for head in (getattr(module, "head", None) for module in network.modules()):
         for parameter in head.parameters() if isinstance(head, nn.Module) else ():
-            found.setdefault(parameter, Place(0, 0, head=True))
+            found.setdefault(parameter, LayerPosition(0, 0, head=True))
     return found
 
 
 def levels(embed: nn.Module, stack: nn.Module) -> list[list[nn.Module]]:
-    """The embeddings, then block after block; positions are with the block that has them for itself (Shaw), or below."""
+    """Return the embeddings, then block after block; positions belong to the block that has its own (Shaw), or to level 0."""
     blocks, positions = list(getattr(stack, "blocks", [stack])), list(getattr(stack, "positions", []))
     found = [[embed], *([block] for block in blocks)]
     for index, position in enumerate(positions):
         found[index + 1 if len(positions) == len(blocks) else 0].append(position)
-    found[-1].append(stack)  # what is left of it, its last norm
+    found[-1].append(stack)  # its final norm
     return found
 
 
 def halves(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Embeddings and the stack above them, wherever they are in the tree."""
+    """Yield the embeddings and the stack of each half, wherever they are in the module tree."""
     for module in network.modules():
         for embed, stack in (("embed", "stack"), ("source", "encoder"), ("target", "decoder")):
             pair = getattr(module, embed, None), getattr(module, stack, None)
@@ -127,8 +133,8 @@ def halves(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
                 yield pair  # type: ignore[misc]
 
 
-def by(key: Callable[[Any], Any], parameters: list[Any]) -> dict[Any, list[Any]]:
-    """Those of one key together, in the order of their first."""
+def group_by(key: Callable[[Any], Any], parameters: list[Any]) -> dict[Any, list[Any]]:
+    """Group parameters by a key, in the order of the first of each."""
     groups: dict[Any, list[Any]] = defaultdict(list)
     for p in parameters:
         groups[key(p)].append(p)
@@ -138,45 +144,35 @@ def by(key: Callable[[Any], Any], parameters: list[Any]) -> dict[Any, list[Any]]
 # --- Muon
 
 
-class Muon(torch.optim.AdamW):
-    """AdamW, except in groups marked `orthogonal`: there the step is the momentum with all its singular values made 1.
+class MuonAdamW(torch.optim.AdamW):
+    """AdamW, except in groups marked `orthogonal`, whose matrices take Muon's step: the momentum with singular values near 1.
 
-    A gradient matrix has a few large directions and many small ones; made orthogonal, it moves all alike (Jordan et al.
-    2024). Scaled by 0.2 sqrt(max(rows, columns)) a step is as long as one of AdamW, so both share a learning rate (Liu
-    et al. 2025). Maps that stand one above the other in one matrix, of so many `rows` each, are each made orthogonal for
-    themselves.
+    A gradient matrix has a few large directions and many small ones; orthogonalised, it moves all alike (Jordan et al.
+    2024). With "match_rms_adamw" a step is as long as one of AdamW, so both share a learning rate (Liu et al. 2025). A matrix
+    that holds several maps, of so many `rows` each, is updated map by map.
     """
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("scale", 1.0)  # a checkpoint from before there were scales,
-            group.setdefault("rows", ())  # and maps apart
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the orthogonal groups, then all others: AdamW skips parameters without a gradient."""
         for group in self.param_groups:
             if group["orthogonal"]:
-                moving = [p for p in group["params"] if p.grad is not None]
-                for alike in by(lambda p: p.shape, moving).values():  # one batched product is faster than many
-                    self.orthogonal_step(alike, group)
-        return super().step(closure)  # AdamW passes over parameters without a gradient
+                self.orthogonal_step([p for p in group["params"] if p.grad is not None], group)
+        return super().step(closure)
 
     def orthogonal_step(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        """N matrices of one shape (R, C) at once; takes their gradients away."""
-        gradients = [p.grad for p in matrices if p.grad is not None]
-        momenta = [self.momentum(p) for p in matrices]
-        torch._foreach_lerp_(momenta, gradients, 1 - 0.95)
-        ahead = torch._foreach_lerp(gradients, momenta, 0.95)  # Nesterov: look one step ahead
-        whole = torch.stack(list(ahead))  # (N, R, C)
-        maps = whole.split(list(group["rows"]) or [whole.size(1)], 1)
-        updates = torch.cat([0.2 * max(x.shape[1:]) ** 0.5 * orthogonal(x) for x in maps], 1)  # (N, R, C)
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, list(updates.unbind()), alpha=-group["lr"])
+        """Update matrices (R, C) by torch's Muon, in views of their maps; remove their gradients."""
+        parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
         for p in matrices:
+            rows = list(group["rows"]) or [len(p)]
+            for part, whole in zip(parts, (p, p.grad, self.momentum(p)), strict=True):
+                part += whole.split(rows)  # type: ignore[union-attr]
             p.grad = None
+        muon(*parts, lr=group["lr"], weight_decay=group["weight_decay"], momentum=MOMENTUM, nesterov=True,
+             ns_coefficients=POLYNOMIAL, ns_steps=ROUNDS, eps=1e-7, adjust_lr_fn="match_rms_adamw", has_complex=False)  # fmt: skip
 
     def momentum(self, p: Tensor) -> Tensor:
+        """Return the momentum of a matrix, zeros at first."""
         state = self.state[p]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(p)
@@ -184,13 +180,19 @@ class Muon(torch.optim.AdamW):
         return state["momentum"]  # type: ignore[no-any-return]
 
 
-def orthogonal(x: Tensor) -> Tensor:
-    """Nearly U V^T of x = U S V^T, (N, R, C), by Newton and Schulz' iteration: products only, no decomposition."""
-    a, b, c = POLYNOMIAL
-    tall = x.size(1) > x.size(2)
-    x = x.mT if tall else x  # the square of the shorter side is the smaller product
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # singular values between 0 and 1
-    for _ in range(ROUNDS):
-        square = x @ x.mT  # (N, R, R)
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if tall else x
+# --- moving average
+
+
+def moving_average(network: nn.Module, decay: float) -> AveragedModel:
+    """Return a copy of the network whose weights follow it: average = d average + (1 - d) weights.
+
+    d = min(decay, (1 + n) / (10 + n)) in update n, so the average is short at first and soon forgets the beginning.
+    """
+
+    def update(averaged: Any, weights: Any, n: Tensor | int) -> None:
+        d = min(decay, (1 + int(n)) / (10 + int(n)))
+        get_ema_multi_avg_fn(d)(averaged, weights, n)
+
+    average = AveragedModel(network, multi_avg_fn=update).requires_grad_(False).eval()
+    average.n_averaged.fill_(1)  # the average begins with the initial weights
+    return average

@@ -36,6 +36,8 @@ class Report:
         self.bar: Progress | None = None
         self.pace = Pace()
         self.forecast: Forecast | None = None
+        self.next_forecast = 0.0
+        """When the forecast is considered again."""
         self.loss, self.scores, self.short, self.phase = 0.0, "", "", "preparing the data"
         self.printed = time.monotonic()
         """When the last line was printed."""
@@ -115,7 +117,8 @@ class Report:
             chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
             self.short = "".join(f", {self.label(name)} {digits(held[name])}" for name in chosen if name in held)
             self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.speed()}")
-        self.estimate()
+        if self.pace.tokens and self.pace.recent[-1][0] >= self.next_forecast:
+            self.estimate()
         if self.bar:
             now = f"loss {self.loss:.3f}{self.short}{self.speed()}"
             done = share_done(self.training.progress, self.train)
@@ -141,6 +144,7 @@ class Report:
 
     def estimate(self) -> None:
         """Print how long it will take, once the first updates have shown their rate, and again when that has changed."""
+        self.next_forecast = self.pace.recent[-1][0] + 1.0
         if not self.pace.known:
             return
         each, wanted = self.pace.seconds_per_update, updates_left(self.training.progress, self.train)

@@ -1,19 +1,18 @@
-"""A run: a recipe and a folder that holds everything, so that the same command again goes on where it stopped.
+"""A run: a recipe and a folder with everything, so that the same command continues where it stopped.
 
-recipe.toml            what was asked for
+recipe.toml            the recipe
 tokenizer.json         (and target_tokenizer.json, labels.json)
 log.jsonl              one line per update: the same bytes whether or not the run was interrupted
-checkpoint-0000500/    all that decides how training goes on; the newest one is kept, or `train.keep` of them. One whose
-                       checksums are wrong is renamed checkpoint-0000500.damaged, and the run goes on from the one before
-best/                  the model with the best score so far: what `qkv translate RUN` (classify, tag ...) opens
+checkpoint-0000500/    the state of training; the newest one is kept, or `train.keep` of them. One whose checksums are
+                       wrong is renamed checkpoint-0000500.damaged, and the run continues from the one before
+best/                  the model with the best score so far: what `qkv translate RUN` (classify, tag ...) loads
 tensorboard/           the log as an event file
 curves.svg             the log as a picture
-README.md              the model card, when the run has ended; also in best/. What else there is then, results.py says
+README.md              the model card, when the run has ended; also in best/. results.py lists the other files
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from qkv.config import ModelConfig, Recipe, load_recipe
 from qkv.config.rules import config_warnings
@@ -43,18 +43,18 @@ from qkv.train.checkpoint import Training
 from qkv.train.extend import R, check_rules, extend
 from qkv.train.input_checksums import check_data, check_network, check_words, word_checksums
 from qkv.train.launch import local_workers, worker_count
-from qkv.train.lock import locked
-from qkv.train.loop import Hooks, ended, prepare, train
+from qkv.train.lock import lock_folder
+from qkv.train.loop import Ending, Hooks, end_reason, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
-from qkv.train.tensorboard import Events
+from qkv.train.run_log import NAME, RunLog, cut_log, read_log
 from qkv.train.warm_start import check_start, start_from
 from qkv.train.workers import by_torchrun, is_first, rank_zero_first, world
 
 
 @dataclass
 class Run:
-    """A run's folder and what is in it."""
+    """A run and its folder."""
 
     folder: Path
     recipe: Recipe
@@ -63,32 +63,38 @@ class Run:
     training: Training
     task: Task
     workers: int = 1
-    """How many processes have shared each batch."""
-    why: str = ""
+    """How many processes share each batch."""
+    ending: Ending = field(default_factory=lambda: Ending(""))
     """Why training ended, for now or for good."""
     results: dict[str, Any] = field(default_factory=dict)
     """Of a run that has ended for good: what results.json holds."""
 
     @property
-    def stopped(self) -> bool:
-        """Whether there is more to do: somebody stopped it."""
-        return not ended(self.training.progress, self.recipe.train)
+    def why(self) -> str:
+        """Why training ended, as a sentence."""
+        return self.ending.reason
 
 
 def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | None = 1,
         changed_data: bool = False) -> Run:  # fmt: skip
-    """Train what the recipe describes in `folder`, from the start or from where it stopped.
+    """Train a recipe in `folder`, from the start or from where it stopped.
 
-    `text` is the recipe as a file, which the folder keeps. `workers` processes share each batch; None chooses (launch.py).
-    `changed_data`: go on although the training data are not those that the run began with.
+    text: the recipe as TOML, which the folder keeps.
+    workers: processes that share each batch; None = chosen by launch.worker_count.
+    changed_data: continue although the training data have changed since the run began.
     """
     if recipe.data is None or not recipe.data.train:
-        raise ConfigError("there is nothing to learn from: name a corpus in data.train")
+        raise ConfigError("no training data: name a corpus in data.train")
     if by_torchrun() and workers not in (None, 1):
-        raise ConfigError(f"--workers {workers} starts workers, and torchrun has started some: leave it out")
+        raise ConfigError(f"--workers {workers}: torchrun has started the workers already; leave --workers out")
+    if recipe.tune.lora_rank and not (recipe.tune.start or recipe.tune.lora_from_scratch):
+        raise ConfigError(
+            f"tune.lora_rank = {recipe.tune.lora_rank} without tune.start would adapt random weights: name the model to adapt in "
+            "tune.start, or set tune.lora_from_scratch = true"
+        )
     unused(recipe)
     task_of(recipe).possible(recipe)
-    with locked(folder) if is_first() else nullcontext(), report.heartbeat():
+    with lock_folder(folder) if is_first() else nullcontext(), report.heartbeat():
         if is_first():
             checkpoint.set_aside_damaged(folder, report.say)
             check_rules(folder, recipe)
@@ -101,48 +107,40 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
 
 
 def train_in_group(recipe: Recipe, folder: Path, report: Report, changed_data: bool = False) -> Run:
-    """One worker's part of a run: open it and train until it ends or is stopped."""
+    """Open a run and train until it ends or is stopped, as one of its workers."""
     r = open_run(recipe, folder, report, changed_data)
     try:
-        r.why = ended(r.training.progress, recipe.train) or learn(r, report)
+        done = end_reason(r.training.progress, recipe.train)
+        r.ending = Ending(done) if done else learn(r, report)
     finally:
         report.close()
     return r
 
 
 def conclude(r: Run, report: Report) -> None:
-    """Say why it ended, draw the curves and, of a run that has ended for good, score the best model and describe it."""
+    """Report why training ended and draw the curves; if it ended for good, score the best model and write its card."""
     report.end(r.why, r.task.dropped + r.task.batches.source.skipped)
     draw(r)
-    if not r.stopped:
+    if not r.ending.signal:
         r.results = finish(r, report)
         ours.replace_usage(r.folder / "best", usage_of(r))
         for place in (r.folder, r.folder / "best"):
             write_text(place / "README.md", card(r.task, r.results, r.folder.resolve().name))
 
 
-def learn(r: Run, report: Report) -> str:
-    """Train on from where the run stands; why it ended. What is logged goes to the event file too.
-
-    Of several workers the first one tells and keeps; the others only have a part in the checkpoints.
-    """
+def learn(r: Run, report: Report) -> Ending:
+    """Train from where the run stands. Of several workers rank 0 logs, reports and keeps the best; all save checkpoints."""
     if not is_first():
-        silent = lambda _: None  # noqa: E731
+        silent = lambda *_: None  # noqa: E731
         return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
     report.begin(r.task, r.training)
-    past, seconds = read_log(r.folder), r.training.progress.seconds
-    with open(r.folder / "log.jsonl", "a") as log, Events(r.folder / "tensorboard", past, seconds) as events:
-
-        def write(line: dict[str, Any]) -> None:
-            write_line(log, line)
-            events.add(line)
-
-        hooks = Hooks(write, report.tick, lambda t: store(r, t), lambda t: keep_best(r, t))
+    with RunLog(r.folder, r.training.progress.seconds) as log:
+        hooks = Hooks(log.add, report.tick, lambda t: store(r, t), lambda network: keep_best(r, network))
         return train(r.training, r.task, r.recipe.train, hooks)
 
 
 def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = False) -> Run:
-    """Begin the run in `folder`, or read it again where it stopped."""
+    """Begin the run in `folder`, or load its newest checkpoint."""
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
         last = checkpoint.newest(folder)
@@ -162,7 +160,7 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
-    if is_first() and not ended(training.progress, recipe.train):
+    if is_first() and not end_reason(training.progress, recipe.train):
         training.words = word_checksums(folder)
         training.data = check_data(task.batches.source, old_data, changed_data, report.say)
     if is_first():
@@ -170,29 +168,31 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
             report.say(line)
         for reason, count in task.left_out.items():
             report.say(f"left out of the valid set: {count:,} {reason}")
-        for name, one in task.extra.items():  # what is wrong with them is said now
+        for name, one in task.extra.items():  # problems are reported now
             for reason, count in one.left_out.items():
                 report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
-        checkpoint.cut_log(folder / "log.jsonl", training.progress.step)
+        cut_log(folder, training.progress.step)
     return Run(folder, recipe, config, words, training, task, world())
 
 
 def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:
-    """Make the folder that of this recipe, whose `text` is kept; a run that is there goes on with it, where extend.py allows.
-    Before the first checkpoint nothing is kept of an earlier attempt: it may have failed for its recipe or its text, which
-    were mended since. What is not a run's is not touched."""
+    """Write the recipe's `text` into the folder; a run that is there continues with it, where extend.py allows.
+
+    Before the first checkpoint nothing is kept of an earlier attempt, which may have failed because of its recipe or data.
+    FileError for a folder that holds something else.
+    """
     kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
     if not kept.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
         extend(folder, recipe, read, say)
-    for name in (*FILES, "log.jsonl") if fresh else ():
+    for name in (*FILES, NAME) if fresh else ():
         (folder / name).unlink(missing_ok=True)
     write_text(kept, text)
 
 
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
-    """Read the folder's vocabulary and labels, or make them: learned, or those of a given model, which is announced."""
+    """Read the folder's vocabulary and labels, or make them: trained, or those of a given model, which is reported."""
     if not has_words(folder):
         for line in describe_headers(recipe.data, task_of(recipe).schema) if recipe.data else ():
             report.say(line)
@@ -206,18 +206,8 @@ def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
     return open_words(folder)
 
 
-def write_line(log: Any, line: dict[str, Any]) -> None:
-    log.write(json.dumps(line) + "\n")
-    log.flush()
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "log.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def draw(r: Run) -> None:
-    """curves.svg from the log. Smoothed labels cost more even where every word is right, so the two losses are told apart."""
+    """Draw curves.svg from the log. The training loss with label smoothing has a label of its own: it is above 0 for a perfect model."""
     lines, smoothing, metric = read_log(r.folder), r.task.smoothing, r.task.metric
     training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731
@@ -230,13 +220,13 @@ def draw(r: Run) -> None:
 
 
 def store(r: Run, t: Training) -> None:
-    """A new checkpoint; when it is whole, those go that are older than the ones to keep. Its log is on the disk before it."""
+    """Write a checkpoint, after the log; then delete those that are older than the ones to keep."""
     if is_first():
-        to_disk(r.folder / "log.jsonl")
+        to_disk(r.folder / NAME)
     checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t)
     if is_first():
-        interrupted, whole = r.folder.glob(".checkpoint-*"), checkpoint.all_of(r.folder)
-        for old in (*interrupted, *whole[: -r.recipe.train.keep]):
+        interrupted, complete = r.folder.glob(".checkpoint-*"), checkpoint.all_of(r.folder)
+        for old in (*interrupted, *complete[: -r.recipe.train.keep]):
             shutil.rmtree(old, ignore_errors=True)
 
 
@@ -245,9 +235,9 @@ def usage_of(r: Run) -> Usage:
     return r.task.usage().model_copy(update={"examples": example_inputs(r.folder)})
 
 
-def keep_best(r: Run, t: Training) -> None:
-    """`best/` with the weights that the network has now; the old one stays until the new one is whole."""
-    network = r.task.kept(t.network)
+def keep_best(r: Run, network: nn.Module) -> None:
+    """Save the network in best/; the old one stays until the new one is complete."""
+    network = r.task.kept(network)
     plain = lora.plain(r.config, network)
     ours.save(r.folder / "best", r.config, plain, r.words.source, r.words.target, r.task.usage())
     if lora.updates(network):

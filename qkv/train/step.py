@@ -1,4 +1,4 @@
-"""One update of the weights, from one batch, several micro-batches or several workers: the same gradient."""
+"""One update of the weights: the same gradient from one batch, several micro-batches or several workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qkv.parts.state import State
 from qkv.train.workers import all_reduce, rank, world
 
 Objective = Callable[[Output, Batch], Loss]
-UNCHANGED = "weights are as before this step. Lower the learning rate, or look at that batch"
+UNCHANGED = "the weights are those before this update. Lower the learning rate, or inspect that batch"
 
 
 class LossModule(nn.Module):
@@ -32,7 +32,7 @@ class LossModule(nn.Module):
         self.network, self.objective, self.low_precision = network, objective, half
 
     def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
-        """The sum of the losses, (), and the state after the batch (detached) where one is given."""
+        """Return the sum of the losses, (), and the state after the batch (detached) where one is given."""
         device = next(self.network.parameters()).device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.low_precision):
             output = self.network(batch) if state is None else self.network(batch, state)
@@ -55,7 +55,7 @@ def data_parallel(module: LossModule) -> LossModule | DistributedDataParallel:
 
 def step(model: LossModule | DistributedDataParallel, optimizer: torch.optim.Optimizer, batches: Sequence[Batch],
          max_norm: float = 0.0, carried: list[State] | None = None) -> Loss:  # fmt: skip
-    """Gradient of (sum of all losses) / (count of all targets), clipped to `max_norm` (0 = not), then one step.
+    """Take the gradient of (sum of all losses) / (count of all targets), clip it to `max_norm` (0 = no limit), and update.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
     word in a short batch more than one in a long batch. A loss or gradient that is not finite stops before the update.
@@ -72,36 +72,36 @@ def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Bat
               carried: list[State] | None = None) -> Loss:  # fmt: skip
     """Fill `.grad` of every parameter; return the loss over all micro-batches and workers.
 
-    Every worker is given the whole batches and computes its own rows of them. `carried` holds a state for each
-    micro-batch: where its rows start; it is replaced by the state where they end.
+    Every worker gets the whole batches and computes its own rows of them. `carried` holds the initial state of the rows of
+    each micro-batch, and is replaced by their final state.
     """
     device = next(model.parameters()).device
+    workers = world() if isinstance(model, DistributedDataParallel) else 1
     count = sum(batch.count for batch in batches)
-    if carried and min(batch.size for batch in batches) < world():
-        raise QkvError(f"batches of {batches[0].size} rows for {world()} workers: use fewer workers or larger batches")
+    if carried and min(batch.size for batch in batches) < workers:
+        raise QkvError(f"batches of {batches[0].size} rows for {workers} workers: use fewer workers or larger batches")
     model.zero_grad(set_to_none=True)
     total, where = torch.zeros((), device=device), "another worker"
     for number, batch in enumerate(batches):
-        rows, weight = own_rows(batch)
-        with nullcontext() if number == len(batches) - 1 or world() == 1 else model.no_sync():  # type: ignore[operator]
+        rows, weight = own_rows(batch) if workers > 1 else (batch, 1.0)
+        with nullcontext() if number == len(batches) - 1 or workers == 1 else model.no_sync():  # type: ignore[operator]
             loss, state = model(rows.to(device), carried[number] if carried else None)
-            # times world: DistributedDataParallel takes the mean over the workers, and a sum is wanted
-            (loss * (weight * world() / max(count, 1))).backward()
+            # times workers: DistributedDataParallel takes the mean over them, and a sum is needed
+            (loss * (weight * workers / max(count, 1))).backward()
         if carried:
             carried[number] = state
         if not loss.isfinite() and where == "another worker":
             where = f"micro-batch {number}"
         total = total + weight * loss.detach()
-    total = all_reduce(total)
+    total = all_reduce(total) if workers > 1 else total
     if not total.isfinite():
         raise QkvError(f"the loss of {where} is {total.item()}; {UNCHANGED}")
     return Loss(total, count)
 
 
 def own_rows(batch: Batch) -> tuple[Batch, float]:
-    """Every world-th row, from this worker's rank on, with weight 1. Where the batch has fewer rows than there are workers,
-    the others compute the first row again, with weight 0: all must take part in the exchange of gradients."""
-    if world() == 1:
-        return batch, 1.0
-    size = batch.size
-    return (batch.rows(slice(rank(), None, world())), 1.0) if rank() < size else (batch.rows(slice(0, 1)), 0.0)
+    """Return every world-th row, from this worker's rank on, and weight 1. Where the batch has fewer rows than there are
+    workers, the others compute the first row again, with weight 0: all must take part in the exchange of gradients."""
+    if rank() < batch.size:
+        return batch.rows(slice(rank(), None, world())), 1.0
+    return batch.rows(slice(0, 1)), 0.0

@@ -1,4 +1,6 @@
-"""TensorBoard event files: `tensorboard --logdir RUN` draws them; written here, so that nothing heavy is needed.
+"""TensorBoard event files, for `tensorboard --logdir RUN`.
+
+Written here, because the tensorboard package would be 60 MB with gRPC and protobuf for what is a page of code.
 
 A file is a row of records: length (8 bytes), its checksum (4), an Event in protobuf, its checksum (4). A field of protobuf
 is a key (number * 8 + kind) and a value: a double, a float, a varint, or bytes behind their length.
@@ -7,47 +9,33 @@ is a key (number * 8 + kind) and a value: a double, a float, a varint, or bytes 
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 
 class Events:
-    """The curves of a run, in step with its log: written anew from `past`, its lines so far, then line by line.
+    """An event file in `folder` that replaces an older one; `start` is when the run began."""
 
-    So a run that was killed and resumed shows every update once. The log has no times: those of the past are spread evenly
-    over the `seconds` that it took.
-    """
-
-    def __init__(self, folder: Path, past: Iterable[Mapping[str, Any]] = (), seconds: float = 0.0):
+    def __init__(self, folder: Path, start: float):
         folder.mkdir(parents=True, exist_ok=True)
-        lines, now = list(past), time.time()
-        self.file = open(folder / "events.out.tfevents.qkv", "wb")  # noqa: SIM115 - closed by __exit__
-        self.file.write(record(double(1, now - seconds) + data(3, b"brain.Event:2")))
-        for place, line in enumerate(lines, 1):
-            self.write(line, now - seconds * (1 - place / len(lines)))
+        self.file = open(folder / "events.out.tfevents.qkv", "wb")  # noqa: SIM115 - closed by close()
+        self.file.write(record(double(1, start) + data(3, b"brain.Event:2")))
+
+    def write(self, lines: Iterable[tuple[float, Mapping[str, Any]]]) -> None:
+        """Write (time, line of the log) pairs, each as an Event { wall_time = 1; step = 2; summary = 5 } whose summary has a
+        Value { tag = 1; simple_value = 2 } per number."""
+        for when, line in lines:
+            values = [data(1, data(1, tag(name).encode()) + number(2, x)) for name, x in line.items() if name != "step"]
+            self.file.write(record(double(1, when) + key(2, 0) + varint(line["step"]) + data(5, b"".join(values))))
         self.file.flush()
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        self.write(line, time.time())
-        self.file.flush()
-
-    def write(self, line: Mapping[str, Any], when: float) -> None:
-        """One Event { wall_time = 1; step = 2; summary = 5 } with a Value { tag = 1; simple_value = 2 } per number."""
-        values = [data(1, data(1, tag(name).encode()) + number(2, x)) for name, x in line.items() if name != "step"]
-        self.file.write(record(double(1, when) + key(2, 0) + varint(line["step"]) + data(5, b"".join(values))))
-
-    def __enter__(self) -> Events:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
         self.file.close()
 
 
 def tag(name: str) -> str:
-    """What a number of log.jsonl is called there: valid_loss -> valid/loss, loss -> train/loss."""
+    """Return the tag of a number of log.jsonl: valid_loss -> valid/loss, loss -> train/loss."""
     return f"valid/{name.removeprefix('valid_')}" if name.startswith("valid_") else f"train/{name}"
 
 
@@ -60,13 +48,13 @@ def record(event: bytes) -> bytes:
 
 
 def checksum(block: bytes) -> bytes:
-    """CRC-32C, turned by 15 bits and shifted, as TFRecord has it."""
+    """Return the masked CRC-32C of TFRecord: rotated by 15 bits, plus a constant."""
     crc = crc32c(block)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc32c(block: bytes) -> int:
-    """Castagnoli's cyclic redundancy check, byte by byte."""
+    """Return CRC-32C (Castagnoli), byte by byte."""
     crc = 0xFFFFFFFF
     for byte in block:
         crc = CASTAGNOLI[(crc ^ byte) & 0xFF] ^ (crc >> 8)

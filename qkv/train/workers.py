@@ -1,4 +1,4 @@
-"""Workers: processes that train one network together, each on its own rows of every batch.
+"""Data-parallel workers: processes that train one network together, each on its own rows of every batch.
 
 All hold the same weights: they start alike, take the mean of their gradients (DistributedDataParallel), and agree wherever a
 clock, a signal or a score decides. N workers so compute the update that one process computes. They are started by
@@ -26,11 +26,15 @@ from qkv.errors import QkvError
 
 
 class WorkerLost(QkvError):
-    """Another worker does not answer any more."""
+    """The connection to another worker is lost."""
 
 
-PATIENCE = timedelta(days=1)
-"""How long a worker waits for the others; one that has died is noticed at once, its connection closes."""
+TIMEOUT = timedelta(hours=1)
+"""How long a worker waits for the others within an update; one that has died is noticed at once, its connection closes."""
+LONGEST = timedelta(days=365)
+"""How long the other workers wait while rank 0 alone prepares data or evaluates, which may take any time."""
+waiting_group: dist.ProcessGroup | None = None
+"""The workers again, with that timeout."""
 
 
 @contextmanager
@@ -41,9 +45,11 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
         return
     if by_torchrun():
         # gradients go from GPU to GPU; decisions and random states are on the CPU
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
     else:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    global waiting_group
+    waiting_group = dist.new_group(backend="gloo", timeout=LONGEST)
     try:
         yield
     except BaseException as error:
@@ -51,11 +57,12 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
         raise WorkerLost("another worker has ended; its own message says why") if lost(error) else error from None
     finally:
         gc.collect()
+        waiting_group = None
         dist.destroy_process_group()
 
 
 def release(error: BaseException | None) -> None:
-    """Let go of what the frames of an error hold: a DistributedDataParallel must be gone before its process group, or torch
+    """Release the objects in the frames of an error: a DistributedDataParallel must be gone before its process group, or torch
     deadlocks (the destructor waits for a thread, holding the interpreter's lock that this thread needs)."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -63,7 +70,7 @@ def release(error: BaseException | None) -> None:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether the error means that another worker does not answer."""
+    """Whether the error means that the connection to another worker is lost."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
@@ -73,14 +80,14 @@ def by_torchrun() -> bool:
 
 
 def rank() -> int:
-    """The number of this worker, also before it joins the others; rank 0 writes and scores."""
+    """Return the number of this worker, also before it joins the others; rank 0 writes and evaluates."""
     if dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if by_torchrun() else 0
 
 
 def world() -> int:
-    """The number of workers."""
+    """Return the number of workers."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -99,23 +106,30 @@ def rank_zero_first() -> Iterator[None]:
 
 
 def all_reduce(value: Tensor) -> Tensor:
-    """The sum of `value` over all workers, in place."""
+    """Sum `value` over all workers, in place."""
     if dist.is_initialized():
         dist.all_reduce(value)
     return value
 
 
+def agree(seconds: float, signal: int) -> tuple[float, int]:
+    """Return the time of rank 0 and the largest signal number of any worker."""
+    message = torch.tensor([seconds if rank() == 0 else 0.0, signal], dtype=torch.float64)
+    dist.all_reduce(message, dist.ReduceOp.MAX)
+    return message[0].item(), int(message[1])
+
+
 def broadcast(values: Sequence[float]) -> list[float]:
-    """The numbers that rank 0 has."""
+    """Return the numbers of rank 0, however long it takes to compute them."""
     if not dist.is_initialized():
         return list(values)
     message = torch.tensor(values, dtype=torch.float64)
-    dist.broadcast(message, 0)
+    dist.broadcast(message, 0, waiting_group)
     return message.tolist()
 
 
 def all_gather(value: Tensor) -> Tensor:
-    """The tensors of all workers, stacked: (...) -> (world, ...)."""
+    """Stack the tensors of all workers: (...) -> (world, ...)."""
     if not dist.is_initialized():
         return value[None]
     found = [torch.empty_like(value) for _ in range(world())]

@@ -28,11 +28,11 @@ from qkv.convert.manifest import seal, sha256
 from qkv.errors import FileError, QkvError
 from qkv.look.charts import curves
 from qkv.train import checkpoint
-from qkv.train.lock import locked
-from qkv.train.loop import stopping
+from qkv.train.lock import lock_folder
+from qkv.train.loop import catch_signals
 from qkv.train.report import Report
-from qkv.train.run import claim, read_log, write_line
-from qkv.train.tensorboard import Events
+from qkv.train.run import claim
+from qkv.train.run_log import RunLog, cut_log, read_log
 from qkv.vectors import kernel, store
 from qkv.vectors.card import card, results
 from qkv.vectors.corpus import damage_error, is_valid, next_part, open_ids, sentences, sources, write_ids
@@ -51,7 +51,7 @@ IDS = "corpus.ids"
 
 def run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> VectorsRun:
     """Train the word vectors of a recipe (`text` is its source) in `folder`, from the start or from the last checkpoint."""
-    with locked(folder):
+    with lock_folder(folder):
         r = open_run(recipe, text, folder, report)
         if not r.ended:
             learn(r, report)
@@ -91,7 +91,7 @@ def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> 
     r = VectorsRun(folder, recipe, vocabulary, Word2Vec.create(recipe.vectors, vocabulary, progress.length), progress)
     if last is not None:
         load_weights(last, r.model)
-    checkpoint.cut_log(folder / "log.jsonl", progress.step)
+    cut_log(folder, progress.step)
     return r
 
 
@@ -139,22 +139,20 @@ def learn(r: VectorsRun, report: Report) -> None:
     p, row = r.progress, open_ids(r.folder / IDS)
     if len(row) != p.length:
         raise damage_error(r.folder / IDS)
-    past, start, saved = read_log(r.folder), time.monotonic() - p.seconds, time.monotonic()
-    with stopping() as noted, open(r.folder / "log.jsonl", "a") as log, Bar(r, report) as bar, \
-            Events(r.folder / "tensorboard", past, p.seconds) as events:  # fmt: skip
+    start, saved = time.monotonic() - p.seconds, time.monotonic()
+    with catch_signals() as signals, RunLog(r.folder, p.seconds) as log, Bar(r, report) as bar:
         while not r.ended:
             line, words = train_part(r, row)
             p.seconds = time.monotonic() - start
-            write_line(log, line)
-            events.add(line)
+            log.add(line)
             bar.tick(words)
             if p.place == 0:
                 bar.epoch()
-            if p.place == 0 or noted or time.monotonic() - saved > SAVE_SECONDS:
+            if p.place == 0 or signals or time.monotonic() - saved > SAVE_SECONDS:
                 save_checkpoint(r)
                 saved = time.monotonic()
-            if noted and not r.ended:
-                r.why = f"stopped by {noted[0]}; run the same command again to resume"
+            if signals and not r.ended:
+                r.why, r.signal = f"stopped by {signals[0].name}; run the same command again to continue", signals[0]
                 return
     r.why = "all epochs are done"
 

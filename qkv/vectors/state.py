@@ -51,6 +51,8 @@ class VectorsRun:
     model: Word2Vec
     progress: VectorsProgress
     why: str = ""
+    signal: int = 0
+    """The signal that stopped it; 0 = none."""
     results: dict[str, Any] = field(default_factory=dict)
 
     @property
