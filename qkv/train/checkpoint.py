@@ -29,7 +29,7 @@ from qkv.parts.state import State
 from qkv.train.workers import all_gather, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
-RULES = 3
+RULES = 2
 """Version of how settings become updates; extend.py lists what has changed since the first."""
 
 
@@ -249,5 +249,5 @@ def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 
 
 def _groups(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """From JSON, which has no tuples, for Adam's betas; the oldest checkpoints have no scale."""
-    return [{"scale": 1.0, **group, "betas": tuple(group["betas"])} for group in stored]
+    """From JSON, which has no tuples, for Adam's betas; the oldest checkpoints have no scale and no rows."""
+    return [{"scale": 1.0, "rows": (), **group, "betas": tuple(group["betas"])} for group in stored]

@@ -139,19 +139,15 @@ def check_rules(folder: Path, recipe: Recipe) -> None:
     if progress.rules == checkpoint.RULES or end_reason(progress, recipe.train):
         return
     c, family = recipe.train, recipe.model.family
-    settings = {  # which the recipe uses, and the version of the rules that changed them
-        'train.optimizer = "muon"': (c.optimizer == "muon", 3),  # ours, in float32; before 2 it also moved heads
-        f'train.schedule = "{c.schedule}"': (c.schedule in SPANNING, 2),  # fell during the warm-up, and to 0
-        "tune.layer_decay": (recipe.tune.layer_decay < 1, 2),  # the top block had the rate of the head
-        'model.head = "masked-next"': (
-            recipe.model.head == "masked-next",
-            2,
-        ),  # the lengths of pairs gave the answer away
-        'task = "summary"': (recipe.task == "summary" and family == "decoder", 2),  # the summary alone was learned
+    changed = {
+        'train.optimizer = "muon"': c.optimizer == "muon",  # also moved heads, and stacked maps as one
+        f'train.schedule = "{c.schedule}"': c.schedule in SPANNING,  # fell during the warm-up, and to 0
+        "tune.layer_decay": recipe.tune.layer_decay < 1,  # the top block had the rate of the head
+        'model.head = "masked-next"': recipe.model.head == "masked-next",  # the lengths of pairs gave the answer away
+        'task = "summary"': recipe.task == "summary" and family == "decoder",  # the summary alone was learned
     }
-    changed = [name for name, (used, since) in settings.items() if used and progress.rules < since]
-    if changed:
-        names = " and ".join(changed)
+    if any(changed.values()):
+        names = " and ".join(name for name, differs in changed.items() if differs)
         raise FileError(
             f"{folder} was begun by an earlier version, in which {names} meant something else, and cannot go on with this one: "
             f"start from its weights with --out NEW --set tune.start={folder}, or finish it with that version"

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim._muon import muon
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from qkv.config import TrainConfig, TuneConfig
@@ -148,8 +147,8 @@ class MuonAdamW(torch.optim.AdamW):
     """AdamW, except in groups marked `orthogonal`, whose matrices take Muon's step: the momentum with singular values near 1.
 
     A gradient matrix has a few large directions and many small ones; orthogonalised, it moves all alike (Jordan et al.
-    2024). With "match_rms_adamw" a step is as long as one of AdamW, so both share a learning rate (Liu et al. 2025). A matrix
-    that holds several maps, of so many `rows` each, is updated map by map.
+    2024). Scaled by 0.2 sqrt(max(rows, columns)) a step is as long as one of AdamW, so both share a learning rate (Liu
+    et al. 2025). A matrix that holds several maps, of so many `rows` each, is orthogonalised map by map.
     """
 
     @torch.no_grad()
@@ -157,19 +156,24 @@ class MuonAdamW(torch.optim.AdamW):
         """Update the orthogonal groups, then all others: AdamW skips parameters without a gradient."""
         for group in self.param_groups:
             if group["orthogonal"]:
-                self.orthogonal_step([p for p in group["params"] if p.grad is not None], group)
+                moving = [p for p in group["params"] if p.grad is not None]
+                for alike in group_by(lambda p: p.shape, moving).values():  # one batched product is faster than many
+                    self.orthogonal_step(alike, group)
         return super().step(closure)
 
     def orthogonal_step(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
-        """Update matrices (R, C) by torch's Muon, in views of their maps; remove their gradients."""
-        parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+        """Update N matrices of one shape (R, C) at once; remove their gradients."""
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        momenta = [self.momentum(p) for p in matrices]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        ahead = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov: one step ahead
+        whole = torch.stack(list(ahead))  # (N, R, C)
+        maps = whole.split(list(group["rows"]) or [whole.size(1)], 1)
+        updates = torch.cat([0.2 * max(x.shape[1:]) ** 0.5 * orthogonalise(x) for x in maps], 1)  # (N, R, C)
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(matrices, list(updates.unbind()), alpha=-group["lr"])
         for p in matrices:
-            rows = list(group["rows"]) or [len(p)]
-            for part, whole in zip(parts, (p, p.grad, self.momentum(p)), strict=True):
-                part += whole.split(rows)  # type: ignore[union-attr]
             p.grad = None
-        muon(*parts, lr=group["lr"], weight_decay=group["weight_decay"], momentum=MOMENTUM, nesterov=True,
-             ns_coefficients=POLYNOMIAL, ns_steps=ROUNDS, eps=1e-7, adjust_lr_fn="match_rms_adamw", has_complex=False)  # fmt: skip
 
     def momentum(self, p: Tensor) -> Tensor:
         """Return the momentum of a matrix, zeros at first."""
@@ -178,6 +182,18 @@ class MuonAdamW(torch.optim.AdamW):
             state["momentum"] = torch.zeros_like(p)
             state["step"] = torch.zeros(())  # not used, but AdamW expects it in every state that it loads
         return state["momentum"]  # type: ignore[no-any-return]
+
+
+def orthogonalise(x: Tensor) -> Tensor:
+    """Return nearly U V^T of x = U S V^T, (N, R, C), by Newton and Schulz' iteration: products only, no decomposition."""
+    a, b, c = POLYNOMIAL
+    tall = x.size(1) > x.size(2)
+    x = x.mT if tall else x  # the square of the shorter side is the smaller product
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)  # singular values between 0 and 1
+    for _ in range(ROUNDS):
+        square = x @ x.mT  # (N, R, R)
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.mT if tall else x
 
 
 # --- moving average
