@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+import torch.nn.functional as F
 
 import qkv.check
 from qkv.batch import Batch, Loss
@@ -21,7 +22,6 @@ from qkv.objectives import objective
 from qkv.parts import linear_attention, mixers
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask
-from qkv.parts.softmax import Softmax
 from qkv.parts.state import State
 from qkv.presets import PRESETS, tiny
 from qkv.train.step import LossModule, data_parallel, gradients
@@ -174,7 +174,8 @@ DECODER = ModelConfig(family="decoder", vocab_size=60, d_model=32, n_layers=2, n
 
 
 def lets_the_future_in(patch: Patch) -> None:
-    patch.setattr(Mask, "kernel_causal", False)
+    original = Mask.kernel.func
+    patch.setattr(Mask, "kernel", property(lambda self: (original(self)[0], False)))
 
 
 def attends_to_padding(patch: Patch) -> None:
@@ -230,8 +231,8 @@ def forgets_the_first_key(patch: Patch) -> None:
 
 
 def scales_the_kernel_otherwise(patch: Patch) -> None:
-    original = Softmax.kernel
-    patch.setattr(Softmax, "kernel", lambda self, q, k, v, m, p: original(self, q * 1.01, k, v, m, p))
+    original = F.scaled_dot_product_attention
+    patch.setattr(F, "scaled_dot_product_attention", lambda q, *rest, **more: original(q * 1.01, *rest, **more))
 
 
 def moves_the_window_wrongly(patch: Patch) -> None:

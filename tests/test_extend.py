@@ -31,8 +31,8 @@ from qkv.train import run as training
 from qkv.train.extend import MAY_CHANGE, differences, flatten
 from qkv.train.report import Report
 from qkv.train.results import finish
-from qkv.train.run_log import RunLog
 from qkv.train.schedule import learning_rate
+from qkv.train.training_log import TrainingLog
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -344,17 +344,17 @@ def test_a_schedule_over_passes_falls_to_its_end_and_resumes_exactly(
     train(tmp_path / "whole", *settings)
     rates = [line["learning_rate"] for line in log(tmp_path / "whole")]
     assert max(rates) > 0.8e-3 and 0 < rates[-1] < 0.2 * max(rates)  # the warm-up is a tenth of the run at the most
-    original = RunLog.add
+    original = TrainingLog.add
 
-    def line(log: RunLog, entry: dict, *rest: bool) -> None:
+    def line(log: TrainingLog, entry: dict, *rest: bool) -> None:
         original(log, entry, *rest)
         if entry["step"] == len(rates) - 3:  # in the second pass, in which the first process kept the corpus in memory
             raise Killed
 
-    monkeypatch.setattr(RunLog, "add", line)
+    monkeypatch.setattr(TrainingLog, "add", line)
     with pytest.raises(Killed):
         train(tmp_path / "run", *settings)
-    monkeypatch.setattr(RunLog, "add", original)
+    monkeypatch.setattr(TrainingLog, "add", original)
     train(tmp_path / "run", *settings)
     assert (tmp_path / "run" / "log.jsonl").read_text() == (tmp_path / "whole" / "log.jsonl").read_text()
 

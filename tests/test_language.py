@@ -21,7 +21,7 @@ from qkv.tasks.language import LanguageTask
 from qkv.tasks.losses import Losses
 from qkv.train import run as training
 from qkv.train.report import Report
-from qkv.train.run_log import RunLog
+from qkv.train.training_log import TrainingLog
 
 SIZES = {"vocab_size": 31, "d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 32, "max_length": 24, "init_std": 0.3,
          "dropout": 0.0}  # fmt: skip
@@ -385,7 +385,7 @@ def test_resumed_is_uninterrupted(books, tmp_path):
     recipe = recipe_of(files(books, "one", "short"), ema=0.9)
     folders = [tmp_path / name for name in ("whole", "stopped")]
     training.run(recipe, "recipe", folders[0], Report(quiet=True))
-    original = RunLog.add
+    original = TrainingLog.add
 
     def dies(at):
         def line(log, entry, *rest):
@@ -397,7 +397,7 @@ def test_resumed_is_uninterrupted(books, tmp_path):
 
     for at in (5, 8, 11):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(RunLog, "add", dies(at))
+            patch.setattr(TrainingLog, "add", dies(at))
             training.run(recipe, "recipe", folders[1], Report(quiet=True))
         torch.manual_seed(at)
     training.run(recipe, "recipe", folders[1], Report(quiet=True))

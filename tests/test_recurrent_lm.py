@@ -32,8 +32,8 @@ from qkv.train import checkpoint
 from qkv.train import run as training
 from qkv.train.optimizer import make_optimizer, orthogonalise
 from qkv.train.report import Report
-from qkv.train.run_log import RunLog
 from qkv.train.step import LossModule, gradients
+from qkv.train.training_log import TrainingLog
 from tests.schemas import schema_of
 from tests.test_language import Killed, recipe_of, task_of
 
@@ -268,15 +268,15 @@ def test_killed_and_resumed_is_uninterrupted(fields, tmp_path, monkeypatch):
     """With dropout, two micro-batches, and a kill that leaves two windows to be read again."""
     recipe = shakes(9, {"dropout": 0.2, **fields}, accumulate=2, save_every=3)
     train(recipe, tmp_path / "whole")
-    original = RunLog.add
+    original = TrainingLog.add
 
-    def dies(log: RunLog, line: dict[str, Any], *rest: bool) -> None:
+    def dies(log: TrainingLog, line: dict[str, Any], *rest: bool) -> None:
         if line["step"] == 6:
             raise Killed
         original(log, line, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(RunLog, "add", dies)
+        patch.setattr(TrainingLog, "add", dies)
         train(recipe, tmp_path / "parts")
     assert checkpoint.newest(tmp_path / "parts") == tmp_path / "parts" / "checkpoint-0000003"
     stored = [

@@ -21,9 +21,9 @@ from qkv.train import checkpoint, loop
 from qkv.train import run as training
 from qkv.train.checkpoint import Progress
 from qkv.train.report import Report
-from qkv.train.run_log import RunLog
 from qkv.train.schedule import learning_rate
 from qkv.train.step import LossModule, step
+from qkv.train.training_log import TrainingLog
 
 
 def recipe(pairs: int = 60, dropout: float = 0.1, **train: object) -> Recipe:
@@ -45,7 +45,7 @@ def run(folder: Path, r: Recipe, die_at: int | None = None, seed: int = 0) -> tr
     report = Report(quiet=True)
     dies = lambda step: die_at is not None and step >= die_at  # noqa: E731
     moment = random.Random(f"{seed}:{die_at}").choice(["best", "before log", "after log", "saving", "saved"])
-    original_save, original_add, original_best = checkpoint.write_json, RunLog.add, training.keep_best
+    original_save, original_add, original_best = checkpoint.write_json, TrainingLog.add, training.keep_best
 
     def add(log, entry, *rest):  # noqa: ANN001, ANN202
         if dies(entry["step"]) and moment == "before log":
@@ -68,7 +68,7 @@ def run(folder: Path, r: Recipe, die_at: int | None = None, seed: int = 0) -> tr
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RunLog, "add", add)
+        patch.setattr(TrainingLog, "add", add)
         patch.setattr(checkpoint, "write_json", json_file)
         patch.setattr(training, "keep_best", best)
         return training.run(r, "recipe", folder, report)

@@ -87,9 +87,11 @@ def log(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
-def test_two_workers_learn_what_one_learns(workers: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_workers_learn_what_one_learns(optimizer: str, workers: Callable, tmp_path: Path) -> None:
     """Each computes its own rows of every batch; with accumulation, and batches of a single row."""
-    r = recipe(pairs=200, dropout=0.0, steps=30, accumulate=2, evaluate_every=15, save_every=15, learning_rate=1e-3)
+    r = recipe(pairs=200, dropout=0.0, steps=30, accumulate=2, evaluate_every=15, save_every=15, learning_rate=1e-3,
+               optimizer=optimizer)  # fmt: skip
     r = r.changed(data=r.data.changed(batch_tokens=40))
     (why, tokens), _ = workers(tmp_path / "two", r)
     report = Report(quiet=True)

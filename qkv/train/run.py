@@ -47,7 +47,7 @@ from qkv.train.lock import lock_folder
 from qkv.train.loop import Ending, Hooks, end_reason, prepare, train
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
-from qkv.train.run_log import NAME, RunLog, cut_log, read_log
+from qkv.train.training_log import NAME, TrainingLog, cut_log, read_log
 from qkv.train.warm_start import check_start, start_from
 from qkv.train.workers import by_torchrun, is_first, rank_zero_first, world
 
@@ -134,7 +134,7 @@ def learn(r: Run, report: Report) -> Ending:
         silent = lambda *_: None  # noqa: E731
         return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
     report.begin(r.task, r.training)
-    with RunLog(r.folder, r.training.progress.seconds) as log:
+    with TrainingLog(r.folder, r.training.progress.seconds) as log:
         hooks = Hooks(log.add, report.tick, lambda t: store(r, t), lambda network: keep_best(r, network))
         return train(r.training, r.task, r.recipe.train, hooks)
 

@@ -32,7 +32,7 @@ from qkv.train.lock import lock_folder
 from qkv.train.loop import catch_signals
 from qkv.train.report import Report
 from qkv.train.run import claim
-from qkv.train.run_log import RunLog, cut_log, read_log
+from qkv.train.training_log import TrainingLog, cut_log, read_log
 from qkv.vectors import kernel, store
 from qkv.vectors.card import card, results
 from qkv.vectors.corpus import damage_error, is_valid, next_part, open_ids, sentences, sources, write_ids
@@ -140,7 +140,7 @@ def learn(r: VectorsRun, report: Report) -> None:
     if len(row) != p.length:
         raise damage_error(r.folder / IDS)
     start, saved = time.monotonic() - p.seconds, time.monotonic()
-    with catch_signals() as signals, RunLog(r.folder, p.seconds) as log, Bar(r, report) as bar:
+    with catch_signals() as signals, TrainingLog(r.folder, p.seconds) as log, Bar(r, report) as bar:
         while not r.ended:
             line, words = train_part(r, row)
             p.seconds = time.monotonic() - start

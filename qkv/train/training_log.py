@@ -16,7 +16,7 @@ BLOCK_SECONDS = 10.0
 NAME = "log.jsonl"
 
 
-class RunLog:
+class TrainingLog:
     """Append lines to the log of a run in `folder`, which trained for `seconds` before.
 
     The event file is written anew from the log, so a run that was killed and resumed has every update in it once. The log
@@ -43,7 +43,7 @@ class RunLog:
         self.events.write(self.pending)
         self.pending = []
 
-    def __enter__(self) -> RunLog:
+    def __enter__(self) -> TrainingLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
