@@ -349,7 +349,7 @@ def test_word_vectors_notice_another_text(here: Path, run: Run) -> None:
     assert run(*train, "--set", "vectors.epochs=3")[0] == 0
     vocabulary = here / "words" / "vocabulary.json"
     vocabulary.write_text(vocabulary.read_text().replace('"man"', '"mam"'))
-    refused(run, *train, "--set", "vectors.epochs=4", saying="vocabulary.json is not the file that this run began with")
+    refused(run, *train, "--set", "vectors.epochs=4", saying="vocabulary.json has changed since this run started")
 
 
 def test_a_message_is_one_line_whatever_a_damaged_file_calls_things() -> None:

@@ -352,7 +352,7 @@ def test_a_window_goes_on_where_the_last_one_ended(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents_in_one_row_are_refused_not_mixed(kind: str) -> None:
     batch = Batch(inputs=torch.randint(30, (1, 6)), documents=torch.tensor([[0, 0, 0, 1, 1, 1]]))
-    with pytest.raises(QkvError, match="row of its own"):
+    with pytest.raises(QkvError, match="use one row for each"):
         network_of(kind)(batch)
 
 

@@ -250,4 +250,8 @@ def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
 
 def _groups(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """From JSON, which has no tuples, for Adam's betas; the oldest checkpoints have no scale and no rows."""
-    return [{"scale": 1.0, "rows": (), **group, "betas": tuple(group["betas"])} for group in stored]
+    absent: dict[str, Any] = {"scale": 1.0, "rows": ()}  # added last: the next checkpoint has the order of this one
+    return [
+        {**group, "betas": tuple(group["betas"])} | {k: v for k, v in absent.items() if k not in group}
+        for group in stored
+    ]
