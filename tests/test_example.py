@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,8 +181,8 @@ def test_serve_without_a_folder_serves_it() -> None:
     threading.Thread(target=lambda: [lines.put(line) for line in started.stderr or ()], daemon=True).start()
     try:
         assert lines.get(timeout=120).strip() == ABOUT_EXAMPLE
-        assert lines.get(timeout=60).startswith("example: encoder-decoder, en to de; it can generate, translate")
-        url = lines.get(timeout=60).split()[4]
+        assert lines.get(timeout=60).startswith("example: encoder-decoder, en to de; abilities: generate, translate")
+        url = re.search(r"http:\S+", lines.get(timeout=60))[0]  # type: ignore[index]
         body = urllib.request.Request(f"{url}translate", b'{"q": "I ate an apple.", "source": "en", "target": "de"}',
                                       {"Content-Type": "application/json"})  # fmt: skip
         with urllib.request.urlopen(body, timeout=60) as answer:

@@ -115,7 +115,7 @@ def start(settings: Settings, host: str, port: int, workers: int, notes: list[st
 
     def announce(lines: list[str]) -> None:
         at = url(host, listening)
-        last = f"web page: {at}/ API reference: {at}/docs (Ctrl-C to stop)"
+        last = f"web page: {at}/ | API reference: {at}/docs | Ctrl-C to stop"
         print(*notes, *lines, last, sep="\n", file=sys.stderr, flush=True)
 
     if count == 1:
