@@ -79,10 +79,10 @@ def length(pair: Ids) -> int:
 
 def collate_pairs(pairs: Sequence[Ids], c: ModelConfig) -> Batch:
     """source </s>; the target shifted right behind the start token; padding at the end."""
-    end = c.eos_ids[0]
-    assert c.first_id is not None
+    first, end = c.first_id, c.eos_ids[0]
+    assert first is not None
     source, source_mask = pad([[*s, end] for s, _ in pairs], c.pad_id)  # (B, S)
-    inputs, mask = pad([[c.first_id, *t] for _, t in pairs], c.pad_id)  # (B, T)
+    inputs, mask = pad([[first, *t] for _, t in pairs], c.pad_id)  # (B, T)
     targets, _ = pad([[*t, end] for _, t in pairs], IGNORED)  # (B, T)
     return Batch(inputs, mask, targets, source, source_mask)
 

@@ -20,37 +20,27 @@ class Events:
     def __init__(self, folder: Path, start: float):
         folder.mkdir(parents=True, exist_ok=True)
         self.file = open(folder / "events.out.tfevents.qkv", "wb")  # noqa: SIM115 - closed by close()
-        self.file.write(record(double(1, start) + data(3, b"brain.Event:2")))
+        self.file.write(record(WALL_TIME + struct.pack("<d", start) + message(3, b"brain.Event:2")))
 
     def write(self, lines: Iterable[tuple[float, Mapping[str, Any]]]) -> None:
-        """Write (time, line of the log) pairs, each as an Event { wall_time = 1; step = 2; summary = 5 } whose summary has a
-        Value { tag = 1; simple_value = 2 } per number."""
+        """Write (time, line of the log) pairs: valid_loss is valid/loss there, loss is train/loss."""
         for when, line in lines:
-            values = [data(1, data(1, tag(name).encode()) + number(2, x)) for name, x in line.items() if name != "step"]
-            self.file.write(record(double(1, when) + key(2, 0) + varint(line["step"]) + data(5, b"".join(values))))
+            tags = {name: f"valid/{name[6:]}" if name.startswith("valid_") else f"train/{name}" for name in line}
+            values = [message(1, message(1, tags[name].encode()) + SIMPLE_VALUE + struct.pack("<f", x))
+                      for name, x in line.items() if name != "step"]  # fmt: skip
+            times = WALL_TIME + struct.pack("<d", when) + STEP + varint(line["step"])
+            self.file.write(record(times + message(5, b"".join(values))))
         self.file.flush()
 
     def close(self) -> None:
         self.file.close()
 
 
-def tag(name: str) -> str:
-    """Return the tag of a number of log.jsonl: valid_loss -> valid/loss, loss -> train/loss."""
-    return f"valid/{name.removeprefix('valid_')}" if name.startswith("valid_") else f"train/{name}"
-
-
-# --- records
-
-
 def record(event: bytes) -> bytes:
+    """Return a TFRecord, whose checksums are CRC-32C rotated by 15 bits, plus a constant."""
     length = struct.pack("<Q", len(event))
-    return length + checksum(length) + event + checksum(event)
-
-
-def checksum(block: bytes) -> bytes:
-    """Return the masked CRC-32C of TFRecord: rotated by 15 bits, plus a constant."""
-    crc = crc32c(block)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+    sums = [((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF for crc in map(crc32c, (length, event))]
+    return length + struct.pack("<I", sums[0]) + event + struct.pack("<I", sums[1])
 
 
 def crc32c(block: bytes) -> int:
@@ -70,29 +60,21 @@ def _castagnoli(byte: int) -> int:
 CASTAGNOLI = [_castagnoli(byte) for byte in range(256)]
 
 
-# --- protobuf
+# --- protobuf: Event { wall_time = 1; step = 2; summary = 5 }, Summary { value = 1 }, Value { tag = 1; simple_value = 2 }
+
+WALL_TIME, STEP, SIMPLE_VALUE = b"\x09", b"\x10", b"\x15"
+"""Keys, number * 8 + kind: a double, a varint, a float."""
 
 
-def key(field: int, kind: int) -> bytes:
-    return varint(field << 3 | kind)
+def message(field: int, block: bytes) -> bytes:
+    """Return a field of bytes: its key, their length, and they themselves."""
+    return bytes([field << 3 | 2]) + varint(len(block)) + block
 
 
 def varint(n: int) -> bytes:
-    """Seven bits per byte, the lowest first; the eighth says that more follow."""
+    """Return seven bits per byte, the lowest first; the eighth is set where more follow."""
     found = bytearray()
     while n > 0x7F:
         found.append(n & 0x7F | 0x80)
         n >>= 7
     return bytes([*found, n])
-
-
-def double(field: int, x: float) -> bytes:
-    return key(field, 1) + struct.pack("<d", x)
-
-
-def number(field: int, x: float) -> bytes:
-    return key(field, 5) + struct.pack("<f", x)
-
-
-def data(field: int, block: bytes) -> bytes:
-    return key(field, 2) + varint(len(block)) + block
