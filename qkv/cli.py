@@ -27,6 +27,7 @@ from qkv.commands import (  # noqa: E402
     export,
     fill,
     generate,
+    lab,
     lectures,
     look,
     nearest,
@@ -84,7 +85,7 @@ VERBS = (
 )
 for verb in VERBS:
     app.command(verb.__name__.rpartition(".")[2])(verb.run)
-for group in (data, tokenizer):
+for group in (data, lab, tokenizer):
     app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 
 

@@ -1,0 +1,115 @@
+"""`qkv lab`: the claims of the lectures as experiments."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from qkv.text.wording import format_duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from qkv.lab.experiment import Claim
+
+app = typer.Typer(
+    help="Run the lectures' claims as experiments with verdicts.", no_args_is_help=False, rich_markup_mode="rich"
+)
+CLAIMS = typer.Argument(metavar="CLAIM...", help="Claims by id: C1 C8.", show_default=False)
+OutOption = Annotated[Path, typer.Option("--out", help="Folder of the results, one folder per claim.")]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Number of random seeds.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Run the long version, closer to the papers' sizes.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", help="Folder of real data sets, for the claims that read them.", show_default=False),
+]
+OUT = Path("lab")
+
+
+@app.callback(invoke_without_command=True)
+def list_claims(context: typer.Context, out: OutOption = OUT) -> None:
+    """List the claims with their last verdicts; run one with `qkv lab run`.
+
+    [dim]qkv lab[/]
+    [dim]qkv lab run C1 C9[/]
+    [dim]qkv lab run C8 --seeds 5 --full[/]
+    [dim]qkv lab all[/]
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from qkv.lab.claims import MODULES, get_claim
+    from qkv.lab.report import read_results
+
+    results = read_results(out)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("claim", "sentence", "lectures", "time", "last verdict"):
+        table.add_column(title, overflow="fold")
+    for claim in map(get_claim, MODULES):
+        verdict = str(results.get(claim.id, {}).get("verdict", ""))
+        table.add_row(claim.id, claim.sentence, claim.lectures, format_duration(60 * claim.minutes), verdict)
+    Console(highlight=False).print(table)
+
+
+@app.command("run")
+def run_claims(claims: Annotated[list[str], CLAIMS], out: OutOption = OUT, seeds: SeedsOption = 3, full: FullOption = False,
+               data: DataOption = None) -> None:  # fmt: skip
+    """Run some claims. An interrupted experiment resumes from its finished measurements.
+
+    [dim]qkv lab run C1 C9[/]
+    [dim]qkv lab run C8 --seeds 5 --full[/]
+    """
+    from qkv.lab.claims import get_claim
+
+    run_all([get_claim(name) for name in claims], out, seeds, full, data)
+
+
+@app.command("all")
+def run_every_claim(
+    out: OutOption = OUT, seeds: SeedsOption = 3, full: FullOption = False, data: DataOption = None
+) -> None:
+    """Run every claim and write one illustrated report.
+
+    [dim]qkv lab all[/]
+    """
+    from qkv.lab.claims import MODULES, get_claim
+
+    run_all([get_claim(name) for name in MODULES], out, seeds, full, data)
+
+
+def run_all(claims: Sequence[Claim], out: Path, seeds: int, full: bool, data: Path | None) -> None:
+    """Run claims one after the other, print each verdict, write the report of all results in the folder."""
+    from rich.console import Console
+
+    from qkv.lab.report import read_results, write_report
+
+    console = Console(highlight=False, stderr=not sys.stdout.isatty())
+    for claim in claims:
+        run_claim(console, claim, out, seeds, full, data)
+    path = write_report(out, read_results(out))
+    console.print(f"Report: {path}", soft_wrap=True)
+
+
+def run_claim(console: Console, claim: Claim, out: Path, seeds: int, full: bool, data: Path | None) -> None:
+    from qkv.lab.experiment import Experiment
+    from qkv.lab.report import write_result
+
+    console.rule(f"[bold]{claim.id}[/]", align="left")
+    console.print(claim.sentence, markup=False)
+    started = time.monotonic()
+    with console.status("starting") as status:
+        lab = Experiment(out / claim.id, seeds, full, lambda name: status.update(f"{claim.id}: {name}"), data)
+        result = claim.run(lab)
+    command = f"qkv lab run {claim.id} --seeds {seeds}{' --full' if full else ''}"
+    write_result(claim, result, lab, command)
+    console.print(f"\n[bold]{result.verdict}[/] ({result.basis}, {format_duration(time.monotonic() - started)})")
+    console.print(result.finding + "\n", markup=False)
+    print(result.table.markdown())
+    console.print(f"\nFiles: {lab.folder}/index.html, results.json, table.md, figure.svg", markup=False, soft_wrap=True)

@@ -1,0 +1,105 @@
+"""Claim, Experiment, ClaimResult: a sentence of the lectures, one measurement of it, and what the measurement says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from qkv.convert.files import read_json, write_text
+from qkv.errors import QkvError
+
+Verdict = Literal["holds", "holds in part", "does not hold"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Column titles and rows; numbers are formatted by the experiment."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        lines = [self.columns, ["---", *["---:"] * (len(self.columns) - 1)], *self.rows]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """What an experiment found."""
+
+    verdict: Verdict
+    finding: str
+    """One sentence with the numbers that decide."""
+    table: Table
+    figure: str
+    """An SVG picture."""
+    basis: str
+    """What the verdict rests on: "3 seeds", "exact"."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the lectures as an experiment."""
+
+    id: str
+    sentence: str
+    """The claim in our own words."""
+    lectures: str
+    setup: str
+    """What is measured, on what."""
+    refuted_by: str
+    """What would make it fail."""
+    run: Callable[[Experiment], ClaimResult] = field(repr=False)
+    minutes: float = 0.2
+    """Of the quick version on two cores."""
+
+
+class Experiment:
+    """One run of one claim: its scale, its seeds, and the measurements so far.
+
+    folder: `measurements.json` in it holds every finished measurement, so that an interrupted experiment resumes.
+    full: the long version, closer to the sizes of the papers.
+    progress: called with the name of each measurement before it starts.
+    """
+
+    def __init__(self, folder: Path, seeds: int = 3, full: bool = False, progress: Callable[[str], None] | None = None,
+                 data: Path | None = None):  # fmt: skip
+        self.folder, self.seeds, self.full, self.data = folder, range(1, seeds + 1), full, data
+        self.progress = progress or (lambda name: None)
+        self.file = folder / "measurements.json"
+        self.measured: dict[str, Any] = read_json(self.file) if self.file.is_file() else {}
+        self.settings = {"full": full}
+        if self.measured.setdefault("settings", self.settings) != self.settings:
+            self.measured = {"settings": self.settings}  # the quick version's numbers are of other sizes
+
+    def measure(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the JSON value of `work(*arguments)`, from an earlier run of this experiment where it has one."""
+        if name not in self.measured:
+            self.progress(name)
+            self.measured[name] = work(*arguments)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.file, json.dumps(self.measured))
+        return self.measured[name]
+
+    def per_seed(self, name: str, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Return `work(*arguments, seed)` for every seed."""
+        return [self.measure(f"{name}, seed {seed}", work, *arguments, seed) for seed in self.seeds]
+
+    def require_data(self, name: str) -> Path:
+        """Return the folder of a real data set; raise QkvError where there is none."""
+        if self.data is None or not (self.data / name).exists():
+            raise QkvError(
+                f"this experiment reads the data set {name!r}: pass --data FOLDER, the folder that contains {name}/"
+            )
+        return self.data / name
+
+
+def to_json(claim: Claim, result: ClaimResult) -> dict[str, Any]:
+    """Return what results.json holds of a claim, without the figure, which is a file of its own."""
+    found = asdict(result)
+    del found["figure"]
+    return {"id": claim.id, "claim": claim.sentence, "lectures": claim.lectures, "setup": claim.setup,
+            "refuted_by": claim.refuted_by} | found  # fmt: skip

@@ -1,0 +1,89 @@
+"""What an experiment leaves in its folder: results.json, table.md, figure.svg and a page; and one page for several experiments."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qkv.convert.files import read_json, write_json, write_text
+from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, to_json
+
+STYLE = """
+:root { color-scheme: light dark; --ground: light-dark(#fff, #14151a); --ink: light-dark(#1d1f27, #e9eaef);
+  --quiet: light-dark(#5d6170, #a3a8b8); --line: light-dark(#dedfe3, #343843); }
+body { margin: 0 auto; max-width: 60rem; padding: 1.5rem; background: var(--ground); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif }
+h1 { font-size: 1.5rem } h2 { font-size: 1.2rem; margin: 0 } section { border-top: 1px solid var(--line); padding: 1.25rem 0 }
+dl { display: grid; grid-template-columns: 8rem 1fr; gap: .25rem 1rem } dt { color: var(--quiet) } dd { margin: 0 }
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
+.text th, .text td, th:first-child, td:first-child { text-align: left } .text td { white-space: normal }
+svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px } .holds { color: light-dark(#1f7a3d, #6fd08c) }
+.part { color: light-dark(#8a5a00, #e5b657) } .fails { color: light-dark(#b3261e, #ff8a80) }
+@media (max-width: 40rem) { dl { grid-template-columns: 1fr } dt { margin-top: .5rem } }
+"""
+CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
+
+
+def write_result(claim: Claim, result: ClaimResult, lab: Experiment, command: str) -> dict[str, Any]:
+    """Write the files of one experiment and return what results.json holds."""
+    found = to_json(claim, result) | {
+        "seeds": list(lab.seeds), "full": lab.full, "date": f"{datetime.date.today()}", "command": command,
+        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+    }  # fmt: skip
+    lab.folder.mkdir(parents=True, exist_ok=True)
+    write_json(lab.folder / "results.json", found)
+    write_text(lab.folder / "table.md", result.table.markdown() + "\n")
+    write_text(lab.folder / "figure.svg", result.figure)
+    write_text(lab.folder / "index.html", page(f"{claim.id}: {result.verdict}", [section(found, result.figure)]))
+    return found
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what earlier experiments found, by the id of their claim."""
+    found = [read_json(file) for file in folder.glob("C*/results.json")]
+    return {str(one["id"]): one for one in sorted(found, key=lambda one: int(one["id"][1:]))}
+
+
+def write_report(folder: Path, results: Mapping[str, dict[str, Any]]) -> Path:
+    """Write one page with every experiment of `results`, a table of verdicts first."""
+    rows = [[id, str(one["verdict"]), str(one["finding"])] for id, one in results.items()]
+    summary = f"<section class=text>{table_html(Table(['claim', 'verdict', 'finding'], rows))}</section>"
+    sections = [section(one, (folder / id / "figure.svg").read_text("utf-8")) for id, one in results.items()]
+    path = folder / "report.html"
+    write_text(path, page("The claims of the lectures", [summary, *sections]))
+    return path
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
+    body = f"<main><h1>{escape(title)}</h1>{''.join(sections)}</main>"
+    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n'
+
+
+def section(found: Mapping[str, Any], figure: str) -> str:
+    """One claim: its sentence, set-up, verdict, numbers and picture."""
+    facts = {
+        "Set-up": found["setup"], "Finding": found["finding"], "Would refute it": found["refuted_by"],
+        "Basis": f"{found['basis']}{', full version' if found['full'] else ''}", "Command": found["command"],
+        "Measured": f"{found['date']}, {found['machine']}",
+    }  # fmt: skip
+    verdict = f'<p class="{CLASSES[found["verdict"]]}"><strong>Verdict: {escape(found["verdict"])}</strong></p>'
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(text))}</dd>" for name, text in facts.items())
+    table = table_html(Table(found["table"]["columns"], found["table"]["rows"]))
+    return (
+        f'<section id="{escape(found["id"])}"><h2>{escape(found["id"])}: {escape(found["claim"])}</h2>'
+        f"<p>Lectures {escape(found['lectures'])}</p>{verdict}<dl>{listed}</dl>{figure}{table}</section>"
+    )
+
+
+def table_html(table: Table) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
