@@ -13,7 +13,7 @@ from pathlib import Path
 
 import qkv
 from qkv.api import Model
-from qkv.commands.train import trained
+from qkv.commands.train import train_recipe
 from qkv.convert import folder as ours
 from qkv.convert.files import new_folder, read_text, write_text
 from qkv.data.grammar import pairs
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; default all cores")
     parser.add_argument("--out", type=Path, default=HERE / EXAMPLE, help="where the model is stored")
     given = parser.parse_args()
-    finished = trained(EXAMPLE, [], given.run, None, given.threads)
+    finished = train_recipe(EXAMPLE, [], given.run, None, given.threads)
     store(given.run, given.out, finished.training.progress.step)
 
 

@@ -151,7 +151,7 @@ class Faults:
         assert newest is not None
         what = damage(self.r.choice([newest / checkpoint.TENSORS, newest / checkpoint.NUMBERS]), self.r)
         said: list[str] = []
-        checkpoint.set_aside_damaged(here / "run", said.append)
+        checkpoint.set_aside_damaged_checkpoints(here / "run", said.append)
         fallen = checkpoint.newest(here / "run")
         self.expect(fallen is not None and fallen.name == "checkpoint-0000004" and len(said) == 1, f"{what}: {said}")
         if self.r.random() < 0.03:

@@ -215,7 +215,7 @@ def saved(folder: Path) -> None:
 
 
 def resumed(folder: Path) -> None:
-    checkpoint.set_aside_damaged(folder, lambda _: None)
+    checkpoint.set_aside_damaged_checkpoints(folder, lambda _: None)
     last = checkpoint.newest(folder)
     assert last is not None
     checkpoint.inputs_of(last)

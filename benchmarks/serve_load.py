@@ -288,11 +288,11 @@ def base_model(folder: Path) -> Path:
 def character_model(folder: Path) -> Path:
     """The network of the recipe shakespeare-char with random weights."""
     import qkv
-    from qkv.config import ModelConfig, checked
+    from qkv.config import ModelConfig, validate
     from qkv.config.strict import read_toml
 
     fields = read_toml(Path(qkv.__file__).parent / "recipes" / "shakespeare-char.toml")["model"]
-    return random_model(folder / "characters", checked(ModelConfig, {**fields, "vocab_size": 100}), "characters", 100)
+    return random_model(folder / "characters", validate(ModelConfig, {**fields, "vocab_size": 100}), "characters", 100)
 
 
 def random_model(folder: Path, config: Any, tokenizer: str, size: int) -> Path:

@@ -29,8 +29,8 @@ def causal(output: Output, batch: Batch) -> Loss:
     return cross_entropy(output, batch.targets)
 
 
-def masked(output: Output, batch: Batch) -> Loss:
-    """The word under the mask; other positions are IGNORED (BERT)."""
+def masked_lm(output: Output, batch: Batch) -> Loss:
+    """Masked language modelling (BERT): the loss of the tokens under the masks; the targets of all others are IGNORED."""
     return cross_entropy(output, batch.targets)
 
 
@@ -49,8 +49,8 @@ def tagging(output: Output, batch: Batch) -> Loss:
     return class_loss(output.logits, batch.targets)
 
 
-def replaced(output: Output, batch: Batch) -> Loss:
-    """Was this token replaced? Logits and targets (B, T), 1 = replaced (ELECTRA)."""
+def replaced_token_detection(output: Output, batch: Batch) -> Loss:
+    """Replaced token detection (ELECTRA): logits and targets (B, T), 1 = replaced."""
     targets = batch.targets
     assert targets is not None, NO_TARGETS
     real = targets != IGNORED  # (B, T)
@@ -114,7 +114,7 @@ def objective(c: ModelConfig) -> Callable[[Output, Batch], Loss]:
     if c.head == "classes" and c.n_classes == 1:
         return regression
     return {
-        "masked": masked, "masked-next": masked_next, "replaced": replaced, "classes": classification,
+        "masked": masked_lm, "masked-next": masked_next, "replaced": replaced_token_detection, "classes": classification,
         "classes-words": classes_words, "tags": tagging, "span": span,
     }[c.head]  # fmt: skip
 

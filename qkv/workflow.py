@@ -114,18 +114,18 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     import sys
 
     from qkv.train.evaluation import Evaluation
-    from qkv.train.rescore import from_parts, open_trained, rescore_trained
+    from qkv.train.rescore import from_parts, open_trained_model, rescore_model
 
     paths = [] if data is None else [data] if isinstance(data, str | Path) else list(data)
     say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
     if isinstance(model, TrainedRun):
         model = model.folder
     if isinstance(model, str | Path):
-        trained, name = open_trained(Path(model), device, not paths), str(model)
+        trained, name = open_trained_model(Path(model), device, not paths), str(model)
     else:
         parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.usage
         trained, name = from_parts(*parts), "an open model"
-    return Evaluation.from_json(rescore_trained(trained, name, say, paths, list(columns)))
+    return Evaluation.from_json(rescore_model(trained, name, say, paths, list(columns)))
 
 
 # --- recipes

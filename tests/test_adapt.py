@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qkv.config import DataConfig, checked, load_recipe
+from qkv.config import DataConfig, load_recipe, validate
 from qkv.errors import ConfigError
 from qkv.models.build import build
 from qkv.recipes import find
@@ -204,7 +204,9 @@ def test_the_recipe_of_the_guide_adapts_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", "a b", "macro", "generator", "über", "a_b", "1st"])
 def test_names_that_could_not_be_told_apart_in_the_log_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="extra_valid: a set is named with letters"):
-        checked(DataConfig, {"train": [{"grammar": 3}], "valid": {"grammar": 3}, "extra_valid": {name: {"grammar": 3}}})
+        validate(
+            DataConfig, {"train": [{"grammar": 3}], "valid": {"grammar": 3}, "extra_valid": {name: {"grammar": 3}}}
+        )
 
 
 def test_what_is_wrong_with_a_set_is_said_with_its_name_before_training(

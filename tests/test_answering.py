@@ -303,13 +303,13 @@ def test_of_several_right_answers_the_best_counts() -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The recipe `answers` with fewer updates and short texts, run as `qkv train` runs it."""
-    from qkv.commands.train import trained
+    from qkv.commands.train import train_recipe
 
     folder = tmp_path_factory.mktemp("answers") / "run"
     changes = ["train.steps=200", "train.warmup=30", "train.evaluate_every=100", "data.train=[{grammar=3000}]",
                "data.valid={grammar=40}", "data.test={grammar=100}", "data.batch_tokens=1000", "model.d_model=64",
                "model.d_ff=128", "model.n_layers=2"]  # fmt: skip
-    return SimpleNamespace(folder=folder, run=trained("answers", changes, folder, None, 1))
+    return SimpleNamespace(folder=folder, run=train_recipe("answers", changes, folder, None, 1))
 
 
 def test_a_small_model_learns_to_answer(trained: SimpleNamespace) -> None:

@@ -198,14 +198,14 @@ def test_the_demo_trains_until_the_held_out_score_is_good(
     given: list[list[str]] = []
     scores, why, step = iter([50.0, 97.0, 50.0, 50.0]), ["all steps are done"], [10**9]
 
-    def trained(recipe: str, changes: list[str], *rest: object) -> SimpleNamespace:
+    def train_recipe(recipe: str, changes: list[str], *rest: object) -> SimpleNamespace:
         given.append(changes)
         steps = int(changes[-1].partition("=")[2]) if changes else 1500
         train = SimpleNamespace(steps=steps)
         return SimpleNamespace(training=SimpleNamespace(progress=SimpleNamespace(best=next(scores), step=step[0])),
                                recipe=SimpleNamespace(train=train), why=why[0], results={"test": None}, folder=tmp_path)  # fmt: skip
 
-    monkeypatch.setattr("qkv.commands.demo.trained", trained)
+    monkeypatch.setattr("qkv.commands.demo.train_recipe", train_recipe)
     monkeypatch.setattr("qkv.commands.demo.show", lambda *_: None)
     assert "continuing to 2,250 updates" in run("demo", "--out", tmp_path)[1]
     assert given == [[], ["train.steps=2250"]]

@@ -20,10 +20,10 @@ from qkv.config import (
     Recipe,
     Strict,
     TrainConfig,
-    checked,
     load_recipe,
     override,
     read_toml,
+    validate,
 )
 from qkv.config.rules import config_warnings
 from qkv.config.vectors import VectorsRecipe
@@ -43,7 +43,7 @@ STRETCH = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
 
 def complaint(values: dict[str, Any]) -> str:
     with pytest.raises(ConfigError) as caught:
-        checked(ModelConfig, values, "model")
+        validate(ModelConfig, values, "model")
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -208,7 +208,7 @@ def run(c: ModelConfig) -> torch.Tensor:
 @given(some_config())
 def test_a_configuration_is_refused_in_words_or_it_works(values: dict[str, Any]) -> None:
     try:
-        c = checked(ModelConfig, values)
+        c = validate(ModelConfig, values)
     except ConfigError as error:
         assert str(error)
         return
@@ -223,8 +223,8 @@ def test_round_trip(name: str) -> None:
     """Whole or only what was set, through Python or JSON: the same configuration."""
     c = preset(name)
     assert ModelConfig(**c.model_dump()) == c
-    assert checked(ModelConfig, json.loads(c.model_dump_json())) == c
-    assert checked(ModelConfig, json.loads(json.dumps(c.model_dump(exclude_unset=True)))) == c
+    assert validate(ModelConfig, json.loads(c.model_dump_json())) == c
+    assert validate(ModelConfig, json.loads(json.dumps(c.model_dump(exclude_unset=True)))) == c
 
 
 def test_changed_is_checked_again_and_leaves_the_original() -> None:
@@ -411,14 +411,14 @@ def test_every_integer_has_a_largest_value(kind: type[Strict]) -> None:
 def test_numbers_without_end_are_refused(number: int) -> None:
     for name in ("position_offset", "eos_id", "bos_id", "pad_id", "start_id", "forced_id", "window", "d_model"):
         with pytest.raises(ConfigError, match=name):
-            checked(ModelConfig, {**DECODER, name: number})
+            validate(ModelConfig, {**DECODER, name: number})
     with pytest.raises(ConfigError, match="eos_id"):
-        checked(ModelConfig, {**DECODER, "eos_id": [1, number]})
+        validate(ModelConfig, {**DECODER, "eos_id": [1, number]})
     for columns in ([number], [-number], [0, -1]):
         with pytest.raises(ConfigError, match="columns"):
-            checked(CorpusConfig, {"table": "a.tsv", "columns": columns})
+            validate(CorpusConfig, {"table": "a.tsv", "columns": columns})
     with pytest.raises(ConfigError, match="interval"):
-        checked(TrainConfig, {"save_every": number * 10**4})
+        validate(TrainConfig, {"save_every": number * 10**4})
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -429,7 +429,7 @@ def test_numbers_that_are_none_are_refused(number: float) -> None:
         (DecodeConfig, "length_penalty"),
     ):
         with pytest.raises(ConfigError, match=name):
-            checked(kind, {**(DECODER if kind is ModelConfig else {}), name: number})
+            validate(kind, {**(DECODER if kind is ModelConfig else {}), name: number})
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 2000 + "]" * 2000, "{ a = " * 2000])
@@ -439,4 +439,4 @@ def test_toml_that_python_cannot_hold_is_refused_in_one_line(value: str, tmp_pat
         load_recipe(tmp_path / "recipe.toml")
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError):
-        checked(ModelConfig, override({}, [f"d_model={value}"]))
+        validate(ModelConfig, override({}, [f"d_model={value}"]))

@@ -11,7 +11,7 @@ import torch
 
 import qkv
 from qkv.batch import IGNORED, Batch
-from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
+from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, validate
 from qkv.convert.files import read_tensors
 from qkv.data.windows import Windows, chunks, collate, documents, length, pack_windows, rows_of, windows
 from qkv.errors import ConfigError, QkvError
@@ -232,9 +232,9 @@ def recipe_of(train, valid=None, model=None, data=None, **fields):
         "label_smoothing": 0.0,
         **fields,
     }
-    return checked(Recipe, {
-        "task": "language", "model": checked(ModelConfig, {**sizes, **(model or {})}),
-        "data": checked(DataConfig, {**texts, **(data or {})}), "train": checked(TrainConfig, steps),
+    return validate(Recipe, {
+        "task": "language", "model": validate(ModelConfig, {**sizes, **(model or {})}),
+        "data": validate(DataConfig, {**texts, **(data or {})}), "train": validate(TrainConfig, steps),
     })  # fmt: skip
 
 

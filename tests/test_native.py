@@ -137,11 +137,13 @@ def test_memory_that_cannot_be_had_is_an_error_of_python(threads: int) -> None:
     """Before and within the part that threads share: an exception there would end the process."""
     library = native.library()
     assert library is not None
-    decoder, once = native.Decoder(width=2**30), native.Pass(rows=2**20, tokens=1)
+    decoder, once = native.DecoderStruct(width=2**30), native.Pass(rows=2**20, tokens=1)
     with pytest.raises(MemoryError, match="decode"):
         library.decode(ctypes.byref(decoder), ctypes.byref(once))
     spans = torch.tensor([[0, 0, 2**40]])
-    attention = native.Attention(spans=spans.data_ptr(), n=1, tokens=2**40, heads=1, key_heads=1, width=64, scale=1.0)
+    attention = native.AttentionStruct(
+        spans=spans.data_ptr(), n=1, tokens=2**40, heads=1, key_heads=1, width=64, scale=1.0
+    )
     for kernel_ in (library.attend, library.attend_back):
         with pytest.raises(MemoryError, match="attend"):
             kernel_(ctypes.byref(attention))

@@ -19,12 +19,12 @@ from qkv.objectives import (
     classes_words,
     classification,
     cross_entropy,
-    masked,
+    masked_lm,
     masked_next,
     next_words,
     readable_cross_entropy,
     regression,
-    replaced,
+    replaced_token_detection,
     span,
     tagging,
     translation,
@@ -141,11 +141,11 @@ def sums_over_examples(objective: object, c: ModelConfig) -> None:
 
 CASES = [
     (causal, {"family": "decoder"}),
-    (masked, {"family": "encoder", "head": "masked"}),
+    (masked_lm, {"family": "encoder", "head": "masked"}),
     (translation, {"family": "encoder-decoder"}),
     (classification, {"family": "encoder", "head": "classes", "n_classes": 3}),
     (tagging, {"family": "encoder", "head": "tags", "n_classes": 4}),
-    (replaced, {"family": "encoder", "head": "replaced"}),
+    (replaced_token_detection, {"family": "encoder", "head": "replaced"}),
     (span, {"family": "encoder", "head": "span"}),
 ]
 BESIDE = [
@@ -171,7 +171,7 @@ def test_objectives_by_their_definition(objective: object, fields: dict[str, obj
     real = batch.targets != IGNORED
     answers = batch.targets[real]
     logits = (output.logits.transpose(1, 2) if objective is span else output.logits)[real].double()
-    if objective is replaced:
+    if objective is replaced_token_detection:
         p = torch.sigmoid(logits)
         expected = -torch.where(answers == 1, p, 1 - p).log().sum()
     else:

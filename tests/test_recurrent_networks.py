@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.convert.g2p import LETTERS, PHONEMES, read_g2p
 from qkv.errors import ConfigError, FileError
 from qkv.models.build import build
@@ -48,7 +48,7 @@ writing = pytest.mark.parametrize(
 
 def network_and_batch(values: dict) -> tuple[nn.Module, Batch]:
     torch.manual_seed(0)
-    network = build(checked(ModelConfig, values)).double().eval()
+    network = build(validate(ModelConfig, values)).double().eval()
     ids, mask = (
         torch.randint(7, (3, T)),
         torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1]]).bool(),
@@ -101,9 +101,9 @@ def test_encoder_family(kind, options):
 
 def test_attention_without_rank_or_source_is_refused():
     with pytest.raises(ConfigError, match="score_rank"):
-        checked(ModelConfig, TWO | {"recurrent": "gru", "decoder_attention": "low-rank"})
+        validate(ModelConfig, TWO | {"recurrent": "gru", "decoder_attention": "low-rank"})
     with pytest.raises(ConfigError, match="encoder-decoder"):
-        checked(ModelConfig, SIZES | {"family": "decoder", "recurrent": "gru", "decoder_attention": "dot"})
+        validate(ModelConfig, SIZES | {"family": "decoder", "recurrent": "gru", "decoder_attention": "dot"})
 
 
 # --- a real network: g2p_en's GRU

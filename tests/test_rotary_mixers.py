@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.config.model import Mixer
 from qkv.errors import ConfigError
 from qkv.models.build import build
@@ -37,7 +37,7 @@ class Shifted(nn.Module):
 
 def config(mixer: str, family: str, **changes: Any) -> ModelConfig:
     head = "none" if family == "encoder" else "vocabulary"
-    return checked(ModelConfig, FIELDS | {"family": family, "head": head, "mixer": mixer} | changes)
+    return validate(ModelConfig, FIELDS | {"family": family, "head": head, "mixer": mixer} | changes)
 
 
 def effect_of_shift(c: ModelConfig) -> float:

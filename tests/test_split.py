@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from qkv.commands import split as command
 from qkv.config import DataConfig
-from qkv.config.strict import checked
+from qkv.config.strict import validate
 from qkv.data.corpora import corpus
 from qkv.data.raw_records import RawRecords
 from qkv.data.sources import Parallel, TableSource
@@ -241,7 +241,7 @@ def test_the_printed_lines_are_a_recipe_that_reads_the_files(
     for files, (task, wanted) in cases.items():
         code, out, err = run("split", *files, "--out", f"data-{task}")
         assert code == 0, err
-        data = checked(DataConfig, tomllib.loads(out[out.index("# in a recipe") :])["data"], "data")
+        data = validate(DataConfig, tomllib.loads(out[out.index("# in a recipe") :])["data"], "data")
         parts = [(data.train[0], "train"), (data.valid, "valid"), (data.test, "test")]
         read = [record for c, name in parts for _, record in corpus(c, data, name, schema_of(task)).read()]  # type: ignore[arg-type]
         assert sorted(read) == sorted(wanted)

@@ -276,12 +276,12 @@ def test_what_cannot_be_tagged_is_said_at_once(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """The recipe `tags` with fewer updates, run as `qkv train` runs it."""
-    from qkv.commands.train import trained
+    from qkv.commands.train import train_recipe
 
     folder = tmp_path_factory.mktemp("tags") / "run"
     changes = ["train.steps=120", "train.warmup=20", "train.evaluate_every=60", "data.train=[{grammar=3000}]",
                "data.valid={grammar=60}", "data.test={grammar=200}", "data.batch_tokens=800", "model.d_model=48"]  # fmt: skip
-    return SimpleNamespace(folder=folder, run=trained("tags", changes, folder, None, 1))
+    return SimpleNamespace(folder=folder, run=train_recipe("tags", changes, folder, None, 1))
 
 
 def test_a_small_model_learns_the_tags_of_the_grammar(trained: SimpleNamespace) -> None:

@@ -16,7 +16,7 @@ from conftest import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.config import CorpusConfig, DataConfig, checked
+from qkv.config import CorpusConfig, DataConfig, validate
 from qkv.data import documents, glue, textsets
 from qkv.data.corpora import Share, corpus, take_share, training
 from qkv.data.documents import Documents
@@ -324,7 +324,7 @@ def test_every_kind_of_corpus_has_shares(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [[0.5, 0.5], [0.9, 0.1], [-0.1, 1.0], [0.0, 1.1], [0.5]])
 def test_shares_that_are_none(share: list[float]) -> None:
     with pytest.raises(ConfigError, match="share"):
-        checked(CorpusConfig, {"grammar": 3, "share": share})
+        validate(CorpusConfig, {"grammar": 3, "share": share})
 
 
 # --- GLUE

@@ -13,7 +13,7 @@ from torch import nn
 
 import qkv
 from qkv.batch import Batch, Loss
-from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked, interval
+from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, interval, validate
 from qkv.convert.files import read_tensors
 from qkv.errors import FileError, QkvError
 from qkv.models.build import build
@@ -29,11 +29,11 @@ from qkv.train.training_log import TrainingLog
 def recipe(pairs: int = 60, dropout: float = 0.1, **train: object) -> Recipe:
     model = ModelConfig(family="encoder-decoder", vocab_size=300, d_model=32, n_layers=1, n_heads=2, d_ff=64, tie="all",
                         norm_order="pre", embed_scale=True, dropout=dropout)  # fmt: skip
-    data = checked(
+    data = validate(
         DataConfig, {"train": [{"grammar": pairs}], "valid": {"grammar": 4}, "vocab_size": 200, "batch_tokens": 200}
     )
     fields = {"steps": 12, "evaluate_every": 4, "save_every": 3, "warmup": 4, "ema": 0.9, "seed": 3, **train}
-    return Recipe(model=model, data=data, train=checked(TrainConfig, fields))
+    return Recipe(model=model, data=data, train=validate(TrainConfig, fields))
 
 
 class Killed(BaseException):

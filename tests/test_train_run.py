@@ -393,7 +393,7 @@ def test_the_estimate_of_activations_is_what_autograd_keeps() -> None:
     network, state = build(c), torch.get_rng_state()
     guess = estimate.activations(c, network, translation, 40 * estimate.LENGTH)
     assert torch.equal(torch.get_rng_state(), state)  # a run that estimates is the run that does not
-    real = estimate.saved(network, translation, estimate.tried(c, 40, estimate.LENGTH))
+    real = estimate.activation_bytes(network, translation, estimate.trial_batch(c, 40, estimate.LENGTH))
     assert math.isclose(guess, real, rel_tol=0.02)
     assert estimate.activations(c, network, translation, 80 * estimate.LENGTH) > 1.9 * guess
 

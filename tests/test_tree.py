@@ -166,38 +166,8 @@ LONG_FUNCTIONS: set[str] = set()
 LONG_FILES: set[str] = {
     "tasks/classification.py",
 }
-SHARED_CLASS_NAMES: set[str] = {
-    "Attention",
-    "Block",
-    "Decoder",
-    "Format",
-    "Linear",
-    "Residual",
-}
-PARTICIPLES: set[str] = {
-    "commands/train.py: trained",
-    "config/strict.py: checked",
-    "config/strict.py: merged",
-    "objectives.py: masked",
-    "objectives.py: replaced",
-    "parts/tap.py: hooked",
-    "train/card.py: learned_from",
-    "train/checkpoint.py: _nested",
-    "train/checkpoint.py: set_aside_damaged",
-    "train/compare.py: open_scored",
-    "train/estimate.py: saved",
-    "train/estimate.py: tried",
-    "train/launch.py: sized",
-    "train/loop.py: share_done",
-    "train/loop.py: updates_left",
-    "train/lora.py: merged",
-    "train/lora.py: updated",
-    "train/rescore.py: open_trained",
-    "train/rescore.py: rescore_trained",
-    "train/results.py: kept",
-    "train/warm_start.py: renamed",
-    "train/workers.py: lost",
-}
+SHARED_CLASS_NAMES: set[str] = set()
+PARTICIPLES: set[str] = set()
 """Functions at the top of a module, "room: name", that are named by a past participle."""
 
 IRREGULAR = set(

@@ -238,7 +238,7 @@ def test_adapters_in_files_are_what_was_learned(tmp_path: Path) -> None:
         b, a = (tensors.pop(f"base_model.model.{name}.lora_{x}.weight") for x in "BA")
         again[f"{name}.weight"] = base[f"{name}.weight"] + 8 / 3 * b @ a
     again |= {name.removeprefix("base_model.model."): x for name, x in tensors.items()}
-    merged = lora.merged(weights(t.network))
+    merged = lora.merge_updates(weights(t.network))
     assert merged.keys() == again.keys()
     assert all(torch.allclose(merged[name], again[name], atol=1e-6) for name in merged)
 
@@ -374,7 +374,9 @@ def test_a_run_with_updates_keeps_an_ordinary_model(tmp_path: Path, run: Callabl
     assert torch.allclose(model.network(one).logits, network.eval()(one).logits, atol=1e-5)
     fresh = training.open_run(recipe, tmp_path / "other", Report(quiet=True)).training.network
     learned = {
-        name for name, x in weights(model.network).items() if not torch.equal(x, lora.merged(weights(fresh))[name])
+        name
+        for name, x in weights(model.network).items()
+        if not torch.equal(x, lora.merge_updates(weights(fresh))[name])
     }
     assert learned == {f"{name}.weight" for name in lora.updates(fresh)}
     assert {lora.TENSORS, lora.SETTINGS, "model.safetensors"} <= {p.name for p in (tmp_path / "run" / "best").iterdir()}

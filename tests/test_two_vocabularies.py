@@ -8,7 +8,7 @@ from conftest import Run
 
 import qkv
 from qkv.api import Model
-from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, checked
+from qkv.config import DataConfig, ModelConfig, Recipe, TrainConfig, validate
 from qkv.data import lines as line_module
 from qkv.data import sources as source_module
 from qkv.errors import ConfigError, QkvError
@@ -29,7 +29,7 @@ def recipe(kind: str = "bpe", joint: bool = True, **fields: object) -> Recipe:
     data = {"train": [{"grammar": 80}], "valid": {"grammar": 3}, "vocab_size": 300, "batch_tokens": 400,
             "tokenizer": kind, "joint": joint, **fields}  # fmt: skip
     train = {"steps": 3, "evaluate_every": 3, "save_every": 3, "learning_rate": 1e-2, "warmup": 0}
-    return Recipe(model=model, data=checked(DataConfig, data), train=checked(TrainConfig, train))
+    return Recipe(model=model, data=validate(DataConfig, data), train=validate(TrainConfig, train))
 
 
 def trained(folder: Path, r: Recipe) -> training.Run:
@@ -133,7 +133,7 @@ def test_of_a_large_corpus_a_spread_sample_is_enough(tmp_path: Path, monkeypatch
     for name in ("en", "de"):
         (tmp_path / name).write_text("".join(f"{name}{i:04}\n" for i in range(1000)))
     corpus = {"files": (str(tmp_path / "en"), str(tmp_path / "de"))}
-    data = checked(DataConfig, {"train": [corpus], "valid": {"grammar": 1}, "tokenizer": "words", "joint": False})
+    data = validate(DataConfig, {"train": [corpus], "valid": {"grammar": 1}, "tokenizer": "words", "joint": False})
     said: list[str] = []
     source, target = task.learn_tokenizers(data, said.append)
     assert source.to_json() == task.learn_tokenizers(data)[0].to_json()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qkv.config import DataConfig, checked
+from qkv.config import DataConfig, validate
 from qkv.config.usage import Usage, corpus_of_run
 from qkv.tasks.predictions import example_inputs
 
@@ -18,7 +18,7 @@ VALID = {"grammar": 10}
      ({"files": ["secret/a.en", "secret/a.de"]}, "files"), ({"text": "a secret"}, "text"), ({"images": "secret/birds"}, "birds")],
 )  # fmt: skip
 def test_training_data_are_named_and_never_quoted(corpus: dict[str, Any], name: str) -> None:
-    usage = Usage(corpus=corpus_of_run(checked(DataConfig, {"train": [corpus], "valid": VALID, "root": "secret"})))
+    usage = Usage(corpus=corpus_of_run(validate(DataConfig, {"train": [corpus], "valid": VALID, "root": "secret"})))
     assert usage.dataset == name and "secret" not in str(usage.to_json())
     assert Usage().dataset is None
 
@@ -26,12 +26,13 @@ def test_training_data_are_named_and_never_quoted(corpus: dict[str, Any], name: 
 def test_columns_and_documents_are_those_of_the_run() -> None:
     """Where the training corpus names none, a held-out set of the same kind does."""
     table, named = {"table": "a.tsv"}, {"table": "v.tsv", "columns": ["text", "label"]}
-    corpus = corpus_of_run(checked(DataConfig, {"train": [table], "valid": named}))
+    corpus = corpus_of_run(validate(DataConfig, {"train": [table], "valid": named}))
     assert corpus.columns == ("text", "label") and corpus.table == "a.tsv"
     text = {"files": ["a.txt"], "documents": "lines"}
-    assert corpus_of_run(checked(DataConfig, {"train": [text], "valid": VALID})).documents == "lines"
+    assert corpus_of_run(validate(DataConfig, {"train": [text], "valid": VALID})).documents == "lines"
     assert (
-        corpus_of_run(checked(DataConfig, {"train": [table], "valid": {"dataset": "glue/cola"}})).dataset == "glue/cola"
+        corpus_of_run(validate(DataConfig, {"train": [table], "valid": {"dataset": "glue/cola"}})).dataset
+        == "glue/cola"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from qkv import pretrained
-from qkv.config import ModelConfig, checked, load_recipe, override
+from qkv.config import ModelConfig, load_recipe, override, validate
 from qkv.errors import ConfigError, QkvError
 
 
@@ -82,5 +82,5 @@ def config_of(what: str, settings: list[str] | None) -> ModelConfig:
     values = override({"model": base.model_dump(exclude_unset=True)}, settings or [])
     if unknown := values.keys() - {"model"}:
         raise ConfigError(f"--set {sorted(unknown)[0]}: the fields of a model are set as model.FIELD=value")
-    config: ModelConfig = checked(ModelConfig, values["model"], "model")
+    config: ModelConfig = validate(ModelConfig, values["model"], "model")
     return config

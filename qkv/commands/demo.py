@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.commands.common import Settings
-from qkv.commands.train import BUDGET, Threads, Workers, score_lines, trained
+from qkv.commands.train import BUDGET, Threads, Workers, score_lines, train_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +100,7 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
 
     fixed, more = any(change.startswith("train.steps=") for change in changes), list[str]()
     while True:
-        finished = trained("demo", [*changes, *more], out, time_budget, threads, workers)
+        finished = train_recipe("demo", [*changes, *more], out, time_budget, threads, workers)
         score, steps = finished.training.progress.best, int(MORE * finished.recipe.train.steps)
         if fixed or score >= GOOD or finished.training.progress.step < finished.recipe.train.steps:
             return finished

@@ -11,7 +11,7 @@ import typer
 from qkv.commands.common import Folder
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     hf = "hf"
     qkv = "qkv"
     text = "word2vec-text"
@@ -24,8 +24,9 @@ def run(
         Path, typer.Argument(metavar="OUT", help="Folder (for word2vec formats: file) to write.", show_default=False)
     ],
     to: Annotated[
-        Format, typer.Option("--to", help="hf: Hugging Face transformers; qkv: a qkv folder; word2vec-*: word vectors.")
-    ] = Format.hf,
+        ExportFormat,
+        typer.Option("--to", help="hf: Hugging Face transformers; qkv: a qkv folder; word2vec-*: word vectors."),
+    ] = ExportFormat.hf,
 ) -> None:
     """Convert a model: to a Hugging Face folder, to a qkv folder, or word vectors to word2vec files.
 

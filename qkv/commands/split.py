@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qkv.data.split import SplitPlan
 
 
-class Format(StrEnum):
+class SplitFormat(StrEnum):
     """What a file holds."""
 
     auto = "auto"
@@ -66,7 +66,7 @@ def run(
     group: Annotated[str | None, GROUP] = None,
     stratify: Annotated[str | None, STRATIFY] = None,
     text: Annotated[str | None, TEXT] = None,
-    given: Annotated[Format, FORMAT] = Format.auto,
+    given: Annotated[SplitFormat, FORMAT] = SplitFormat.auto,
     header: Annotated[bool | None, HEADER] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
     as_json: Json = False,
@@ -89,7 +89,7 @@ def run(
 
     if "-" in map(str, files):
         raise ConfigError("standard input is read once, and splitting reads twice: name a file")
-    kind = "" if given is Format.auto else given.value
+    kind = "" if given is SplitFormat.auto else given.value
     columns = [column(name) for name in text.split(",")] if text else []
     source = RawRecords(files, kind, columns, column(group), column(stratify), header)  # type: ignore[arg-type]
     folder = out or next(parent for parent in files[0].parents if not parent.is_file())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 FILE = typer.Argument(metavar="[FILE]", help="A file of sentences. Default, or -: standard input.", show_default=False)
 
 
-class Format(StrEnum):
+class TagFormat(StrEnum):
     """How sentences are given."""
 
     text = "text"
@@ -37,7 +37,7 @@ FORMAT = typer.Option(
 def run(
     folder: Folder,
     file: Annotated[Path | None, FILE] = None,
-    given: Annotated[Format, FORMAT] = Format.text,
+    given: Annotated[TagFormat, FORMAT] = TagFormat.text,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -59,7 +59,7 @@ def run(
     model.tag([])  # and an unsuitable model before reading
     done = problems = 0
     with writing():
-        for sentences, wrong in texts(file) if given is Format.text else words(file):
+        for sentences, wrong in texts(file) if given is TagFormat.text else words(file):
             for problem, tagged in zip(wrong, model.tag(sentences), strict=True):
                 done += 1
                 if problem:

@@ -64,7 +64,7 @@ def run(
     if learns_vectors(find(recipe), settings):
         word_vectors(recipe, list(settings or []), out, time_budget, threads)
         return
-    finished = trained(recipe, list(settings or []), out, time_budget, threads, workers, changed_data)
+    finished = train_recipe(recipe, list(settings or []), out, time_budget, threads, workers, changed_data)
     folder, progress = finished.folder, finished.training.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
@@ -110,7 +110,7 @@ def kept_text(path: Path, changes: list[str]) -> str:
     return with_changes(read_text(path), changes)
 
 
-def trained(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
+def train_recipe(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
             workers: int | None = None, changed_data: bool = False) -> Run:  # fmt: skip
     """Train to the end; where a signal stops it, exit with 128 + its number, as shells do."""
     import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qkv.config.model import ModelConfig
 from qkv.config.run import DataConfig, DecodeConfig, TrainConfig
-from qkv.config.strict import Strict, checked, merged, override, read_toml
+from qkv.config.strict import Strict, merge, override, read_toml, validate
 from qkv.config.task import AugmentConfig, CorruptConfig, TaskName, TuneConfig
 from qkv.errors import ConfigError
 
@@ -49,16 +49,16 @@ def load_recipe(path: Path, settings: list[str] | None = None,
         base = preset(name) if isinstance(name, str) else None
         if base is None:
             raise ConfigError(f"preset must be a name ({', '.join(PRESETS)}), given {name!r}")
-        values["model"] = merged(base.model_dump(exclude_unset=True), own)
+        values["model"] = merge(base.model_dump(exclude_unset=True), own)
     start = values.get("tune", {}).get("start") if isinstance(values.get("tune"), dict) else None
     if isinstance(start, str) and start and config_of is not None:
-        values["model"] = merged(config_of(start).model_dump(exclude_unset=True), own)
+        values["model"] = merge(config_of(start).model_dump(exclude_unset=True), own)
     fields, data = values.get("model", {}), values.get("data", {})
     if isinstance(fields, dict) and isinstance(data, dict) and "data" in values:
         size = data.get("vocab_size", DataConfig.model_fields["vocab_size"].default)
         fields = {"vocab_size": size, **fields}  # the trained tokenizer's size takes its place
-    model = checked(ModelConfig, fields, "model")
+    model = validate(ModelConfig, fields, "model")
     rooms: dict[str, type[Strict]] = {"data": DataConfig, "train": TrainConfig, "decode": DecodeConfig,
                                      "tune": TuneConfig, "corrupt": CorruptConfig, "augment": AugmentConfig}  # fmt: skip
-    parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}
-    return checked(Recipe, {**values, **parts, "model": model})
+    parts = {name: validate(kind, values[name], name) for name, kind in rooms.items() if name in values}
+    return validate(Recipe, {**values, **parts, "model": model})

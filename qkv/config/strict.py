@@ -23,11 +23,11 @@ class Strict(BaseModel):
 
     def changed(self, **fields: Any) -> Any:
         """The same record with some fields replaced, checked again."""
-        return checked(type(self), {**self.model_dump(exclude_unset=True), **fields})
+        return validate(type(self), {**self.model_dump(exclude_unset=True), **fields})
 
 
-def checked(kind: type[Strict], values: Any, where: str = "") -> Any:
-    """Build `kind` from plain values; all problems at once, in words."""
+def validate(kind: type[Strict], values: Any, where: str = "") -> Any:
+    """Build `kind` from plain values; one ConfigError lists all problems."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where!r} is a table of fields, given {values!r}")
     try:
@@ -129,11 +129,11 @@ def _toml_value(text: str, setting: str) -> Any:
         return text
 
 
-def merged(base: Any, changes: Any) -> Any:
-    """Tables laid over tables, at every depth; anything else replaces what was there."""
+def merge(base: Any, changes: Any) -> Any:
+    """Merge nested tables: `changes` overrides `base` at every depth; a value that is not a table replaces the old one."""
     if not (isinstance(base, dict) and isinstance(changes, dict)):
         return changes
-    return base | {key: merged(base.get(key), value) for key, value in changes.items()}
+    return base | {key: merge(base.get(key), value) for key, value in changes.items()}
 
 
 def format_value(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from qkv.config.run import CorpusConfig
-from qkv.config.strict import Strict, checked, override, read_toml
+from qkv.config.strict import Strict, override, read_toml, validate
 
 
 def tuples(values: Any) -> Any:
@@ -108,6 +108,6 @@ def load_vectors_recipe(path: Path, settings: list[str] | None = None) -> Vector
     """A recipe file for word vectors with `--set` overrides, checked."""
     values = override(read_toml(path), settings or [])
     rooms: dict[str, type[Strict]] = {"data": TextConfig, "vectors": VectorsConfig}
-    parts = {name: checked(kind, values[name], name) for name, kind in rooms.items() if name in values}
-    recipe: VectorsRecipe = checked(VectorsRecipe, {**values, **parts})
+    parts = {name: validate(kind, values[name], name) for name, kind in rooms.items() if name in values}
+    recipe: VectorsRecipe = validate(VectorsRecipe, {**values, **parts})
     return recipe

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import qkv
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.config.rules import outside
 from qkv.config.usage import Usage
 from qkv.convert.files import (
@@ -200,12 +200,12 @@ def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
 
 def read_config(folder: Path) -> ModelConfig:
     """Read the network's configuration from config.json."""
-    return checked(ModelConfig, read_values(folder)["model"], "model")  # type: ignore[no-any-return]
+    return validate(ModelConfig, read_values(folder)["model"], "model")  # type: ignore[no-any-return]
 
 
 def read_usage(folder: Path) -> Usage:
     """Read what a model is for from config.json; a folder of format 0.1 does not say it."""
-    return checked(Usage, read_values(folder).get("usage", {}), "usage")  # type: ignore[no-any-return]
+    return validate(Usage, read_values(folder).get("usage", {}), "usage")  # type: ignore[no-any-return]
 
 
 def read_values(folder: Path) -> dict[str, Any]:

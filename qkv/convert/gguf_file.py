@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.convert.files import read_bytes
 from qkv.convert.folder import agree, network_with
 from qkv.errors import ConfigError, FileError
@@ -140,7 +140,7 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
         if f"tokenizer.ggml.{name}_token_id" in fields
     ]
     try:
-        config: ModelConfig = checked(ModelConfig, {
+        config: ModelConfig = validate(ModelConfig, {
             "family": "decoder", "vocab_size": shapes["embed.tokens.weight"][0], "feedforward": "swiglu", "norm": "rms",
             "norm_order": "pre", "position": "rotary", "attention_bias": "none", "ffn_bias": False, "dropout": 0.0,
             "tie": "none" if "head.weight" in shapes else "output", "eos_id": tuple(dict.fromkeys(ends)) or None, **values,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.convert.rewrite import Rewrite
 from qkv.convert.tables import Row
 from qkv.errors import ConfigError, FileError
@@ -150,7 +150,7 @@ class Family:
             fields |= {"n_classes": n_classes(config), "labels": labels(config)}
         fields |= {**self.read(values, names, head), **self.fixed}
         try:
-            return checked(ModelConfig, fields)
+            return validate(ModelConfig, fields)
         except ConfigError as error:
             raise FileError(f"config.json of model_type {self.model_type!r}: {error}") from None
 

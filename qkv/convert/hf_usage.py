@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from qkv.config import checked
+from qkv.config import validate
 from qkv.config.usage import Usage
 from qkv.convert.files import read_json
 from qkv.convert.generation_file import read_defaults
@@ -28,7 +28,7 @@ def read_usage(folder: Path) -> Usage:
     named = {ours: settings.get(theirs) for ours, theirs in LANGUAGES.items()}
     if all(isinstance(name, str) and name for name in named.values()):
         fields = {"task": "translation", **named}
-    return checked(Usage, {**fields, "decoding": read_defaults(folder)}, "usage")  # type: ignore[no-any-return]
+    return validate(Usage, {**fields, "decoding": read_defaults(folder)}, "usage")  # type: ignore[no-any-return]
 
 
 def task_fields(params: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.convert.files import read_bytes
 from qkv.convert.folder import fill
 from qkv.errors import ConfigError, FileError
@@ -54,7 +54,7 @@ def read_header(path: Path) -> tuple[ModelConfig, list[tuple[str, tuple[int, ...
         "vocab_size": abs(vocab), "max_length": length,
     }  # fmt: skip
     try:
-        config = checked(ModelConfig, {
+        config = validate(ModelConfig, {
             "family": "decoder", **sizes, "tie": "output" if vocab > 0 else "none", "feedforward": "swiglu", "norm": "rms",
             "norm_eps": 1e-5, "norm_order": "pre", "position": "rotary-interleaved", "attention_bias": "none",
             "ffn_bias": False, "dropout": 0.0, "bos_id": BOS,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.config import ModelConfig, checked
+from qkv.config import ModelConfig, validate
 from qkv.convert.files import read_bytes, read_tensors, some
 from qkv.convert.folder import fill, plausible
 from qkv.convert.tables import THIRDS, Row, both, layers, read_weights, row
@@ -53,7 +53,7 @@ def read(source: str | Path | Mapping[str, Tensor], n_heads: int, *, prefix: str
     sizes = sizes_of(inside, tensors, words, output)
     if target_embedding is not None:
         sizes |= {"target_vocab_size": tensors[target_embedding].size(0)}
-    config = checked(ModelConfig, {"n_heads": n_heads, "tie": tie(target_embedding, output), **sizes, **settings})
+    config = validate(ModelConfig, {"n_heads": n_heads, "tie": tie(target_embedding, output), **sizes, **settings})
     plausible(config, len(tensors), where)
     rows = [
         row(embedding, "source.tokens.weight"),

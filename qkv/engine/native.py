@@ -177,25 +177,25 @@ def panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
 # --- the structures of native.cpp and training_kernels.cpp; each holds addresses, so whoever makes one keeps the tensors
 
 
-class Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
     _fields_ = [("panels", POINTER), ("bias", POINTER), ("inputs", WHOLE), ("outputs", WHOLE)]
 
 
-class Norm(ctypes.Structure):
+class NormStruct(ctypes.Structure):
     _fields_ = [("weight", POINTER), ("bias", POINTER), ("eps", REAL)]
 
 
-class Residual(ctypes.Structure):
-    _fields_ = [("before", Norm), ("after", Norm), ("first", Linear), ("last", Linear)]
+class ResidualStruct(ctypes.Structure):
+    _fields_ = [("before", NormStruct), ("after", NormStruct), ("first", LinearStruct), ("last", LinearStruct)]
 
 
-class Block(ctypes.Structure):
-    _fields_ = [("attention", Residual), ("cross", Residual), ("feedforward", Residual)]
+class BlockStruct(ctypes.Structure):
+    _fields_ = [("attention", ResidualStruct), ("cross", ResidualStruct), ("feedforward", ResidualStruct)]
 
 
-class Decoder(ctypes.Structure):
+class DecoderStruct(ctypes.Structure):
     _fields_ = [("blocks", POINTER), *((name, WHOLE) for name in ("layers", "width", "heads", "key_heads", "head_width",
-                "activation")), ("scale", REAL), ("norm", Norm)]  # fmt: skip
+                "activation")), ("scale", REAL), ("norm", NormStruct)]  # fmt: skip
 
 
 class Pass(ctypes.Structure):
@@ -213,15 +213,15 @@ class Heads(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3])
 
 
-class Attention(ctypes.Structure):
+class AttentionStruct(ctypes.Structure):
     _fields_ = [*((name, Heads) for name in ("query", "key", "value", "out")), ("sums", POINTER), ("spans", POINTER),
                 *((name, WHOLE) for name in ("n", "tokens", "heads", "key_heads", "width")), ("scale", REAL),
                 ("causal", ctypes.c_bool), *((name, Heads) for name in ("dout", "dquery", "dkey", "dvalue"))]  # fmt: skip
 
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "Linear": Linear, "Norm": Norm, "Residual": Residual, "Block": Block, "Decoder": Decoder, "Pass": Pass,
-    "Heads": Heads, "Attention": Attention,
+    "Linear": LinearStruct, "Norm": NormStruct, "Residual": ResidualStruct, "Block": BlockStruct, "Decoder": DecoderStruct, "Pass": Pass,
+    "Heads": Heads, "Attention": AttentionStruct,
 }  # fmt: skip
 """Names in C++."""
 

@@ -35,8 +35,8 @@ class NativeStack(Stack):
         attention = first.attention.layer
         self.heads, self.key_heads = (width // attention.d_head for width in attention.widths[:2])
         self.d_head = attention.d_head
-        blocks = (native.Block * len(self.blocks))(*map(block_of, self.blocks))
-        self.described = blocks, native.Decoder(
+        blocks = (native.BlockStruct * len(self.blocks))(*map(block_of, self.blocks))
+        self.described = blocks, native.DecoderStruct(
             ctypes.addressof(blocks), len(blocks), first.feedforward.layer.down.shape[0], self.heads, self.key_heads,
             self.d_head, NUMBERS[first.feedforward.layer.activation], attention.mixer.score.scale, norm_of(self.norm),
         )  # fmt: skip
@@ -116,20 +116,20 @@ def norm_suits(norm: nn.Module) -> bool:
     return isinstance(norm, nn.Identity | RMSNorm) or (isinstance(norm, LayerNorm) and norm.bias is not None)
 
 
-def block_of(block: Any) -> native.Block:
+def block_of(block: Any) -> native.BlockStruct:
     attention, cross, inner = block.attention.layer, block.cross, block.feedforward.layer
-    return native.Block(
+    return native.BlockStruct(
         residual_of(block.attention, attention.query_key_value, attention.output),
-        native.Residual() if cross is None else residual_of(cross, cross.layer.query, cross.layer.output),
+        native.ResidualStruct() if cross is None else residual_of(cross, cross.layer.query, cross.layer.output),
         residual_of(block.feedforward, inner.up, inner.down),
     )
 
 
-def residual_of(part: Residual, first: Any, last: Any) -> native.Residual:
-    return native.Residual(norm_of(part.before), norm_of(part.after), first.described, last.described)
+def residual_of(part: Residual, first: Any, last: Any) -> native.ResidualStruct:
+    return native.ResidualStruct(norm_of(part.before), norm_of(part.after), first.described, last.described)
 
 
-def norm_of(norm: Any) -> native.Norm:
+def norm_of(norm: Any) -> native.NormStruct:
     if isinstance(norm, nn.Identity):
-        return native.Norm()
-    return native.Norm(norm.weight.data_ptr(), native.address(getattr(norm, "bias", None)), norm.eps)
+        return native.NormStruct()
+    return native.NormStruct(norm.weight.data_ptr(), native.address(getattr(norm, "bias", None)), norm.eps)

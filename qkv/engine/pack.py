@@ -88,7 +88,7 @@ class PackedLinear(nn.Module):
         self.panels: Tensor | None = None
         if native.supports(weight):
             self.panels, self.start = native.panels(weight, self.bias)
-            self.described = native.Linear(self.panels.data_ptr(), self.start.data_ptr(), depth, out)
+            self.described = native.LinearStruct(self.panels.data_ptr(), self.start.data_ptr(), depth, out)
         else:
             self.weight, self.blocks = weight, reorder(weight)
 

@@ -87,9 +87,9 @@ def heads_like(x: Tensor) -> Tensor:
 
 
 def attention_of(query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, spans: Tensor, scale: float,
-                 causal: bool) -> native.Attention:  # fmt: skip
+                 causal: bool) -> native.AttentionStruct:  # fmt: skip
     heads = map(native.Heads.of, (query, key, value, out))
-    return native.Attention(*heads, sums.data_ptr(), spans.data_ptr(), len(spans), query.size(2), query.size(1),
+    return native.AttentionStruct(*heads, sums.data_ptr(), spans.data_ptr(), len(spans), query.size(2), query.size(1),
                             key.size(1), query.size(3), scale, causal)  # fmt: skip
 
 

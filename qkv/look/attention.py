@@ -27,7 +27,7 @@ from qkv.parts.positions import PositionEncoding
 from qkv.parts.recurrent import RecurrentStack, StepAttention
 from qkv.parts.scores import Additive, of_heads
 from qkv.parts.softmax import Softmax, repeat_heads
-from qkv.parts.tap import Hook, hooked
+from qkv.parts.tap import Hook, attach_hooks
 
 BUDGET = 2**22
 """Number of weights that are computed at a time: 16 MB."""
@@ -160,7 +160,7 @@ def to_index(given: Sequence[int] | Tensor | None, size: int, what: str) -> Tens
 def visit(network: nn.Module, batch: Batch, where: Sequence[Site], use: Use, heads: Sequence[int] | None = None,
           rows: Sequence[int] | Tensor | None = None) -> None:  # fmt: skip
     """Run once; call `use` with the weights of each layer of `where`, some rows at a time, in order."""
-    with hooked(network, dict(weight_hook(network, site, use, heads, rows) for site in where)):
+    with attach_hooks(network, dict(weight_hook(network, site, use, heads, rows) for site in where)):
         network(batch)
 
 

@@ -18,7 +18,7 @@ from qkv.parts.positions import Rotation
 from qkv.parts.recurrent import StepAttention
 from qkv.parts.scores import Additive, Bilinear, Dot, LowRankBilinear
 from qkv.parts.softmax import repeat_heads
-from qkv.parts.tap import hooked
+from qkv.parts.tap import attach_hooks
 
 SCORES = {Dot: "dot", Bilinear: "bilinear", LowRankBilinear: "low-rank", Additive: "additive"}
 
@@ -168,7 +168,7 @@ def record_pass(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
         f"{site.name}.key": lambda _, made: kept.update(key=made),
         f"{site.name}.mixer": lambda given, mixed: kept.update(given=given, mixed=mixed),
     }
-    with hooked(network, hooks):
+    with attach_hooks(network, hooks):
         network(batch)
     return kept
 
@@ -187,7 +187,7 @@ def trace_steps(network: Any, batch: Batch, site: Site) -> dict[str, Any]:
         f"{site.name}.query": lambda _, made: queries.append(made),
         stack: lambda _, made: last.append(made[0]),
     }
-    with hooked(network, hooks):
+    with attach_hooks(network, hooks):
         network(batch)
     attention = network.get_submodule(site.name)
     states, keys, memories, masks, contexts, weights = zip(*steps, strict=True)

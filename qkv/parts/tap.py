@@ -29,7 +29,7 @@ def has_hooks(network: nn.Module) -> bool:
 
 
 @contextmanager
-def hooked(network: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
+def attach_hooks(network: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """Attach a hook to each named module, of whatever kind, within the block.
 
     A layer that is called several times in one pass (ALBERT) has several names: its k-th call has the k-th of them.
@@ -68,7 +68,7 @@ def edit(network: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
 
         return hook
 
-    with hooked(network, {name: hook_of(change) for name, change in changes.items()}):
+    with attach_hooks(network, {name: hook_of(change) for name, change in changes.items()}):
         yield
 
 

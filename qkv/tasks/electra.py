@@ -20,7 +20,7 @@ from qkv.device import isolate_random_state
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
-from qkv.objectives import masked, replaced
+from qkv.objectives import masked_lm, replaced_token_detection
 from qkv.tasks.base import Words
 from qkv.tasks.pretraining import Pretraining, hits, marks_of
 from qkv.tasks.windows import frame_rows
@@ -120,7 +120,7 @@ class ReplacedTask(Pretraining):
 
     def objective(self, output: Both, batch: Batch) -> Loss:  # type: ignore[override]
         """Divided by the number of masks, which are `rate` of the tokens: that makes it the sum of the two means."""
-        words, wrong = masked(output.generator, batch), replaced(output.discriminator, output.batch)
+        words, wrong = masked_lm(output.generator, batch), replaced_token_detection(output.discriminator, output.batch)
         return Loss(words.sum + WEIGHT * self.corrupt.rate * wrong.sum, words.count)
 
     @torch.no_grad()

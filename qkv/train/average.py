@@ -14,7 +14,7 @@ from qkv.convert.folder import put
 from qkv.convert.manifest import verify
 from qkv.errors import FileError
 from qkv.train.checkpoint import TENSORS, all_of
-from qkv.train.lora import merged
+from qkv.train.lora import merge_updates
 
 
 def average_run(run: Path, out: Path, last: int) -> list[Path]:
@@ -40,7 +40,9 @@ def weights_of(checkpoint: Path) -> dict[str, Tensor]:
         raise FileError(
             f"{checkpoint.parent} trains two networks (task = 'replaced'), of which best/ is one: not averaged"
         )
-    return merged({name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")})
+    return merge_updates(
+        {name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")}
+    )
 
 
 def mean(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

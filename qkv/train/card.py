@@ -24,7 +24,7 @@ def card(task: Task, results: dict[str, Any], name: str) -> str:
         f"{task.title()}, trained with qkv {results['training']['qkv']}.\n",
         "## Scores\n", *scores(results),
         "## Use\n", use(task),
-        "## Data\n", *learned_from(data, results),
+        "## Data\n", *data_lines(data, results),
         "## Model\n", *model(task, results),
         "## Training\n", *training(task, results),
         f"## Licence\n\n{LICENCE}. Replace this with the licence that the training data allows.\n",
@@ -107,7 +107,7 @@ def use(task: Task) -> str:
     )
 
 
-def learned_from(data: DataConfig, results: dict[str, Any]) -> list[str]:
+def data_lines(data: DataConfig, results: dict[str, Any]) -> list[str]:
     found = results["data"]
     lines = [f"- training: {origin(c)}" + (f", weight {c.weight:g}" if len(data.train) > 1 else "") for c in data.train]
     lines += [f"- validation: {origin(data.valid)}"]

@@ -92,7 +92,7 @@ def save(folder: Path, t: Training) -> None:
 
 
 def load(folder: Path, t: Training) -> None:
-    """Put everything back as it was; `set_aside_damaged` has verified the files."""
+    """Put everything back as it was; `set_aside_damaged_checkpoints` has verified the files."""
     numbers, tensors = read_json(folder / NUMBERS), read_tensors(folder / TENSORS)
     try:
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
@@ -101,7 +101,9 @@ def load(folder: Path, t: Training) -> None:
             part, _, name = key.partition(".")
             parts[part][name] = x
         put(t.network, parts["weights"], str(folder))
-        t.optimizer.load_state_dict({"state": _nested(parts["optimizer"]), "param_groups": _groups(numbers["groups"])})
+        t.optimizer.load_state_dict(
+            {"state": _unflatten(parts["optimizer"]), "param_groups": _groups(numbers["groups"])}
+        )
         t.progress = progress_of(numbers["progress"])
         put_average(t, parts["average"])
         put_random_states(random, folder)
@@ -206,7 +208,7 @@ def newest(run: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def set_aside_damaged(run: Path, say: Callable[[str], None]) -> None:
+def set_aside_damaged_checkpoints(run: Path, say: Callable[[str], None]) -> None:
     """Rename damaged checkpoints, from the newest on down to the first good one, so that `newest` is good; report which.
 
     FileError where none is good: to start anew is the user's decision.
@@ -239,7 +241,7 @@ def damage(folder: Path) -> str:
     return ""
 
 
-def _nested(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+def _unflatten(flat: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
     """{"3.exp_avg": x} -> {3: {"exp_avg": x}}, as torch's optimisers have it."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, x in flat.items():

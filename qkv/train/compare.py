@@ -40,8 +40,8 @@ class Scored:
         return {score["name"]: float(score["value"]) for score in self.test["scores"]}
 
 
-def open_scored(folder: Path, say: Say, paths: Paths = (), columns: Columns = (), device: str = "cpu") -> Scored:
-    """The stored answers of a run, or those to the given files."""
+def open_scores(folder: Path, say: Say, paths: Paths = (), columns: Columns = (), device: str = "cpu") -> Scored:
+    """Read the stored scores and answers of a run, or score the model on the given files."""
     task = task_name(folder)
     if paths:
         with tempfile.TemporaryDirectory() as place:
@@ -86,7 +86,7 @@ def compare_runs(folders: Sequence[Path], say: Say, paths: Paths = (), columns: 
     metrics, how: of translations, some of bleu, chrf and ter, and their settings (tokenize, lowercase).
     """
     same_task(folders)
-    runs = [open_scored(folder, say, paths, columns, device) for folder in folders]
+    runs = [open_scores(folder, say, paths, columns, device) for folder in folders]
     same_test_set(runs)
     rows = compare_measures({run.name: measures_of(run, runs) for run in runs}, samples)
     if not rows and runs[0].task == "language":
@@ -117,7 +117,7 @@ def compare_seeds(groups: Sequence[Sequence[Path]], say: Say, paths: Paths = (),
     same_task([folder for group in groups for folder in group])
     for group in groups:
         one_recipe(group)
-    scored = [[open_scored(folder, say, paths, columns, device) for folder in group] for group in groups]
+    scored = [[open_scores(folder, say, paths, columns, device) for folder in group] for group in groups]
     same_test_set([run for group in scored for run in group])
     systems = {",".join(run.name for run in group): scores_of(group) for group in scored}
     return compare_groups(systems, paired)

@@ -35,13 +35,13 @@ def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens
         isolate_random_state(device),
         torch.compiler.set_stance("force_eager"),
     ):  # trying must not change what is learned
-        batches = [tried(c, rows, length).to(device) for rows in (2, 4)]
-        first, second = (saved(network.train(), objective, batch) for batch in batches)
+        batches = [trial_batch(c, rows, length).to(device) for rows in (2, 4)]
+        first, second = (activation_bytes(network.train(), objective, batch) for batch in batches)
     each = (second - first) / (2 * length)
     return int(first + each * max(tokens - 2 * length, 0))
 
 
-def saved(network: nn.Module, objective: Objective, batch: Batch) -> int:
+def activation_bytes(network: nn.Module, objective: Objective, batch: Batch) -> int:
     """Bytes that autograd keeps for this batch, each storage counted once, the weights not."""
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, int] = {}
@@ -58,6 +58,6 @@ def saved(network: nn.Module, objective: Objective, batch: Batch) -> int:
     return sum(kept.values())
 
 
-def tried(c: ModelConfig, rows: int, length: int) -> Batch:
-    """Words, or images, which have a length of their own."""
+def trial_batch(c: ModelConfig, rows: int, length: int) -> Batch:
+    """Return a random batch to measure: `rows` texts of `length` tokens, or images, whose size the configuration sets."""
     return example(c, rows, length=length)

@@ -16,7 +16,7 @@ from qkv.convert.files import read_json, some
 from qkv.errors import FileError, QkvError
 from qkv.text.wording import format_duration
 from qkv.train import checkpoint
-from qkv.train.loop import end_reason, share_done
+from qkv.train.loop import end_reason, share_of_run
 from qkv.train.schedule import learning_rate
 from qkv.train.warm_start import VOCABULARY, contradictions
 
@@ -124,7 +124,7 @@ def say_rate(folder: Path, c: TrainConfig, changed: set[str], say: Callable[[str
     numbers = read_json(last / checkpoint.NUMBERS)
     p = checkpoint.progress_of(numbers["progress"])
     before = max((group["lr"] / (group.get("scale") or 1.0) for group in numbers["groups"]), default=0.0)
-    rate = learning_rate(c, p.step + 1, share_done(p, c))
+    rate = learning_rate(c, p.step + 1, share_of_run(p, c))
     why = f': the schedule "{c.schedule}" now spans the new length of the run' if spans else ""
     say(f"the learning rate continues at {rate:.3g} (update {p.step + 1:,}), after {before:.3g}{why}")
 

@@ -59,14 +59,14 @@ def cores() -> int:
 def pays_off(recipe: Recipe) -> bool:
     """Whether workers are faster than threads: neither too large for a copy each nor too small to be shared."""
     assert recipe.data is not None
-    weights = sum(p.numel() for p in skeleton(sized(recipe.model)).parameters())
+    weights = sum(p.numel() for p in skeleton(with_classes(recipe.model)).parameters())
     tokens = recipe.data.batch_tokens * recipe.train.accumulate
     work = 3.0 * weights * tokens * recipe.train.steps
     return weights <= MOST_WEIGHTS and work >= LEAST_WORK and recipe.data.batch_tokens >= LEAST_TOKENS * cores()
 
 
-def sized(c: ModelConfig) -> ModelConfig:
-    """A configuration that can be built before labels are known."""
+def with_classes(c: ModelConfig) -> ModelConfig:
+    """Return a configuration that can be built before the labels are known: two classes where none are set."""
     return c if c.head not in ("classes", "classes-words", "tags") or c.n_classes else c.changed(n_classes=2)
 
 

@@ -137,7 +137,7 @@ class Clock:
     def __init__(self, progress: Progress, c: TrainConfig, signals: list[signal.Signals]):
         self.progress, self.c, self.signals, self.workers = progress, c, signals, world()
         self.start = time.monotonic() - progress.seconds
-        self.mark: Mark = (progress.step, share_done(progress, c), progress.seconds / 60)
+        self.mark: Mark = (progress.step, share_of_run(progress, c), progress.seconds / 60)
         self.signal, self.ending, self.evaluation_due, self.checkpoint_due = 0, end_reason(progress, c), False, False
         # of a run that was extended since, the last evaluation is at a smaller share
         last = progress.evaluated
@@ -151,7 +151,7 @@ class Clock:
         p.seconds, self.signal = time.monotonic() - self.start, max(self.signals, default=0)
         if self.workers > 1:
             p.seconds, self.signal = agree(p.seconds, self.signal)
-        self.mark = p.step, share_done(p, self.c), p.seconds / 60
+        self.mark = p.step, share_of_run(p, self.c), p.seconds / 60
         self.ending = self.ending or end_reason(p, self.c)
         self.evaluation_due = self.mark[self.next_evaluation[0]] >= self.next_evaluation[1]
         self.checkpoint_due = self.mark[self.next_checkpoint[0]] >= self.next_checkpoint[1]
@@ -231,14 +231,14 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     return {f"valid_{name}": value for name, value in scores.items()}
 
 
-def share_done(p: Progress, c: TrainConfig) -> float:
+def share_of_run(p: Progress, c: TrainConfig) -> float:
     """Return the share of the run that is done: by steps, or by epochs or time where these end first."""
     timed = 0.0 if c.time_budget is None else p.seconds / (60 * c.time_budget)
     passed = 0.0 if c.epochs is None else p.position.passes / c.epochs
     return max(p.step / c.steps, timed, passed)
 
 
-def updates_left(p: Progress, c: TrainConfig) -> int:
+def remaining_updates(p: Progress, c: TrainConfig) -> int:
     """Return the number of updates until the steps or the epochs are done, whatever the time budget."""
     by_steps = c.steps - p.step
     if c.epochs is None or not p.position.passes:

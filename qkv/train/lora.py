@@ -41,10 +41,10 @@ class LowRank(nn.Module):
         self.register_buffer("scale", torch.tensor(alpha / rank, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return updated(weight, self.a, self.b, self.scale)
+        return add_update(weight, self.a, self.b, self.scale)
 
 
-def updated(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+def add_update(weight: Tensor, a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     return weight + scale * (b @ a)  # (out, in)
 
 
@@ -75,10 +75,10 @@ def projections(network: nn.Module, feedforward: bool) -> Iterator[tuple[str, nn
 
 def plain(config: ModelConfig, network: Any) -> Any:
     """The network itself, or where it has updates an ordinary one with the same outputs."""
-    return network_with(config, merged(weights(network))) if updates(network) else network
+    return network_with(config, merge_updates(weights(network))) if updates(network) else network
 
 
-def merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def merge_updates(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Named weights of a network with updates -> those of the plain network."""
     parts: dict[str, dict[str, Tensor]] = {}
     found = {}
@@ -88,7 +88,7 @@ def merged(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         else:
             found[name] = tensor
     for name, part in parts.items():
-        found[f"{name}.weight"] = updated(part["original"], part["a"], part["b"], part["scale"])
+        found[f"{name}.weight"] = add_update(part["original"], part["a"], part["b"], part["scale"])
     return found
 
 

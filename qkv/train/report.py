@@ -18,7 +18,7 @@ from qkv.tasks.base import Task
 from qkv.text.wording import format_duration, plural
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
-from qkv.train.loop import share_done, updates_left
+from qkv.train.loop import remaining_updates, share_of_run
 from qkv.train.throughput import ENOUGH_UPDATES, Forecast, Pace
 from qkv.train.workers import world
 
@@ -121,7 +121,7 @@ class Report:
             self.estimate()
         if self.bar:
             now = f"loss {self.loss:.3f}{self.short}{self.speed()}"
-            done = share_done(self.training.progress, self.train)
+            done = share_of_run(self.training.progress, self.train)
             self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
 
     def label(self, score: str) -> str:
@@ -134,7 +134,7 @@ class Report:
     def left(self) -> float:
         """Seconds until the steps are done or the time is over, whichever comes first, at the present rate."""
         progress, c = self.training.progress, self.train
-        by_steps = updates_left(progress, c) * self.pace.seconds_per_update
+        by_steps = remaining_updates(progress, c) * self.pace.seconds_per_update
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
     def speed(self) -> str:
@@ -147,7 +147,7 @@ class Report:
         self.next_forecast = self.pace.recent[-1][0] + 1.0
         if not self.pace.known:
             return
-        each, wanted = self.pace.seconds_per_update, updates_left(self.training.progress, self.train)
+        each, wanted = self.pace.seconds_per_update, remaining_updates(self.training.progress, self.train)
         fitting, now = min(wanted, int(self.left() / each)), time.monotonic()
         forecast = Forecast(now, fitting, now + self.left())
         if fitting < ENOUGH_UPDATES or not forecast.corrects(self.forecast):

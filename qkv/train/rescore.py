@@ -43,7 +43,7 @@ def recipe_of(run: Path) -> Recipe:
     return load_recipe(run / "recipe.toml", None, open_config)
 
 
-def open_trained(folder: Path, device: str = "cpu", own_test: bool = True) -> Trained:
+def open_trained_model(folder: Path, device: str = "cpu", own_test: bool = True) -> Trained:
     """Open a model for scoring; with `own_test` on the test set of its run, where it has one, and without it on files."""
     run = find_run(folder) if own_test else None
     if run is not None and not (run / "best").is_dir():
@@ -105,11 +105,11 @@ def recipe_for(c: ModelConfig, usage: Usage) -> Recipe:
 
 def rescore(folder: Path, say: Say, paths: Paths = (), columns: Columns = (), device: str = "cpu",
             keep: Path | None = None) -> dict[str, Any]:  # fmt: skip
-    """Score the model in a folder; see `rescore_trained`."""
-    return rescore_trained(open_trained(folder, device, not paths), str(folder), say, paths, columns, keep)
+    """Score the model in a folder; see `rescore_model`."""
+    return rescore_model(open_trained_model(folder, device, not paths), str(folder), say, paths, columns, keep)
 
 
-def rescore_trained(trained: Trained, name: str, say: Say, paths: Paths = (), columns: Columns = (), keep: Path | None = None
+def rescore_model(trained: Trained, name: str, say: Say, paths: Paths = (), columns: Columns = (), keep: Path | None = None
                     ) -> dict[str, Any]:  # fmt: skip
     """{"task", "set", "examples", "how", "scores", ...} of a model, as results.json has them.
 

@@ -50,15 +50,15 @@ def finish(r: Run, report: Report) -> dict[str, Any]:
                   "value": abs(progress.best) if task.metric == "loss" else progress.best, "update": progress.best_step},
         "extra_valid": {name: {"examples": len(one.valid), "how": one.how, "metric": one.metric, "scores": one.evaluate(best)}
                         for name, one in task.extra.items()},
-        "test": kept(task.test(best, r.folder, report.say)),
+        "test": with_compact_report(task.test(best, r.folder, report.say)),
         "baseline": task.baseline(),
     }  # fmt: skip
     write_json(place, results)  # the last: who is stopped before does it again
     return results
 
 
-def kept(test: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A report of many classes is stored in short; `qkv evaluate RUN` gives all of it."""
+def with_compact_report(test: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Shorten the report of a test with many classes; `qkv evaluate RUN` prints all of it."""
     return {**test, "report": compact_report(test["report"])} if test is not None and "report" in test else test
 
 

@@ -96,7 +96,7 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
     task_of(recipe).possible(recipe)
     with lock_folder(folder) if is_first() else nullcontext(), report.heartbeat():
         if is_first():
-            checkpoint.set_aside_damaged(folder, report.say)
+            checkpoint.set_aside_damaged_checkpoints(folder, report.say)
             check_rules(folder, recipe)
             claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
         with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, folder):

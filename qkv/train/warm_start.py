@@ -129,7 +129,7 @@ def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callab
         raise QkvError(
             f"{folder} is of family {start.family!r}, this model of family {config.family!r}: start from another"
         )
-    known = renamed(started.state_dict(), start, config)  # each name of a shared matrix
+    known = rename_weights(started.state_dict(), start, config)  # each name of a shared matrix
     fresh, misfits, wanted = [], [], weights(network)
     with torch.no_grad():
         for name, weight in wanted.items():
@@ -150,8 +150,8 @@ def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callab
         + (f"; not used of it: {some(unused, 5)}" if unused else ""))  # fmt: skip
 
 
-def renamed(known: Mapping[str, Tensor], start: ModelConfig, new: ModelConfig) -> dict[str, Tensor]:
-    """The weights under the names that the new network has for them."""
+def rename_weights(known: Mapping[str, Tensor], start: ModelConfig, new: ModelConfig) -> dict[str, Tensor]:
+    """Return the weights under the names of the new network; leave out an output layer of other labels."""
     alike = ("head.", "head.") if start.head == new.head else None
     old, now = alike or MOVED.get((start.head, new.head), ("nothing", ""))
     found = {name: x for name, x in known.items() if not name.startswith("head.")}

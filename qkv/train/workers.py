@@ -54,7 +54,9 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
         yield
     except BaseException as error:
         release(error)
-        raise WorkerLost("another worker has ended; its own message says why") if lost(error) else error from None
+        raise (
+            WorkerLost("another worker has ended; its own message says why") if is_connection_loss(error) else error
+        ) from None
     finally:
         gc.collect()
         waiting_group = None
@@ -69,7 +71,7 @@ def release(error: BaseException | None) -> None:
         error = error.__context__
 
 
-def lost(error: BaseException) -> bool:
+def is_connection_loss(error: BaseException) -> bool:
     """Whether the error means that the connection to another worker is lost."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 

@@ -68,7 +68,7 @@ def run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> Vecto
 
 def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> VectorsRun:
     """Create the folder, or read it to resume."""
-    checkpoint.set_aside_damaged(folder, report.say)
+    checkpoint.set_aside_damaged_checkpoints(folder, report.say)
     claim(folder, recipe, text, load_vectors_recipe, report.say)
     last, texts = checkpoint.newest(folder), sources(recipe.data)
     if last is None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 
-from qkv.config.strict import Strict, checked, override
+from qkv.config.strict import Strict, override, validate
 from qkv.serve.http.errors import ApiError
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class Limits(Strict):
 
 def parse_limits(settings: Sequence[str]) -> Limits:
     """Read `--limit NAME=VALUE` options; a limit that is not given keeps its default."""
-    limits: Limits = checked(Limits, override({}, list(settings)), "--limit")
+    limits: Limits = validate(Limits, override({}, list(settings)), "--limit")
     return limits
 
 
