@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qkv.look.embedding_space import Neighbours
     from qkv.look.look import Look
     from qkv.look.probe import Contexts
-    from qkv.tasks.classification import Classification
+    from qkv.tasks.classifier import Classification
     from qkv.tasks.fill import Filled
     from qkv.tasks.inspection import Looker
     from qkv.tasks.tagging import Tagged
@@ -142,7 +142,7 @@ class Model(BaseModel):
         top_k: probabilities of the k likeliest labels only.
         A regression gives `score` in place of a label. `cut`: the text had over `config.max_length` tokens.
         """
-        from qkv.tasks.classification import Classifier
+        from qkv.tasks.classifier import Classifier
 
         if self.config.image_size is not None:
             from qkv.tasks.images import ImageClassifier

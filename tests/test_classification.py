@@ -19,16 +19,8 @@ from qkv.convert import folder as ours
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.tasks.base import Words, unused
-from qkv.tasks.classification import (
-    PREDICTIONS,
-    ClassificationTask,
-    Classifier,
-    RegressionTask,
-    TextEncoder,
-    collate,
-    ends,
-    shares,
-)
+from qkv.tasks.classification import PREDICTIONS, ClassificationTask, RegressionTask
+from qkv.tasks.classifier import Classifier, TextEncoder, collate, ends, shares
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import KINDS, train_tokenizer
 

@@ -18,7 +18,7 @@ from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.api import Model
-    from qkv.tasks.classification import Classification
+    from qkv.tasks.classifier import Classification
 
 FILE = typer.Argument(
     metavar="[FILE]", show_default=False,

@@ -30,7 +30,7 @@ from qkv.models.build import n_patches
 from qkv.models.output import Output
 from qkv.objectives import classification
 from qkv.tasks.base import Say, Task, Words, digest, held_out
-from qkv.tasks.classification import Classification
+from qkv.tasks.classifier import Classification
 
 POOL_BYTES = 500_000_000
 """Pictures that are shuffled together fill at most this much memory."""

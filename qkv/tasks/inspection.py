@@ -24,7 +24,7 @@ from qkv.look.look import Look
 from qkv.look.probe import Contexts, contexts
 from qkv.look.residual_stream import layer_outputs
 from qkv.models.inputs import batch_of, has_fixed_length
-from qkv.tasks import answering, classification
+from qkv.tasks import answering, classifier
 from qkv.tasks.fill import Filler
 from qkv.tasks.summary import NO_REPEAT, Summarizer
 from qkv.tasks.tagging import WORD, Tagger
@@ -114,7 +114,7 @@ class Looker:
     def read(self, given: Any, pair: str | None = None) -> Reading:
         """What the network reads, as one row, and the names of its tokens."""
         c = self.config
-        if pair is not None and (c.head not in (*classification.HEADS, "span") or not isinstance(given, str)):
+        if pair is not None and (c.head not in (*classifier.HEADS, "span") or not isinstance(given, str)):
             raise QkvError(
                 "this model reads one text: only a classifier of pairs, or a reader of questions, has a second"
             )
@@ -139,8 +139,8 @@ class Looker:
         if self.filler is not None:
             ids = self.filler.read(text)
             place = self.gap(ids)
-        elif c.head in classification.HEADS:
-            reader = classification.TextEncoder(c, words, c.max_length)
+        elif c.head in classifier.HEADS:
+            reader = classifier.TextEncoder(c, words, c.max_length)
             row = reader([text if pair is None else (text, pair)])[0]
             ids, segments = list(row.ids), row.segments
         elif c.head == "span" and pair is not None:
