@@ -56,26 +56,26 @@ define(
 
 SEQ2SEQ = define(
     "lstm-seq2seq",
-    "Sutskever et al. 2014, Sequence to sequence learning: 4 layers of 1000 cells, source read backwards",
+    "Sutskever et al. 2014, Sequence to sequence learning: 4 layers of 1000 cells, source reversed",
     family="encoder-decoder", recurrent="lstm", vocab_size=160_000, target_vocab_size=80_000, d_model=1000, n_layers=4,
     reverse_source=True, position="none", dropout=0.0, pad_id=0, bos_id=1, eos_id=2,
 )  # fmt: skip
 define(
     "rnnenc",
-    "Cho et al. 2014, RNN encoder-decoder: the encoder's last vector enters every step; no maxout before the words",
+    "Cho et al. 2014, RNN encoder-decoder: the encoder's last vector is an input at every time step; no maxout before the output layer",
     family="encoder-decoder", recurrent="gru", vocab_size=15_000, target_vocab_size=15_000, d_model=1000, d_embed=100,
     n_layers=1, fixed_context=True, position="none", dropout=0.0, pad_id=0, bos_id=1, eos_id=2,
 )  # fmt: skip
 define(
     "rnnsearch",
-    "Bahdanau et al. 2015: bidirectional GRU, additive attention; here the directions share d_model, no maxout before the words",
+    "Bahdanau et al. 2015: bidirectional GRU, additive attention; here the directions share d_model, no maxout before the output layer",
     family="encoder-decoder", recurrent="gru", vocab_size=30_000, target_vocab_size=30_000, d_model=1000, d_embed=620,
     n_layers=1, bidirectional=True, decoder_attention="additive", position="none", dropout=0.0, pad_id=0, bos_id=1,
     eos_id=2,
 )  # fmt: skip
 define(
     "luong",
-    "Luong et al. 2015: LSTM with bilinear attention after each step, fed into the next; here also query and key are projected",
+    "Luong et al. 2015: LSTM with bilinear attention and input feeding; here also query and key are projected",
     SEQ2SEQ, vocab_size=50_000, target_vocab_size=50_000, decoder_attention="bilinear", input_feeding=True, dropout=0.2,
 )  # fmt: skip
 
@@ -93,7 +93,7 @@ T5_3B = define("t5-3b", "T5 v1.0 3B", T5, d_model=1024, n_layers=24, n_heads=32,
 define("t5-11b", "T5 v1.0 11B", T5_3B, n_heads=128, d_ff=65_536)
 T5_1 = define(
     "t5-v1.1-small",
-    "T5 v1.1: gated GELU (Shazeer 2020), output words apart from the embedding",
+    "T5 v1.1: gated GELU (Shazeer 2020), output matrix not tied to the embedding",
     T5, n_layers=8, n_heads=6, d_ff=1024, feedforward="geglu-tanh", tie="embeddings", output_scale=False,
 )  # fmt: skip
 define("t5-v1.1-base", "T5 v1.1 base", T5_1, d_model=768, n_layers=12, n_heads=12, d_ff=2048)
@@ -132,13 +132,13 @@ define(
 )  # fmt: skip
 ROBERTA = define(
     "roberta-base",
-    "Liu et al. 2019, RoBERTa: BERT trained longer; byte-level words, one segment",
+    "Liu et al. 2019, RoBERTa: BERT trained longer; byte-level BPE, one segment",
     BERT, vocab_size=50_265, norm_eps=1e-5, n_segments=1, position_offset=2, pad_id=1, bos_id=0, eos_id=2,
 )  # fmt: skip
 define("roberta-large", "RoBERTa large", ROBERTA, d_model=1024, n_layers=24, n_heads=16, d_ff=4096)
 ELECTRA = define(
     "electra-small",
-    "Clark et al. 2020, ELECTRA: was this token replaced? (the discriminator)",
+    "Clark et al. 2020, ELECTRA: replaced-token detection (the discriminator)",
     BERT, head="replaced", d_model=256, n_heads=4, d_ff=1024, d_embed=128, tie="none", output_bias=False,
 )  # fmt: skip
 define(
@@ -150,7 +150,7 @@ define("electra-base", "ELECTRA base (generator_size: 1/3)", ELECTRA, d_model=76
 define("electra-large", "ELECTRA large", ELECTRA, d_model=1024, n_layers=24, n_heads=16, d_ff=4096, d_embed=1024)
 ALBERT = define(
     "albert-base",
-    "Lan et al. 2020, ALBERT v2: one block used twelve times, narrow word vectors",
+    "Lan et al. 2020, ALBERT v2: one block used twelve times, narrow token embeddings",
     BERT, vocab_size=30_000, d_embed=128, share_layers=True, feedforward="gelu-tanh", dropout=0.0,
     attention_dropout=0.0, bos_id=2, eos_id=3,
 )  # fmt: skip
@@ -169,7 +169,7 @@ define(
 )  # fmt: skip
 define(
     "linformer",
-    "Wang et al. 2020, Linformer: keys and values projected from 512 places to 256",
+    "Wang et al. 2020, Linformer: keys and values projected from 512 positions to 256",
     ROBERTA, mixer=("linformer",), mixer_rank=256, attention_dropout=0.0,
 )  # fmt: skip
 VIT = define(
@@ -199,7 +199,7 @@ define("gpt2-large", "GPT-2 large", GPT2, d_model=1280, n_layers=36, n_heads=20,
 define("gpt2-xl", "GPT-2 XL", GPT2, d_model=1600, n_layers=48, n_heads=25, d_ff=6400)
 define(
     "gpt",
-    "Radford et al. 2018, GPT: norms after the sums",
+    "Radford et al. 2018, GPT: post-norm",
     GPT2, vocab_size=40_478, norm_order="post", max_length=512, init_residual=False, pad_id=0, bos_id=None, eos_id=None,
 )  # fmt: skip
 
@@ -233,12 +233,12 @@ define("llama-65b", "LLaMA 65B", LLAMA, d_model=8192, n_layers=80, n_heads=64, d
 LLAMA2 = define("llama2-7b", "Touvron et al. 2023, Llama 2", LLAMA, max_length=4096, norm_eps=1e-5)
 define(
     "llama2-70b",
-    "Llama 2 70B: 8 groups of queries share keys and values (Ainslie et al. 2023)",
+    "Llama 2 70B: grouped-query attention with 8 key-value heads (Ainslie et al. 2023)",
     LLAMA2, d_model=8192, n_layers=80, n_heads=64, n_kv_heads=8, d_ff=28_672,
 )  # fmt: skip
 LLAMA3 = define(
     "llama3-8b",
-    "Grattafiori et al. 2024, Llama 3: 128,256 words, rotary base 500,000",
+    "Grattafiori et al. 2024, Llama 3: vocabulary of 128,256, rotary base 500,000",
     LLAMA2, vocab_size=128_256, n_kv_heads=8, d_ff=14_336, position_base=500_000.0, max_length=8192,
     pad_id=128_001, bos_id=128_000, eos_id=128_001,
 )  # fmt: skip
@@ -246,17 +246,17 @@ define("llama3-70b", "Llama 3 70B", LLAMA3, d_model=8192, n_layers=80, n_heads=6
 STRETCH = RotaryScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
 LLAMA31 = define(
     "llama3.1-8b",
-    "Llama 3.1: 131,072 tokens by stretching the long wavelengths",
+    "Llama 3.1: 131,072 tokens by scaling the long rotary wavelengths",
     LLAMA3, max_length=131_072, rotary_scaling=STRETCH, pad_id=128_004,
 )  # fmt: skip
 define(
     "llama3.2-1b",
-    "Llama 3.2 1B: tied, stretched by 32",
+    "Llama 3.2 1B: tied embeddings, rotary scaling by 32",
     LLAMA31, d_model=2048, n_layers=16, d_head=64, d_ff=8192, tie="output", rotary_scaling=STRETCH.changed(factor=32.0),
 )  # fmt: skip
 PALM = define(
     "palm-8b",
-    "Chowdhery et al. 2022, PaLM 8B: parallel sublayers, one head of keys and values, SwiGLU, no biases",
+    "Chowdhery et al. 2022, PaLM 8B: parallel sublayers, multi-query attention, SwiGLU, no biases",
     family="decoder", vocab_size=256_000, d_model=4096, n_layers=32, n_heads=16, n_kv_heads=1, d_head=256, d_ff=16_384,
     feedforward="swiglu", norm="layer-without-bias", norm_order="parallel", position="rotary", attention_bias="none",
     ffn_bias=False, tie="output", output_scale=True, max_length=2048, dropout=0.0, init="lecun", init_embed_std=1.0,
@@ -275,7 +275,7 @@ define("bloom-176b", "BLOOM 176B", BLOOM, d_model=14_336, n_layers=70, n_heads=1
 
 define(
     "transformer-dmca",
-    "Liu et al. 2018, Generating Wikipedia: local and memory-compressed layers in turn; a sliding window for their blocks, no experts",
+    "Liu et al. 2018, Generating Wikipedia: alternating local and memory-compressed layers; a sliding window for their blocks, no experts",
     family="decoder", vocab_size=32_000, d_model=512, n_layers=5, n_heads=8, d_ff=2048, mixer=("window", "compressed"),
     window=256, compression=3, norm_order="post", position="sinusoidal", embed_scale=True, tie="output",
     attention_bias="none", max_length=11_000, dropout=0.1, pad_id=0, bos_id=1, eos_id=2,
@@ -293,7 +293,7 @@ define(
 )  # fmt: skip
 define(
     "based",
-    "Arora et al. 2024, Based: Taylor linear attention and windows of 64 in turn; here without its gated convolutions",
+    "Arora et al. 2024, Based: alternating Taylor linear attention and windows of 64; here without its gated convolutions",
     family="decoder", vocab_size=50_257, d_model=1024, n_layers=26, n_heads=16, d_key=16, d_ff=2048,
     mixer=("taylor", "window"), window=64, feedforward="swiglu", norm="rms", norm_order="pre", position="rotary",
     attention_bias="none", ffn_bias=False, tie="output", max_length=2048, dropout=0.0, init_std=0.02,

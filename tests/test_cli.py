@@ -80,7 +80,7 @@ def test_config_explains_every_field(run: Run) -> None:
     from qkv.config.vectors import TextConfig, VectorsConfig
 
     out, tables = run("config")[1], json.loads(run("config", "--json")[1])
-    above = [f["field"] for f in tables.pop("above all tables")]
+    above = [f["field"] for f in tables.pop("top level")]
     assert {*above, *(title.strip("[]") for title in tables)} >= set(Recipe.model_fields)  # task, [tune], [corrupt] ...
     assert "Width of the residual stream" in out
     others = {"a corpus of [data]: train, valid, test": CorpusConfig, 'with task = "vectors": [vectors]': VectorsConfig,
@@ -196,7 +196,7 @@ def test_the_demo_trains_until_the_held_out_score_is_good(
 ) -> None:
     """1,500 updates are not enough, 2,250 are; a number that the user has set is kept, and so is the end of the time."""
     given: list[list[str]] = []
-    scores, why, step = iter([50.0, 97.0, 50.0, 50.0]), ["all steps are done"], [10**9]
+    scores, why, step = iter([50.0, 97.0, 50.0, 50.0]), ["all updates are done"], [10**9]
 
     def train_recipe(recipe: str, changes: list[str], *rest: object) -> SimpleNamespace:
         given.append(changes)

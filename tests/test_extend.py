@@ -206,9 +206,9 @@ def test_an_ended_run_goes_on_and_says_what_changed(tmp_path: Path) -> None:
     settings = [f"train.steps={steps + 4}", "train.patience=0", "train.learning_rate=1e-9", "train.keep=2"]
     done, said = train(folder, *settings)
     assert f"changed: train.steps 1,000 -> {steps + 4}" in said and "changed: train.patience 1 -> 0" in said
-    assert f"going on after update {steps}" in said and "train.keep 1 -> 2" in said
+    assert f"resuming after update {steps}" in said and "train.keep 1 -> 2" in said
     assert done.results["training"]["updates"] == steps + 4 == done.training.progress.step
-    assert f"{steps + 4} steps" in (folder / "README.md").read_text()
+    assert f"{steps + 4} updates" in (folder / "README.md").read_text()
     assert json.loads((folder / "results.json").read_text()) == done.results
     assert [line["step"] for line in log(folder)] == list(range(1, steps + 5))
     assert len(checkpoint.all_of(folder)) == 2
@@ -387,7 +387,7 @@ def test_a_field_that_counts_only_where_it_is_set_is_a_difference(tmp_path: Path
 
 
 def test_a_run_that_is_shortened_before_its_first_evaluation_says_so(tmp_path: Path) -> None:
-    ended = SimpleNamespace(folder=tmp_path, why="all steps are done")
+    ended = SimpleNamespace(folder=tmp_path, why="all updates are done")
     with pytest.raises(ConfigError, match=r"has never been evaluated: raise train\.steps"):
         finish(ended, Report(quiet=True))  # type: ignore[arg-type]
 

@@ -219,17 +219,17 @@ def test_classes_and_pictures(page: Any, url: str, service: Service) -> None:
 @needs_browser
 def test_curves_grow_with_the_run(page: Any, url: str, run_folder: Path) -> None:
     go(page, url, view="training")
-    expect(page.locator(".live")).to_contain_text("step 29")
+    expect(page.locator(".live")).to_contain_text("update 29")
     expect(page.locator(".chart")).to_have_count(3)  # both losses in one
     with open(run_folder / "log.jsonl", "a") as log:
         log.write('{"step": 30, "loss": 0.125, "learning_rate": 0.001}\n')
-    expect(page.locator(".live")).to_contain_text("step 30")
+    expect(page.locator(".live")).to_contain_text("update 30")
     expect(page.locator(".readout").first).to_contain_text("0.125")
     again = [
         {"step": step, "loss": 0.0625, "learning_rate": 0.001} for step in range(1, 40)
     ]  # resumed, and further by now
     (run_folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
-    expect(page.locator(".live")).to_contain_text("step 39")
+    expect(page.locator(".live")).to_contain_text("update 39")
     expect(page.locator(".chart")).to_have_count(2)  # nothing was measured yet
     expect(page.locator(".chart").first.locator("circle")).to_have_count(39)
 

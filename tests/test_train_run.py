@@ -116,7 +116,7 @@ def test_an_ended_run_is_not_touched_again(ended: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(training, "train", lambda *_: pytest.fail("trained again"))
     again = train(ended.parent / "tiny.toml", ended)
     assert contents(ended) == before
-    assert again.results == json.loads(before["results.json"]) and again.why == "all steps are done"
+    assert again.results == json.loads(before["results.json"]) and again.why == "all updates are done"
 
 
 @pytest.mark.parametrize("field", ["train.time_budget=1e-9", "train.patience=1"])
@@ -150,7 +150,7 @@ def test_the_card_says_what_was_measured(ended: Path) -> None:
     assert [m["type"] for m in entry["metrics"]] == facts["metrics"] == ["bleu", "chrf", "ter"]
     for metric, score in zip(entry["metrics"], measured["test"]["scores"], strict=True):
         assert metric["value"] == round(score["value"], 4) and metric["args"]["signature"] == score["signature"]
-    for said in (f"{measured['model']['parameters']:,} parameters", "80 training examples", "6 steps", "seed 1",
+    for said in (f"{measured['model']['parameters']:,} parameters", "80 training examples", "6 updates", "seed 1",
                  "unknown: set by the data", f"torch {torch.__version__}", "qkv translate"):  # fmt: skip
         assert said in text, said
     cells = {len(re.split(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}
@@ -219,7 +219,7 @@ def test_a_signal_stores_and_leaves_with_the_shells_code(name: str, code: int, r
     assert not (out / "results.json").exists() and (out / "checkpoint-0000003").is_dir()
     monkeypatch.setattr(loop, "one_update", original)
     found, said, err = run("train", recipe, "--out", out)
-    assert found == 0 and "going on after update 3" in err and "BLEU|nrefs:1" in said
+    assert found == 0 and "resuming after update 3" in err and "BLEU|nrefs:1" in said
     assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()] == list(range(1, 7))
     assert [step for step, _ in scalars(out)] == list(range(1, 7))
 
@@ -320,7 +320,7 @@ def told(monkeypatch: pytest.MonkeyPatch, terminal: bool, updates: int, **fields
         t.progress.step, t.progress.seconds = step, 2.0 * step
         look = {"valid_bleu": 10.0, "valid_loss": 1.0} if step % 10 == 0 else {}
         report.tick({"step": step, "loss": 2.0, "tokens": 1000, **look})
-    report.end("all steps are done", Counter({"too long": 3}))
+    report.end("all updates are done", Counter({"too long": 3}))
     return report, screen.getvalue()
 
 
@@ -375,7 +375,7 @@ def test_the_card_states_the_warm_up_that_happened(tmp_path: Path) -> None:
     """Steps of 4 in a run of 6 by steps; in a time budget a tenth of the run at the most."""
     finished = training.run(small(steps=6, warmup=4), "recipe", tmp_path / "run", Report(quiet=True))
     assert finished.results["training"]["warmup"] == 3  # the fourth update has the whole rate
-    assert "3 warm-up steps" in (tmp_path / "run" / "README.md").read_text()
+    assert "3 warm-up updates" in (tmp_path / "run" / "README.md").read_text()
     c = TrainConfig(steps=1000, warmup=500, time_budget=1.0)
     assert [warmup_share(c, step, step / 30) < 1 for step in range(1, 5)] == [True, True, False, False]
 

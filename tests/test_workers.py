@@ -97,7 +97,7 @@ def test_two_workers_learn_what_one_learns(optimizer: str, workers: Callable, tm
     report = Report(quiet=True)
     training.run(r, "recipe", tmp_path / "one", report)
     two, one = log(tmp_path / "two"), log(tmp_path / "one")
-    assert why == "all steps are done (0)" and tokens == report.pace.tokens  # the speed is that of both
+    assert why == "all updates are done (0)" and tokens == report.pace.tokens  # the speed is that of both
     assert [line["step"] for line in two] == [line["step"] for line in one] == list(range(1, 31))
     assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-5)
 

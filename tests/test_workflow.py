@@ -96,7 +96,7 @@ def test_a_run_has_its_folder_results_and_model(trained: TrainedRun) -> None:
         trained.model is trained.model
         and trained.model.classify(["A man sleeps."])[0].label in trained.model.config.labels
     )
-    assert set(trained.scores) == {"accuracy", "macro_f1"} and trained.ended == "all steps are done"
+    assert set(trained.scores) == {"accuracy", "macro_f1"} and trained.ended == "all updates are done"
     assert repr(trained).startswith(f"TrainedRun('{trained.folder}', accuracy ")
 
 

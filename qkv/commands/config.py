@@ -50,7 +50,7 @@ def describe_recipe() -> dict[str, list[dict[str, str]]]:
     tables |= {'with task = "vectors": [vectors]': VectorsConfig, 'with task = "vectors": [data]': TextConfig}
     above = [describe(name, f) for name, f in Recipe.model_fields.items() if f"[{name}]" not in tables]
     found = {title: [describe(name, f) for name, f in kind.model_fields.items()] for title, kind in tables.items()}
-    return {"above all tables": above} | found
+    return {"top level": above} | found
 
 
 def describe(name: str, field: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qkv.api import Model
 
 PICTURES = typer.Argument(
-    metavar="PICTURE",
+    metavar="IMAGE",
     help="Image files (PNG, JPEG ...). Default, or -: paths on standard input, one per line.",
     show_default=False,
 )

@@ -40,7 +40,7 @@ OF_WORDS = {What.neighbours, What.contexts}
 """What is asked about a word, not about what the model reads."""
 EVERY = (What.attention, What.lens, What.attribution, What.answers)
 """What is shown where nothing is said, as far as the model has it."""
-GIVEN = typer.Argument(metavar="TEXT", help="The input: a text, or the path of a picture.", show_default=False)
+GIVEN = typer.Argument(metavar="TEXT", help="The input: a text, or the path of an image.", show_default=False)
 WHAT = typer.Option(
     "--what", "-w", help="Analyses to run; may be repeated. patch needs --other, contexts --other and --word; neighbours "
     "takes a word as TEXT."

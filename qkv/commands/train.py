@@ -1,4 +1,4 @@
-"""`qkv train`: a recipe in, a scored model out."""
+"""`qkv train`: train and score a model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from qkv.errors import ConfigError
 if TYPE_CHECKING:
     from qkv.train.run import Run
 
-RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of a shipped one.", show_default=False)
-OUT = typer.Option("--out", help="The run's folder; default runs/NAME.", show_default=False)
-BUDGET = typer.Option("--time-budget", help="Train for 90s, 10m or 1h at the most; the schedule fits itself to it.")
+RECIPE = typer.Argument(
+    help="A recipe: the path of a TOML file, or the name of one that ships with qkv.", show_default=False
+)
+OUT = typer.Option("--out", help="Folder of the run; default: runs/NAME.", show_default=False)
+BUDGET = typer.Option(
+    "--time-budget", help="Maximum training time, such as 90s, 10m or 1h; the schedule is scaled to it."
+)
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Train in one process with this many threads.")]
 Workers = Annotated[
     int | None,
@@ -24,9 +28,7 @@ Workers = Annotated[
         "--workers", min=1, max=1024, help="Data-parallel worker processes; default: one per core where that is faster."
     ),
 ]
-Changed = Annotated[
-    bool, typer.Option("--changed-data", help="Continue a run although its training data have changed since it began.")
-]
+Changed = Annotated[bool, typer.Option("--changed-data", help="Resume a run even if its training data have changed.")]
 
 
 def run(
@@ -40,21 +42,21 @@ def run(
 ) -> None:
     """Train a model of any task, score it on the test set, and write its card.
 
-    The same command again goes on where it stopped, to the same bits (where a
-    time budget decides the learning rate, the clock has a part in them). Ctrl-C
-    and SIGTERM finish the update, store it and leave with exit code 130 and 143;
-    a second Ctrl-C leaves at once, and what came after the last checkpoint is
-    done again. With more steps, epochs, time, patience or another learning rate
-    the run in the folder is extended. For a recipe of your own, copy
-    runs/demo/recipe.toml.
+    Run the same command again to resume a run that was stopped; the result is
+    the same bit for bit, except with a time budget, where the learning rate
+    depends on the clock. Ctrl-C and SIGTERM finish the current update, write a
+    checkpoint and exit with code 130 or 143; a second Ctrl-C exits at once, and
+    updates after the last checkpoint are repeated. More updates, epochs, time or
+    patience, or another learning rate, extend the run in its folder. To write
+    your own recipe, copy runs/demo/recipe.toml. qkv config lists all fields.
 
-    [dim]qkv train demo                      # a recipe that comes with qkv[/]
-    [dim]qkv train tags                      # another; the README has one per task[/]
-    [dim]qkv train multi30k-en-de --set data.root=FOLDER    # its files are here[/]
+    [dim]qkv train demo                      # a recipe that ships with qkv[/]
+    [dim]qkv train tags                      # another; docs/train.md lists them[/]
+    [dim]qkv train multi30k-en-de --set data.root=FOLDER    # folder of the data set[/]
     [dim]qkv train my.toml --out runs/wide --set model.d_model=256[/]
     [dim]qkv train my.toml --time-budget 1h[/]
-    [dim]qkv train my.toml --set train.steps=20000          # go on to more updates[/]
-    [dim]tensorboard --logdir runs           # watch it[/]
+    [dim]qkv train my.toml --set train.steps=20000          # extend the run[/]
+    [dim]tensorboard --logdir runs           # show the curves[/]
     """
     from qkv.config.vectors import learns_vectors
     from qkv.evaluate.baseline import describe_baseline

@@ -1,4 +1,4 @@
-"""Recipe: a TOML file with one table per room, checked whole before anything starts."""
+"""Recipe: a TOML file that configures a run, validated as a whole before training starts."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from qkv.errors import ConfigError
 
 
 class Recipe(Strict):
-    """What a recipe file (TOML) holds: one table per room."""
+    """Contents of a recipe file (TOML)."""
 
     preset: str | None = None
-    """Start from this named configuration; [model] then changes fields of it."""
+    """Named configuration to start from; [model] overrides its fields."""
     task: TaskName = "translation"
-    """What is learned."""
+    """Task to train for."""
     model: ModelConfig
     """The network."""
     data: DataConfig | None = None
-    """What is read."""
+    """Data sets, tokenization and batching."""
     train: TrainConfig = TrainConfig()
-    """How the network learns."""
+    """Optimisation, evaluation and checkpoints."""
     decode: DecodeConfig = DecodeConfig()
-    """How it writes."""
+    """Decoding."""
     tune: TuneConfig = TuneConfig()
-    """What it starts from, and which of it may change."""
+    """Fine-tuning."""
     corrupt: CorruptConfig = CorruptConfig()
-    """How text is spoiled that a network learns to mend."""
+    """Corruption of the text for pre-training."""
     augment: AugmentConfig = AugmentConfig()
-    """How training pictures are varied."""
+    """Augmentation of training images."""
 
 
 def load_recipe(path: Path, settings: list[str] | None = None,

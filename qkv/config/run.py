@@ -28,46 +28,46 @@ Every = Annotated[int | str, BeforeValidator(_interval)]
 
 
 class CorpusConfig(Strict):
-    """Where records come from: exactly one of `files`, `table`, `dataset`, `grammar`, `stdlib`, `text`, `images`, `shapes`."""
+    """Source of records: exactly one of `files`, `table`, `dataset`, `grammar`, `stdlib`, `text`, `images`, `shapes`."""
 
     files: tuple[str, ...] = ()
-    """Text files; .gz .bz2 .xz .zst are decompressed, corpus.zip/file.en is in an archive. Translation and summary: two in
-    step, source then target, line by line; tagging: one, .conllu or a word and its tag per line; images: idx files
-    of pictures and of labels; language models: any number."""
+    """Text files; .gz .bz2 .xz .zst are decompressed, corpus.zip/file.en is a file in an archive. Translation and summary: two
+    parallel files, source and target; tagging: one file, .conllu or a word and its tag per line; images: idx files
+    of images and of labels; language models: any number."""
     documents: Literal["file", "blank", "lines"] | None = None
-    """What a document of `files` is, for language models: a file, what stands between blank lines, or a line."""
+    """Language models: how `files` are divided into documents: one per file, at blank lines, or one per line."""
     table: str | None = None
-    """A .tsv, .csv or .jsonl file with a record in each row. A header row is recognised by usual names (text, label)."""
+    """A .tsv, .csv or .jsonl file with one record per row. A header row is recognised by common names (text, label)."""
     columns: tuple[int | str, ...] = ()
     """The table's columns: source, target; text, label; text, second text, label; question, context, answer, start. Of a
-    file of tags: word, tag. By name: the first row is a header. By number, from 0: every row is a record. None given: a header
-    that is recognised tells which by their names, in any order; without one, the first ones."""
+    tagged file: word, tag. By name: the first row is a header. By number, from 0: every row is a record. Default: by the names in
+    a recognised header, in any order; without a header, the first columns."""
     dataset: str | None = None
     """A public data set by name (multi30k, opus/Books/v1, glue/sst2, imdb, ud/en_ewt), read from `path` or fetched into the cache."""
     path: str | None = None
-    """The data set's own folder or archive, where it is already here."""
+    """Local folder or archive of the data set; it is then not downloaded."""
     split: str | None = None
-    """The part of the data set (train, valid, test, test_2017_flickr); otherwise the one that this place is for."""
+    """Split of the data set (train, valid, test, test_2017_flickr); default: the split that this field is for."""
     grammar: int | None = Field(default=None, gt=0, le=1_000_000_000)
-    """So many records of the embedded grammar."""
+    """Number of records to generate from the embedded grammar."""
     casual: bool = False
-    """Translation, with `grammar`: half of the pairs as people type them, in lower case, without the closing mark, with names and
+    """Translation, with `grammar`: write half of the pairs informally, in lower case, without final punctuation, with names and
     greetings."""
     stdlib: bool = False
-    """Python's own standard library: real text that is already here."""
+    """Read the source files of Python's standard library."""
     text: str | None = None
-    """One document, for language models, written down here."""
+    """Language models: the text itself, as one document."""
     images: str | None = None
-    """A folder of pictures, with a folder in it for each class: cats/1.png."""
+    """A folder of images with one subfolder per class: cats/1.png."""
     shapes: int | None = Field(default=None, gt=0, le=1_000_000_000)
-    """So many drawings of shapes with their captions, made as they are read."""
+    """Number of drawings of shapes with captions to generate."""
     share: tuple[float, float] = (0.0, 1.0)
-    """Only the part between these shares of it: [0.0, 0.9] and [0.9, 1.0] make two sets of one; of whole files by
-    characters, otherwise by records."""
+    """Use only the part between these fractions: [0.0, 0.9] and [0.9, 1.0] split one corpus into two. Measured in characters for
+    whole files, otherwise in records."""
     swap: bool = False
-    """Pairs of texts in the other order: listed with and without it, a corpus teaches both orders."""
+    """Swap the two texts of each pair; list a corpus with and without it to train both directions."""
     weight: float = Field(default=1.0, gt=0)
-    """How often it is drawn from, beside other corpora."""
+    """Relative sampling weight among the training corpora."""
 
     @model_validator(mode="before")
     @classmethod
@@ -100,48 +100,48 @@ class CorpusConfig(Strict):
 
 
 class DataConfig(Strict):
-    """What is read, and how text becomes tokens and batches."""
+    """Data sets, tokenization and batching."""
 
     source: str = "en"
     """Language of the source side."""
     target: str = "de"
     """Language of the target side."""
     root: str = ""
-    """Folder that relative file names start from; also where a data set lies that has no path of its own."""
+    """Folder for relative file names, and for data sets without `path`."""
     train: tuple[CorpusConfig, ...]
-    """Corpora to learn from."""
+    """Training corpora."""
     valid: CorpusConfig
-    """Held out; decides which checkpoint is best."""
+    """Validation set; selects the best model."""
     extra_valid: dict[str, CorpusConfig] = {}
-    """Further held-out sets by name, such as the general text beside that of a domain: { general = { files = [...] } }. They
-    are scored at every evaluation (valid_general_bleu) and at the end, and decide nothing."""
+    """Additional validation sets by name, such as general text when training on a domain: { general = { files = [...] } }. They
+    are scored at every evaluation (valid_general_bleu) and at the end, but not used to select the best model."""
     test: CorpusConfig | None = None
-    """Held out; scored once, at the end."""
+    """Test set; scored once, at the end."""
     tokenizer: Tokenizers = "bpe"
-    """Kind of tokenizer, trained on the training text."""
+    """Type of the tokenizer, which is trained on the training text."""
     vocab_size: int = Field(default=8000, gt=10, le=1_000_000)
-    """Entries of a vocabulary."""
+    """Vocabulary size of the tokenizer."""
     vocabulary: str | None = None
-    """Take the tokenizer of this folder or file (tokenizer.json, BERT's vocab.txt) instead of learning one."""
+    """Use the tokenizer of this folder or file (tokenizer.json, BERT's vocab.txt) instead of training one."""
     lower: bool = False
-    """Learn a vocabulary of small letters; text is made small before it is read."""
+    """Lowercase the text."""
     joint: bool = True
-    """One vocabulary for both languages."""
+    """Use one vocabulary for both languages."""
     max_length: int = Field(default=128, gt=0, le=100_000_000)
-    """Training pairs with more tokens on a side are dropped."""
+    """Drop training pairs with more tokens than this on either side."""
     target_length: int = Field(default=64, gt=0, le=100_000_000)
-    """Summaries: tokens of the target in training; what is longer is cut."""
+    """Summaries: truncate training targets to this many tokens."""
     max_ratio: float = Field(default=9.0, gt=1)
-    """Training pairs in which one side has this many times the tokens of the other are dropped."""
+    """Drop training pairs in which one side has more than this many times the tokens of the other, plus 5."""
     duplicates: bool = True
-    """Keep pairs that occur more than once in a corpus; to leave them out takes 128 MB, however large it is."""
+    """Keep duplicate pairs of a corpus; removing them takes 128 MB of memory, independent of its size."""
     batch_tokens: int = Field(default=4096, gt=0, le=1_000_000_000)
-    """Padded tokens of the longer side in a batch."""
+    """Tokens per batch, counted on the longer side, padding included."""
     pool: int = Field(default=100_000, gt=0, le=1_000_000_000)
-    """Pairs that are shuffled and sorted by length together; memory grows with it."""
+    """Number of examples that are shuffled and sorted by length together; more take more memory."""
     carry: bool = False
-    """Language models: a window goes on with the state that the window before it left, and gradients end at its border
-    (truncated back-propagation through time); for recurrent cells, and mixers with a state of fixed size."""
+    """Language models: start each window from the final state of the previous one, without its gradient (truncated back-propagation
+    through time); for recurrent cells and mixers with a state of fixed size."""
 
     @model_validator(mode="before")
     @classmethod
@@ -165,77 +165,77 @@ class DataConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """How a network learns."""
+    """Optimisation, evaluation and checkpoints."""
 
     steps: int = Field(default=10_000, gt=0, le=10**12)
-    """Updates at the most. Training ends with the first of steps, epochs and time_budget that is over."""
+    """Maximum number of updates. Training ends when the first of steps, epochs and time_budget is reached."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the training data at the most; schedules fit themselves to it."""
+    """Maximum number of epochs; the schedule is scaled to it."""
     time_budget: float | None = Field(default=None, gt=0)
-    """Minutes of training; schedules fit themselves to it."""
+    """Maximum training time in minutes; the schedule is scaled to it."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or Muon for the matrices within the blocks and AdamW for the rest (embeddings, head, low-rank updates, vectors)."""
+    """AdamW, or Muon for the matrices within the blocks and AdamW for the rest (embeddings, head, LoRA matrices, vectors)."""
     learning_rate: float = Field(default=1e-3, gt=0)
-    """Largest learning rate."""
+    """Peak learning rate."""
     schedule: Literal["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"] = "inverse-sqrt"
-    """How the learning rate falls after the warm-up."""
+    """Learning-rate schedule after the warm-up."""
     cosine_floor: float = Field(default=0.1, ge=0, le=1)
-    """Cosine: the learning rate at the end, as a share of the largest."""
+    """Cosine schedule: final learning rate as a fraction of the peak."""
     warmup: int = Field(default=1000, ge=0, le=10**12)
-    """Updates in which the learning rate rises from 0; with epochs or a time budget, a tenth of the run at the most."""
+    """Number of warm-up updates, in which the learning rate rises from 0; with epochs or a time budget, at most a tenth of the run."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Adam: memory of the gradient."""
+    """Adam: decay rate of the mean of the gradient."""
     beta2: float = Field(default=0.98, ge=0, lt=1)
-    """Adam: memory of its square."""
+    """Adam: decay rate of the mean of the squared gradient."""
     eps: float = Field(default=1e-9, gt=0, lt=1)
-    """Adam: added to the root of the mean square, by which the step is divided."""
+    """Adam: added to the denominator for numerical stability."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """AdamW: on matrices, not on biases and norms."""
+    """Weight decay of matrices; biases and norms have none."""
     clip: float = Field(default=1.0, ge=0)
-    """Largest norm of the gradient; 0 = any."""
+    """Maximum norm for gradient clipping; 0 = no clipping."""
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    """Probability given to all words alike; of classes (classification), to all classes alike, and 0 unless it is set."""
+    """Probability that is distributed uniformly over the vocabulary or the classes. For classification the default is 0."""
     source_weight: float = Field(default=1.0, ge=0)
-    """Summaries by a decoder: weight of the text's own tokens in the loss, where a token of the summary has 1. 1 = a language
+    """Summaries by a decoder: loss weight of the tokens of the text; tokens of the summary have weight 1. 1 = a language
     model of text and summary (Liu et al. 2018, 4.2.3), 0 = the summary alone."""
     accumulate: int = Field(default=1, gt=0, le=1_000_000)
-    """Batches per update."""
+    """Gradient accumulation: number of batches per update."""
     ema: float = Field(default=0.0, ge=0, lt=1)
-    """Decay of the moving average of the weights, which is what is evaluated and kept; 0 = none."""
+    """Decay of the exponential moving average of the weights, which is evaluated and saved; 0 = no average."""
     evaluate_every: Every = "10%"
-    """How often the held-out set is scored: every so many updates (500), a share of the run ("10%") or minutes ("5m")."""
+    """Evaluation interval: updates (500), a percentage of the run ("10%") or minutes ("5m")."""
     save_every: Every = "10%"
-    """How often a checkpoint is written, likewise."""
+    """Checkpoint interval, in the same form."""
     keep: int = Field(default=1, gt=0, le=1_000_000)
-    """Checkpoints to keep; `qkv average` makes one model of several. With 2 or more a run whose newest one is damaged goes on
-    from the one before."""
+    """Number of checkpoints to keep. With 2 or more, a run whose newest checkpoint is damaged resumes from the one before, and
+    `qkv average` can average them."""
     patience: int = Field(default=0, ge=0, le=1_000_000)
-    """Evaluations without a better score before training stops; 0 = never."""
+    """Early stopping: number of evaluations without improvement; 0 = off."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Numbers in products; auto = bfloat16 on a GPU that has units for it, and on such a CPU for wide networks, else float32."""
+    """Precision of matrix products; auto = bfloat16 where the GPU supports it, or the CPU for wide networks, else float32."""
     compile: bool = False
-    """Let torch.compile fuse the network's steps: a minute or more at first; on a CPU it was never faster."""
+    """Use torch.compile. Compilation takes a minute or more; on a CPU it was never faster."""
     workers: int | None = Field(default=None, gt=0, le=1024)
-    """Processes that share each batch on a CPU, one thread each; default: one per core where that is faster than threads."""
+    """Number of data-parallel worker processes on a CPU, one thread each; default: one per core where that is faster than threads."""
     device: str = "auto"
-    """cpu, cuda or cuda:1; auto = a GPU where there is one."""
+    """cpu, cuda or cuda:1; auto = a GPU if available."""
     seed: int = Field(default=1, ge=0, lt=2**63)
-    """Decides weights, order and dropout."""
+    """Random seed of weights, data order and dropout."""
 
 
 class DecodeConfig(Strict):
-    """How a network writes."""
+    """Decoding."""
 
     beam: int = Field(default=4, gt=0, le=1000)
-    """Hypotheses kept per sentence; 1 = greedy."""
+    """Beam size; 1 = greedy."""
     length_penalty: float = 1.0
-    """A hypothesis' log-probability is divided by its length (or what length_formula makes of it) to this power."""
+    """Divide the log-probability of a hypothesis by its length (see length_formula) to this power."""
     length_formula: Literal["power", "gnmt"] = "power"
     """Base of the length penalty: power = length; gnmt = (5 + length) / 6 (Wu et al. 2016), as in Vaswani et al. 2017 with the
-    exponent 0.6. Hugging Face has power only: an export keeps the exponent alone."""
+    exponent 0.6. Hugging Face supports power only: an export keeps just the exponent."""
     extra_length: int | None = Field(default=None, ge=0, le=100_000_000)
-    """Longest translation: so many tokens more than the source (Vaswani et al. 2017: 50); default: twice the source and 20."""
+    """Maximum length of a translation beyond that of the source, in tokens (Vaswani et al. 2017: 50); default: 2 * source + 20 in total."""
     max_length: int = Field(default=256, gt=0, le=100_000_000)
-    """Longest output in tokens."""
+    """Maximum length of the output in tokens."""
     batch_tokens: int = Field(default=2048, gt=0, le=1_000_000_000)
-    """Source tokens translated at once."""
+    """Source tokens per batch."""

@@ -1,4 +1,4 @@
-"""What is learned, what it starts from, and how text is spoiled for pre-training."""
+"""Configuration of tasks: fine-tuning, image augmentation, and text corruption for pre-training."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ TaskName = Literal["translation", "summary", "language", "masked", "replaced", "
 
 
 class TuneConfig(Strict):
-    """What a network starts from, and which of its weights may change."""
+    """Fine-tuning: the initial model and the weights to train."""
 
     start: str | None = None
-    """Folder of the model to start from, ours or Hugging Face's: network and vocabulary come from it. [model] may change what
+    """Folder of the pre-trained model, qkv's or Hugging Face's, which provides network and vocabulary. [model] may change what
     fine-tuning can change (head, dropout, max_length, fewer layers); fields that contradict the model are errors."""
     freeze: int = Field(default=0, ge=-1, le=10_000)
-    """So many of the lowest layers stay as they are, with the embeddings; -1 = all but the head."""
+    """Freeze the embeddings and this many of the lowest layers; -1 = all except the head."""
     layer_decay: float = Field(default=1.0, gt=0, le=1)
-    """Learning rate of a layer as a share of that of the layer above it (Howard and Ruder 2018), of the top one as a share of
-    train.learning_rate; 1 = the same for all."""
+    """Learning rate of each layer as a fraction of that of the layer above it (Howard and Ruder 2018), and of the top layer as a
+    fraction of train.learning_rate; 1 = equal rates."""
     head_rate: float = Field(default=1.0, gt=0)
-    """Learning rate of the head as a multiple of the others'."""
+    """Multiplier of the learning rate for the head."""
     lora_rank: int = Field(default=0, ge=0, le=1_000_000)
-    """Rank of the low-rank updates that are learned in place of the matrices (Hu et al. 2022); 0 = the matrices themselves."""
+    """LoRA: rank of the low-rank updates that are trained instead of the matrices (Hu et al. 2022); 0 = no LoRA."""
     lora_alpha: float = Field(default=16.0, gt=0)
-    """The update is scaled by lora_alpha / lora_rank."""
+    """LoRA: the update is scaled by lora_alpha / lora_rank."""
     lora_feedforward: bool = False
-    """Low-rank updates of the feed-forward layers' matrices too, not only of attention's."""
+    """LoRA: also adapt the feed-forward layers, not only attention."""
     lora_from_scratch: bool = False
-    """Allow low-rank updates without `start`: the matrices under them stay random."""
+    """LoRA: allow training without `start`; the frozen matrices then stay random."""
     auxiliary: float = Field(default=0.0, ge=0)
-    """Weight of the next-word loss beside the task's own (GPT, Radford et al. 2018: 0.5); for head = "classes-words"."""
+    """Weight of an additional next-token loss (GPT, Radford et al. 2018: 0.5); for head = "classes-words"."""
 
     @model_validator(mode="after")
     def _something_learns(self) -> TuneConfig:
@@ -44,29 +44,29 @@ class TuneConfig(Strict):
 
 
 class AugmentConfig(Strict):
-    """How training pictures are varied, each time anew; held-out ones never are."""
+    """Random augmentation of training images; validation and test images are not augmented."""
 
     shift: float = Field(default=0.0, ge=0, lt=1)
-    """Moved by up to this share of the side, both ways."""
+    """Maximum horizontal and vertical shift, as a fraction of the side."""
     rotate: float = Field(default=0.0, ge=0, le=180)
-    """Turned by up to so many degrees."""
+    """Maximum rotation in degrees."""
     scale: float = Field(default=0.0, ge=0, lt=1)
-    """Made smaller or larger by up to this share."""
+    """Maximum relative change in size."""
     flip: bool = False
-    """Every second one is mirrored, left and right."""
+    """Flip images horizontally with probability 0.5."""
     erase: float = Field(default=0.0, ge=0, le=1)
-    """Share of them that lose a rectangle to noise (Zhong et al. 2020)."""
+    """Probability of replacing a random rectangle by noise (random erasing, Zhong et al. 2020)."""
 
 
 class CorruptConfig(Strict):
-    """How text is spoiled that a network learns to mend."""
+    """Corruption of the text for masked and denoising pre-training."""
 
     rate: float = Field(default=0.15, gt=0, lt=1)
-    """Share of the tokens that are hidden."""
+    """Fraction of the tokens to mask."""
     whole_words: bool = False
-    """Hide all pieces of a word together."""
+    """Mask whole words."""
     span: float = Field(default=3.0, ge=1)
-    """Mean length of a hidden span in tokens (T5, BART)."""
+    """Mean length of a masked span in tokens (T5, BART)."""
     generator_size: float = Field(default=0.25, gt=0, le=1)
-    """Task "replaced": width, heads and inner width of the generator as a share of the discriminator's. ELECTRA has 1/4 in small and
-    large, 1/3 in base."""
+    """Task "replaced": width, heads and inner width of the generator as a fraction of the discriminator's. ELECTRA uses 1/4 in small
+    and large, 1/3 in base."""

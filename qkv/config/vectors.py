@@ -1,4 +1,4 @@
-"""What a run of word2vec is. Word vectors are learned without a network, so its recipe has [vectors] in place of [model], [train] ..."""
+"""Configuration of a word2vec run: the recipe has [vectors] instead of [model], [train], ..."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from qkv.config.strict import Strict, override, read_toml, validate
 
 
 def tuples(values: Any) -> Any:
-    """TOML has lists where the records have tuples."""
+    """Convert the lists of TOML to tuples."""
     if not isinstance(values, dict):
         return values
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 class VectorsConfig(Strict):
-    """How word vectors are learned (Mikolov et al. 2013)."""
+    """Training of word vectors (Mikolov et al. 2013)."""
 
     model: Literal["skip-gram", "cbow"] = "skip-gram"
-    """Each neighbour predicts a word by itself (skip-gram), or the mean of all neighbours does (cbow)."""
+    """A word is predicted from each neighbour separately (skip-gram) or from the mean of all neighbours (cbow)."""
     loss: Literal["negative", "hierarchical", "softmax"] = "negative"
-    """Told apart from random words, found in a Huffman tree, or chosen among all words, which is slow."""
+    """Negative sampling, hierarchical softmax (Huffman tree), or full softmax, which is slow."""
     width: int = Field(default=100, gt=0, le=4096)
-    """Numbers of a vector."""
+    """Dimension of the vectors."""
     window: int = Field(default=5, gt=0, le=100)
-    """Neighbours on a side at the most; how many it is, 1 to `window`, is drawn for each word anew."""
+    """Maximum number of neighbours on each side; the number is sampled from 1 to `window` for each word."""
     negative: int = Field(default=5, gt=0, le=100)
-    """Random words beside each right one, for loss = "negative"."""
+    """Number of negative samples per positive pair, for loss = "negative"."""
     power: float = Field(default=0.75, ge=0, le=2)
-    """Random words are drawn by their count to this power."""
+    """Negative words are sampled in proportion to their count to this power."""
     sample: float = Field(default=1e-3, ge=0, lt=1)
-    """Words with a larger share of the text are left out at times, the more the more frequent; 0 = never."""
+    """Subsampling threshold: words with a larger relative frequency are randomly skipped, more frequent ones more often; 0 = off."""
     min_count: int = Field(default=5, gt=0, le=10**12)
-    """Words that occur less often are deleted from the text."""
+    """Minimum count; rarer words are removed from the text."""
     max_words: int = Field(default=1_000_000, gt=1, le=10_000_000)
-    """Words in the vocabulary at the most, the most frequent ones."""
+    """Maximum vocabulary size; the most frequent words are kept."""
     epochs: int = Field(default=5, gt=0, le=1_000_000)
-    """Passes over the text."""
+    """Number of passes over the text."""
     learning_rate: float = Field(default=0.025, gt=0)
-    """At the start; cbow, whose gradient is divided among the neighbours, learns best with about three times as much."""
+    """Initial learning rate. cbow, whose gradient is divided among the neighbours, works best with about three times as much."""
     last_rate: float = Field(default=0.0001, ge=0)
-    """At the end; it falls by the same amount with each word."""
+    """Final learning rate; the decay is linear in the number of words."""
     workers: int = Field(default=0, ge=0, le=1024)
-    """Threads that learn side by side without waiting for each other; 0 = one per core. With 1, every run gives the same bits."""
+    """Number of training threads, which update the vectors without locks; 0 = one per core. With 1, runs are reproducible bit for bit."""
     seed: int = Field(default=1, ge=0, lt=2**63)
-    """Decides the first vectors and all that is drawn."""
+    """Random seed."""
     similarity: tuple[str, ...] = ()
-    """Files of word pairs with people's judgements (WordSim-353, SimLex-999), looked at once, at the end."""
+    """Files of word pairs with human similarity ratings (WordSim-353, SimLex-999), evaluated once, at the end."""
     analogies: str | None = None
-    """A file of analogies (questions-words.txt), looked at once, at the end."""
+    """A file of analogies (questions-words.txt), evaluated once, at the end."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,16 +61,16 @@ class VectorsConfig(Strict):
 
 
 class TextConfig(Strict):
-    """The text that word vectors are learned from. A line of a document is a sentence: no window reaches beyond it."""
+    """Training text. Each line is a sentence: windows do not cross lines."""
 
     root: str = ""
-    """Folder that relative file names start from; also where a data set lies that has no path of its own."""
+    """Folder for relative file names, and for data sets without `path`."""
     train: tuple[CorpusConfig, ...]
-    """Corpora, read one after the other."""
+    """Training corpora, read in order."""
     words: Literal["letters", "spaces"] = "letters"
-    """What a word is: letters, digits and _ in a row, apostrophes within (don't); or what stands between spaces."""
+    """Definition of a word: a sequence of letters, digits and _, with inner apostrophes (don't); or the text between spaces."""
     lower: bool = True
-    """Make all letters small."""
+    """Lowercase the text."""
 
     @model_validator(mode="before")
     @classmethod

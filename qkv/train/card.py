@@ -169,11 +169,11 @@ def training(task: Task, results: dict[str, Any]) -> list[str]:
     smoothing = f", label smoothing {task.smoothing:g}" if task.smoothing else ""
     speed = f", {t['target_tokens_per_second']:,} {task.unit}/s" if "target_tokens_per_second" in t else ""
     return [
-        f"- {t['updates']:,} steps, {t['epochs']:,} epochs, {format_duration(60 * t['minutes'])}{speed}; ended: {t['ended']}",
-        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {t['warmup']:,} warm-up steps){smoothing}, "
+        f"- {t['updates']:,} updates, {t['epochs']:,} epochs, {format_duration(60 * t['minutes'])}{speed}; ended: {t['ended']}",
+        f"- learning rate up to {c.learning_rate:g} ({c.schedule}, {t['warmup']:,} warm-up updates){smoothing}, "
         f"dropout {task.config.dropout:g}, seed {t['seed']}",
         f"- {plural(t['workers'], 'workers')} with {plural(t['threads'], 'threads')} each on {plural(t['cores'], 'cores')}, "
         f"torch {t['torch']}, Python {t['python']}",
-        f"- best weights: at step {results['valid']['update']:,}",
+        f"- best weights: at update {results['valid']['update']:,}",
         "",
     ]

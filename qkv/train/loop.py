@@ -36,7 +36,7 @@ from qkv.train.workers import agree, broadcast, rank, world
 Model = LossModule | DistributedDataParallel
 Mark = tuple[int, float, float]
 """How far a run is: updates, share of the run, minutes."""
-DONE = "all steps are done"
+DONE = "all updates are done"
 
 
 @dataclass

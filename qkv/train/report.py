@@ -96,7 +96,7 @@ class Report:
         name, why = exportable(c)
         self.say(f"exports to Hugging Face as {name}" if name else f"cannot be exported to Hugging Face: {why}")
         if t.progress.step:
-            self.say(f"going on after update {t.progress.step:,}")
+            self.say(f"resuming after update {t.progress.step:,}")
         if self.console.is_terminal:
             shown = [TextColumn("{task.fields[count]}"), BarColumn(24), TextColumn("{task.fields[now]}")]
             self.bar = Progress(*shown, console=self.console)
@@ -132,7 +132,7 @@ class Report:
         return in_words(score, "valid loss")
 
     def left(self) -> float:
-        """Seconds until the steps are done or the time is over, whichever comes first, at the present rate."""
+        """Return the seconds until the updates are done or the time is over, whichever comes first, at the current rate."""
         progress, c = self.training.progress, self.train
         by_steps = remaining_updates(progress, c) * self.pace.seconds_per_update
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))

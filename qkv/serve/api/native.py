@@ -123,7 +123,7 @@ def run(
     since: Annotated[int, Query(ge=0, le=2**62)] = 0,
     points: Annotated[int, Query(ge=1, le=100_000)] = 2000,
 ) -> Any:
-    """Return the log of the training run (`qkv serve --run FOLDER`) after step `since`."""
+    """Return the log of the training run (`qkv serve --run FOLDER`) after update `since`."""
     service: Service = request.app.state.service
     if service.run_log is None:
         raise ApiError(404, "no run is shown: start the server with --run FOLDER")

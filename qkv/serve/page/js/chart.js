@@ -19,7 +19,7 @@ export function lineChart(title, curves) {
     const box = picture.getBoundingClientRect();
     const step = scale.step(((event.clientX - box.left) * WIDTH) / box.width);
     const near = curves.map(({ points }) => nearest(points, step));
-    readout.textContent = `step ${near[0][0].toLocaleString("en")}: ${format(near.map((point) => point[1]))}`;
+    readout.textContent = `update ${near[0][0].toLocaleString("en")}: ${format(near.map((point) => point[1]))}`;
   });
   const legend = h(
     "span.legend",

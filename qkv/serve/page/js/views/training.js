@@ -60,9 +60,9 @@ class TrainingView {
     [this.last, this.cuts] = [last, cuts];
     if (lines.length) this.received = Date.now();
     const silent = !ended && Date.now() - this.received > TIMEOUT;
-    const status = ended ? "finished" : silent ? `no new step for ${TIMEOUT / 1000} s` : "training";
+    const status = ended ? "finished" : silent ? `no new update for ${TIMEOUT / 1000} s` : "training";
     this.status.className = `live${ended || silent ? " ended" : ""}`;
-    this.status.textContent = `${status} · step ${last.toLocaleString("en")}`;
+    this.status.textContent = `${status} · update ${last.toLocaleString("en")}`;
     if (redraw) this.draw();
   }
 
@@ -76,7 +76,7 @@ class TrainingView {
   draw() {
     const all = new Set(this.records.flatMap((record) => Object.keys(record)));
     const names = [...all].filter((name) => !HIDDEN.includes(name) && this.pointsOf(name).length);
-    if (!names.length) return void render(this.charts, emptyMessage("No steps logged yet."));
+    if (!names.length) return void render(this.charts, emptyMessage("No updates logged yet."));
     const both = names.includes("loss") && names.includes("valid_loss");
     const curves = (some) => some.map((name) => ({ name: titleOf(name), points: this.pointsOf(name) }));
     const chart = (name) =>
