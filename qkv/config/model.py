@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -246,12 +247,12 @@ class ModelConfig(Strict):
     def has_final_norm(self) -> bool:
         return self.norm_order != "post" if self.final_norm is None else self.final_norm
 
-    @property
+    @cached_property
     def first_id(self) -> int | None:
         """Return the id of the first decoder token."""
         return self.bos_id if self.start_id is None else self.start_id
 
-    @property
+    @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         if self.eos_id is None:
             return ()

@@ -43,13 +43,13 @@ def quicken(network: M) -> M:
 def quick_attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0) -> Tensor:
     """As softmax.attend."""
     spans = mask.spans(query.size(0)) if query.size(2) == key.size(2) else None
-    if spans is None or dropout or not all(map(suits, (query, key, value))) or query.size(3) % native.WIDE:
+    if spans is None or dropout or not suits(query, key, value) or query.size(3) % native.WIDE:
         return attend(query, key, value, mask, scale, dropout)
     return Attend.apply(query, key, value, spans, scale, mask.causal)  # type: ignore[no-any-return]
 
 
-def suits(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and x.stride(-1) == 1
+def suits(*tensors: Tensor) -> bool:
+    return all(x.device.type == "cpu" and x.dtype == torch.float32 and x.stride(-1) == 1 for x in tensors)
 
 
 class Attend(torch.autograd.Function):
