@@ -429,7 +429,7 @@ def test_each_family_takes_what_it_reads():
         model(tokenizer=letters()).embed(["a"], "max")
     with pytest.raises(QkvError, match="which token opens"):
         model(TRANSLATION.changed(bos_id=None)).generate([4])
-    with pytest.raises(QkvError, match="not on this machine"):
+    with pytest.raises(QkvError, match="not available on this machine"):
         Model(DECODER, build(DECODER), device="cuda:9")
 
 
