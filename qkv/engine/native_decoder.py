@@ -36,7 +36,7 @@ class NativeStack(Stack):
         self.heads, self.key_heads = (width // attention.d_head for width in attention.widths[:2])
         self.d_head = attention.d_head
         blocks = (native.BlockStruct * len(self.blocks))(*map(block_of, self.blocks))
-        self.described = blocks, native.DecoderStruct(
+        self.structs = blocks, native.DecoderStruct(
             ctypes.addressof(blocks), len(blocks), first.feedforward.layer.down.shape[0], self.heads, self.key_heads,
             self.d_head, NUMBERS[first.feedforward.layer.activation], attention.mixer.score.scale, norm_of(self.norm),
         )  # fmt: skip
@@ -66,7 +66,7 @@ class NativeStack(Stack):
         arguments = native.Pass(at(x), x.size(0), x.size(1), mask.length - x.size(1), at(vectors), vectors.size(1),
                            vectors.size(3), at(slots), at(real), at(heads), 0 if heads is None else heads.size(0),
                            0 if heads is None else heads.size(3), at(source))  # fmt: skip
-        native.library().decode(ctypes.byref(self.described[1]), ctypes.byref(arguments))  # type: ignore[union-attr]
+        native.library().decode(ctypes.byref(self.structs[1]), ctypes.byref(arguments))  # type: ignore[union-attr]
         return x
 
     def heads_of(self, memory: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def block_of(block: Any) -> native.BlockStruct:
 
 
 def residual_of(part: Residual, first: Any, last: Any) -> native.ResidualStruct:
-    return native.ResidualStruct(norm_of(part.before), norm_of(part.after), first.described, last.described)
+    return native.ResidualStruct(norm_of(part.before), norm_of(part.after), first.struct, last.struct)
 
 
 def norm_of(norm: Any) -> native.NormStruct:

@@ -1,9 +1,9 @@
-"""pack(network): the same network, its weights laid out for the processor.
+"""pack(network): a copy of a network for fast inference on a CPU, its weights laid out for the kernels.
 
     fast = pack(network)          # same interface: fast(batch), fast.start, fast.step, fast.head
 
-For use only: it cannot be trained, saved, moved to another device or looked into (its taps are gone). It reads the
-plain network's tensors, so pack again after changing them. Results agree with the plain network's to rounding (1e-5).
+For inference only: it cannot be trained, saved or moved to another device, and has no hooks and taps. Matrices are copied when
+packing, so pack again after changing them. Results agree with the plain network's to rounding (1e-5).
 """
 
 from __future__ import annotations
@@ -37,72 +37,80 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def pack(network: M) -> M:
-    """A fast twin of `network`, which stays as it is. Costs about one more copy of the matrices in memory."""
+    """Return a fast copy of `network`, which is not changed. Costs about one more copy of the matrices in memory."""
     keep_freed_memory()
-    return twin(network, {}).eval()
+    return pack_module(network, {}).eval()
 
 
-def twin(module: Any, done: dict[int, Any]) -> Any:
-    """A copy of the module tree over the same tensors, with fast parts in place of plain ones; shared stays shared."""
-    if id(module) not in done:
-        done[id(module)] = replacement(module, done) or same(module, done)
-    return done[id(module)]
+def pack_module(module: Any, memo: dict[int, Any]) -> Any:
+    """Return the fast version of a module and all its children.
+
+    `memo` maps the id of a module or weight to its copy, as in copy.deepcopy: what is shared (ALBERT's layers, tied
+    embeddings) stays shared.
+    """
+    if id(module) not in memo:
+        memo[id(module)] = fast_module(module, memo) or copy_module(module, memo)
+    return memo[id(module)]
 
 
-def replacement(module: nn.Module, done: dict[int, Any]) -> nn.Module | None:
-    """The fast part for this plain one, None if there is none."""
+def fast_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
+    """Return the fast module for this plain one, None if there is none."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module.weight, module.bias)
     if type(module) is Attention:
-        return PackedAttention(module, twin(module.mixer, done))
+        return PackedAttention(module, pack_module(module.mixer, memo))
     if isinstance(module, Vocabulary):
-        return PackedWords(same(module, done))
+        return PackedVocabulary(copy_module(module, memo))
     if isinstance(module, Stack):
-        packed = same(module, done)
+        packed = copy_module(module, memo)
         return NativeStack(packed) if suits(packed) else packed  # type: ignore[arg-type]
-    return Tap() if isinstance(module, Tap) else None  # whoever listens to the plain network does not listen here
+    return Tap() if isinstance(module, Tap) else None  # without the hooks of the plain one
 
 
-def same(module: nn.Module, done: dict[int, Any]) -> nn.Module:
-    """The module itself over twins of its children, its weights shared and frozen."""
+def copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Copy a module with packed children and without hooks; its own weights are shared with the plain one, and frozen."""
     new = copy.copy(module)
-    new._forward_hooks, new._forward_pre_hooks = OrderedDict(), OrderedDict()  # as with taps: nobody listens here
-    new._parameters = {n: None if p is None else twin_weight(p, done) for n, p in module._parameters.items()}
-    new._modules = {n: None if m is None else twin(m, done) for n, m in module._modules.items()}
+    new._forward_hooks, new._forward_pre_hooks = OrderedDict(), OrderedDict()
+    new._parameters = {n: None if p is None else freeze(p, memo) for n, p in module._parameters.items()}
+    new._modules = {n: None if m is None else pack_module(m, memo) for n, m in module._modules.items()}
     return new
 
 
-def twin_weight(weight: nn.Parameter, done: dict[int, Any]) -> nn.Parameter:
-    return done.setdefault(id(weight), nn.Parameter(weight.detach(), requires_grad=False))
+def freeze(weight: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
+    """Return a parameter over the same memory that needs no gradient."""
+    return memo.setdefault(id(weight), nn.Parameter(weight.detach(), requires_grad=False))
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b; W in panels for native.cpp, or, without a compiler, twice: in oneDNN's blocks for few rows and plain for
-    many."""
+    """x W^T + b: (..., in) -> (..., out).
+
+    W (out, in) is stored in panels for native.cpp. Without a compiler it is stored twice: in oneDNN's blocked layout for few
+    rows, and plain for many.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__()
         weight = weight.detach()
-        out, depth = self.shape = weight.shape
+        d_out, d_in = self.shape = weight.shape
         self.bias = None if bias is None else bias.detach()
         self.panels: Tensor | None = None
         if native.supports(weight):
-            self.panels, self.start = native.panels(weight, self.bias)
-            self.described = native.LinearStruct(self.panels.data_ptr(), self.start.data_ptr(), depth, out)
+            self.panels, self.padded_bias = native.panels(weight, self.bias)
+            self.struct = native.LinearStruct(self.panels.data_ptr(), self.padded_bias.data_ptr(), d_in, d_out)
         else:
             self.weight, self.blocks = weight, reorder(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.panels is None:
-            return self.without_compiler(x)
+            return self.forward_without_native(x)
         assert x.dtype == torch.float32 and x.size(-1) == self.shape[1], f"{x.dtype} {tuple(x.shape)}: {self.shape}"
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], self.shape[0])  # (..., out)
         rows = x.numel() // self.shape[1]
-        native.library().linear(ctypes.byref(self.described), x.data_ptr(), rows, y.data_ptr())  # type: ignore[union-attr]
+        native.library().linear(ctypes.byref(self.struct), x.data_ptr(), rows, y.data_ptr())  # type: ignore[union-attr]
         return y
 
-    def without_compiler(self, x: Tensor) -> Tensor:
+    def forward_without_native(self, x: Tensor) -> Tensor:
         rows = x.numel() // x.size(-1)
         if self.blocks is None or not 1 < rows <= FEW_ROWS[min(torch.get_num_threads(), 2)]:
             return F.linear(x, self.weight, self.bias)
@@ -110,13 +118,13 @@ class PackedLinear(nn.Module):
 
 
 def reorder(weight: Tensor) -> Tensor | None:
-    """W in the blocks that oneDNN reads fastest, None where this machine or this type of number has none."""
+    """Return W in oneDNN's blocked layout; None where it supports neither this device nor this dtype."""
     possible = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()) if possible else None
 
 
 def concatenate(*layers: nn.Linear) -> PackedLinear:
-    """Several projections of the same vectors as one product; the results stand side by side."""
+    """Return several projections of the same vectors as one: (..., in) -> (..., sum of their outputs)."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
     bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
     return PackedLinear(weight, bias)
@@ -169,21 +177,21 @@ class PackedAttention(nn.Module):
         return query, key, value, {} if state is None else {"memory_key": key, "memory_value": value}
 
 
-class PackedWords(nn.Module):
-    """Vocabulary with a packed matrix; a loss still finds `features`, `weight` and `bias` here."""
+class PackedVocabulary(nn.Module):
+    """Vocabulary with a packed matrix; `features`, `weight` and `bias` are those of the plain one, for the loss."""
 
     def __init__(self, plain: Any):
         super().__init__()
         self.plain = plain
         self.features, self.weight, self.bias = plain.features, plain.weight, plain.bias
-        self.words = PackedLinear(plain.weight, plain.bias)
+        self.linear = PackedLinear(plain.weight, plain.bias)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        return self.words(self.features(x))  # (..., V)
+        return self.linear(self.features(x))  # (..., V)
 
     def log_probs(self, x: Tensor) -> Tensor:
         logits = self(x)  # (..., V)
-        if self.words.panels is None:
+        if self.linear.panels is None:
             return logits.float().log_softmax(-1)
         width = logits.size(-1)
         native.library().log_softmax(logits.data_ptr(), logits.numel() // width, width)  # type: ignore[union-attr]

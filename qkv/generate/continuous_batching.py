@@ -1,7 +1,12 @@
-"""Continuous batching, the one decoding loop: texts join a running batch between two steps, and leave it when they end.
+"""Continuous batching, the decoding loop of all generation: texts join a running batch between two steps, leave it when they end.
 
-No row attends to another, so a text becomes what it would become alone, whatever else is in the batch. Greedy decoding,
-sampling and beam search (sequence.py, beam.py) differ only in how a text chooses its next token.
+No row attends to another, so a text does not depend on what else is in the batch. Greedy decoding, sampling and beam search
+(sequence.py, beam.py) differ only in how the next token is chosen. Shapes: N texts with K rows each (K = 1 except in beam
+search), C = d_model, V = vocabulary size.
+
+    batch.join(make_batch(prompts), generations)
+    while batch.running:
+        ended = batch.step()
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ class ContinuousBatch:
     n_rows: int = 1
     """K: a text with fewer live hypotheses fills its rows with copies that are ignored."""
     state: State = field(default_factory=State)
-    """What the network has read."""
+    """The KV cache (or recurrent state) of all rows."""
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     """(N * K, C): the vector of each row's last token, from which the next one is predicted."""
     pending: Tensor | None = None
@@ -44,14 +49,14 @@ class ContinuousBatch:
 
     @torch.no_grad()
     def join(self, batch: Batch, generations: Sequence[Generation], state: State | None = None) -> None:
-        """Read the prompts of some texts, a row of `batch` each, and add them; `state` holds tokens before the prompts."""
+        """Add texts: read their prompts, a row of `batch` each. `state` holds tokens that were read before, such as a cached prefix."""
         assert batch.inputs is not None
         self.read_pending()
         state = self.network.start(batch) if state is None else state
         hidden, state = self.network.step(batch.inputs, state, batch.mask)  # (B, T, C)
         n_rows = max(len(each.live) for each in [*self.running, *generations])
         rows = torch.arange(len(generations), device=hidden.device).repeat_interleave(n_rows)
-        last = last_token(hidden, batch.mask)
+        last = last_token(hidden, batch.mask)  # (B, C)
         if n_rows > 1:
             last, state = last[rows], state.move(rows)  # (B * K, C)
         if self.running:
@@ -64,9 +69,9 @@ class ContinuousBatch:
     def step(self) -> list[Generation]:
         """Extend every text by a token; remove and return those that end with it."""
         self.read_pending()
-        before, moves = self.running, self.advance()
+        before, parents = self.running, self.advance()
         kept = [at for at, each in enumerate(before) if each.live]
-        if not self.keep(kept, [moves[at] for at in kept]):
+        if not self.keep(kept, [parents[at] for at in kept]):
             return before
         last = [id_ for each in self.running for id_ in fill_rows([h.ids[-1] for h in each.live], self.n_rows)]
         self.pending = torch.tensor(last, device=self.hidden.device)[:, None]
@@ -88,55 +93,57 @@ class ContinuousBatch:
     # --- tokens
 
     def advance(self) -> list[list[int]]:
-        """Choose the next token of every text; of each new hypothesis, return the row of its text that it extends."""
+        """Choose the next token of every text; return for each text the parents of its new hypotheses: which of its rows each extends."""
         head: Any = self.network.head
         # penalties in greedy decoding and sampling need the logits: log-probabilities have lost their signs
         penalised = any(each.processor.has_penalties and isinstance(each, Sampler) for each in self.running)
         # only the last vector goes through the head: the vocabulary is the widest matrix of all
         logits = head(self.hidden).float() if penalised else None  # (N * K, V)
         log_probs = head.log_probs(self.hidden) if logits is None else logits.log_softmax(-1)
-        moves: list[list[int]] = [[] for _ in self.running]
-        for places in self.group():
-            rows = [at * self.n_rows + k for at in places for k in range(len(self.running[at].live))]
-            whole = len(rows) == len(log_probs)
-            own = [x if whole or x is None else x[rows] for x in (log_probs, logits)]
-            candidates = next_tokens(own[0], own[1], [self.running[at] for at in places])  # type: ignore[arg-type]
-            for at, found in zip(places, candidates, strict=True):
-                moves[at] = self.running[at].advance(found)
-        return moves
+        parents: list[list[int]] = [[] for _ in self.running]
+        for group in self.group():
+            rows = [at * self.n_rows + k for at in group for k in range(len(self.running[at].live))]
+            everything = len(rows) == len(log_probs)  # then no copy is needed
+            group_log_probs = log_probs if everything else log_probs[rows]  # (R, V)
+            group_logits = logits if everything or logits is None else logits[rows]
+            candidates = next_tokens(group_log_probs, group_logits, [self.running[at] for at in group])
+            for at, tokens in zip(group, candidates, strict=True):
+                parents[at] = self.running[at].advance(tokens)
+        return parents
 
     def group(self) -> list[list[int]]:
-        """Indices of the texts, together where their next tokens are chosen in the same way."""
+        """Return lists of indices of texts whose next tokens are chosen in the same way, so that one call handles each list."""
         groups: list[tuple[Generation, object, list[int]]] = []
         for at, each in enumerate(self.running):
             key = each.batch_key()
-            for first, own, places in groups:
-                if own == key and (first.processor is each.processor or first.processor == each.processor):
-                    places.append(at)
+            for first, first_key, members in groups:
+                if first_key == key and (first.processor is each.processor or first.processor == each.processor):
+                    members.append(at)
                     break
             else:
                 groups.append((each, key, [at]))
-        return [places for _, _, places in groups]
+        return [members for _, _, members in groups]
 
     # --- rows
 
-    def keep(self, kept: Sequence[int], origins: Sequence[list[int]]) -> bool:
-        """Keep only these texts, each with the rows that its hypotheses extend; return whether there are any."""
+    def keep(self, kept: Sequence[int], parents: Sequence[list[int]]) -> bool:
+        """Keep only these texts, with copies of the rows that their hypotheses extend; return whether any text is left."""
         if not kept:
             self.running, self.state, self.hidden, self.pending = [], State(), torch.empty(0), None
             return False
-        self.move(kept, origins, max(map(len, origins)))
+        self.move(kept, parents, max(map(len, parents)))
         if len(kept) < len(self.running):
             self.running = [self.running[at] for at in kept]
             if self.state.padding > self.state.length // MAX_PADDING:
                 self.state = self.state.trimmed()
         return True
 
-    def move(self, kept: Sequence[int], origins: Sequence[list[int]], n_rows: int) -> None:
+    def move(self, kept: Sequence[int], parents: Sequence[list[int]], n_rows: int) -> None:
+        """Rearrange the rows: `n_rows` for each text that is kept, each a copy of its parent row."""
         rows = [
-            at * self.n_rows + origin
-            for at, own in zip(kept, origins, strict=True)
-            for origin in fill_rows(own, n_rows)
+            at * self.n_rows + parent
+            for at, own in zip(kept, parents, strict=True)
+            for parent in fill_rows(own, n_rows)
         ]
         if rows == list(range(len(self.running) * self.n_rows)):  # as in sampling, while no text ends
             return
@@ -146,9 +153,9 @@ class ContinuousBatch:
         self.pending = None if self.pending is None else self.pending[index]
 
 
-def fill_rows(own: list[int], n_rows: int) -> list[int]:
+def fill_rows(entries: list[int], n_rows: int) -> list[int]:
     """Repeat the first entry up to `n_rows` entries."""
-    return own + own[:1] * (n_rows - len(own))
+    return entries + entries[:1] * (n_rows - len(entries))
 
 
 def last_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -160,7 +167,7 @@ def last_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[Generation]) -> list[list[NextTokens]]:
-    """Return candidates for each live hypothesis of these texts, which choose in the same way.
+    """Return the candidate tokens for each live hypothesis (R in all) of texts that choose in the same way.
 
     The processor edits log_probs (R, V), or with penalties in sampling the logits (R, V).
     """
@@ -173,8 +180,8 @@ def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[
         generated = [[*each.prefix, *h.ids] if each.prefix else h.ids for each in generations for h in each.live]
         processor.process(scores, generated, [each.index for each in generations for _ in each.live])
     tokens, best = generations[0].select(scores, log_probs, generations)  # (R, count)
-    own = log_probs.gather(-1, tokens) if processor.has_penalties else best
-    rows = iter([NextTokens(*row) for row in zip(tokens.tolist(), best.tolist(), own.tolist(), strict=True)])
+    unpenalised = log_probs.gather(-1, tokens) if processor.has_penalties else best
+    rows = iter([NextTokens(*row) for row in zip(tokens.tolist(), best.tolist(), unpenalised.tolist(), strict=True)])
     result, at = [[next(rows) for _ in each.live] for each in generations], 0
     for each, candidates in zip(generations, result, strict=True):
         for index, token in each.required_tokens():
@@ -186,8 +193,10 @@ def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[
 
 
 def make_batch(prompts: Sequence[list[int]], sources: Sequence[list[int]] = (), pad_id: int = 0) -> Batch:
-    """Make a batch of prompts, padded on the left, where padding can be trimmed once the longer ones have left, and of
-    sources, padded on the right."""
+    """Make a batch of prompts (B, T), padded on the left, and of sources (B, S), padded on the right.
+
+    Padding on the left of a prompt is trimmed from the state once the longer prompts have left the batch.
+    """
     ids, mask = pad([row[::-1] for row in prompts], pad_id)  # (B, T) each
     ids, mask = ids.flip(1), None if mask is None else mask.flip(1)
     if not sources:

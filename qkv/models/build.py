@@ -1,6 +1,6 @@
-"""From a ModelConfig to a network: the only place that branches on the family.
+"""Build a network from a ModelConfig: the only place that branches on the family.
 
-Read `build` first; it is the whole assembly. The small functions below fill one slot each.
+Read `build` first: it assembles embedding, stack and head. Each function below builds one of their parts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Network = Encoder | Decoder | EncoderDecoder
 
 
 def build(c: ModelConfig) -> Network:
-    """The network that `c` describes, with fresh weights."""
+    """Return the network that `c` describes, with newly initialised weights."""
     if c.family == "encoder-decoder":
         source, target = embedding(c, c.vocab_size), token_embedding(c, c.target_size)
         if c.tie in ("embeddings", "all") and isinstance(source, TokenEmbed):
@@ -66,13 +66,13 @@ def build(c: ModelConfig) -> Network:
 
 
 def skeleton(c: ModelConfig) -> Network:
-    """The same network without memory behind its weights: to count, to list, to fill from a file."""
+    """Return the network on the meta device: names and shapes of all weights, but no memory for their values."""
     with torch.device("meta"), ShapesOnly():
         return build(c)
 
 
 class NoDraws(TorchFunctionMode):
-    """Within it no weight is drawn at random: those that a file will fill need no first values, which take seconds."""
+    """Skip random initialisation within the block: weights that a file overwrites need no first values, which take seconds."""
 
     DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
@@ -83,8 +83,10 @@ class NoDraws(TorchFunctionMode):
 
 
 class ShapesOnly(NoDraws):
-    """Within it elementwise operations return tensors of the right shape without a type or numbers of their own: all that an
-    outline on the meta device needs. There torch would do them in Python, and import its compiler for that (1.4 s)."""
+    """Compute only the shapes of elementwise operations within the block, which is all that a network on the meta device needs.
+
+    There torch computes them in Python, and imports its compiler for that (1.4 s).
+    """
 
     ELEMENTWISE = (Tensor.add, Tensor.sub, Tensor.__rsub__, Tensor.mul, Tensor.div, Tensor.neg, Tensor.__rpow__,
                    Tensor.exp, Tensor.expm1, Tensor.log, Tensor.sin, Tensor.cos, Tensor.clamp)  # fmt: skip
@@ -101,31 +103,39 @@ class ShapesOnly(NoDraws):
 
 
 def stack(c: ModelConfig, n_layers: int, causal: bool = False, cross: bool = False) -> nn.Module:
+    """Return the layers of an encoder (not causal) or a decoder; `cross` adds cross-attention to each."""
     if c.recurrent is not None:
         return recurrent_stack(c, n_layers, causal, cross)
-    first = [block(c, i, causal, cross) for i in range(1 if c.share_layers else n_layers)]
-    blocks = first * n_layers if c.share_layers else first
+    if c.share_layers:  # ALBERT: one block, applied n_layers times
+        blocks = [block(c, 0, cross)] * n_layers
+    else:
+        blocks = [block(c, index, cross) for index in range(n_layers)]
     return Stack(blocks, norm(c) if c.has_final_norm else None, stack_positions(c, n_layers, causal))
 
 
 def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) -> nn.Module:
-    reading = not causal
+    encodes = not causal
     return RecurrentStack(
         c.recurrent or "", c.d_model, n_layers, dropout=c.dropout,
-        bidirectional=reading and c.bidirectional, reverse=reading and c.reverse_source,
+        bidirectional=encodes and c.bidirectional, reverse=encodes and c.reverse_source,
         score=c.decoder_attention if cross else None, score_rank=c.score_rank, input_feeding=cross and c.input_feeding,
         fixed_context=cross and c.fixed_context, starts_from_memory=cross,
         bridge=cross and (c.bidirectional or c.n_layers != c.decoder_layers),
     )  # fmt: skip
 
 
-def block(c: ModelConfig, index: int, causal: bool, cross: bool) -> nn.Module:
-    own, feedforward = self_layer(c, index), feed_forward(c)
+def block(c: ModelConfig, index: int, cross: bool) -> nn.Module:
+    """Return layer `index` of a stack: self-attention or what replaces it, feed-forward, and with `cross` cross-attention."""
+    self_attention, feedforward = self_attention_layer(c, index), feed_forward(c)
     if c.norm_order == "parallel":
         assert feedforward is not None
-        return ParallelBlock(norm(c), own, feedforward, c.dropout)
-    other = attention(c, softmax(c), cross=True) if cross else None
-    return Block(*(None if layer is None else residual(c, layer) for layer in (own, feedforward, other)))  # type: ignore[arg-type]
+        return ParallelBlock(norm(c), self_attention, feedforward, c.dropout)
+    cross_attention = attention(c, softmax(c), cross=True) if cross else None
+    return Block(
+        residual(c, self_attention),
+        None if feedforward is None else residual(c, feedforward),
+        None if cross_attention is None else residual(c, cross_attention),
+    )
 
 
 def feed_forward(c: ModelConfig) -> FeedForward | None:
@@ -139,8 +149,11 @@ def residual(c: ModelConfig, layer: nn.Module) -> Residual:
     return Residual(layer, norm(c) if pre else None, None if pre else norm(c), c.dropout)
 
 
-def self_layer(c: ModelConfig, index: int) -> nn.Module:
-    """How the tokens of layer `index` see each other: the configured kinds are dealt in turn."""
+def self_attention_layer(c: ModelConfig, index: int) -> nn.Module:
+    """Return the self-attention of layer `index`, or the linear attention or state space in its place.
+
+    The kinds in `model.mixer` alternate: ("window", "softmax") gives window, softmax, window, ...
+    """
     kind = c.mixer[index % len(c.mixer)]
     heads = c.d_model, c.n_heads, c.kv_heads, c.head_width
     if kind == "gated-linear":
@@ -164,7 +177,7 @@ def softmax(c: ModelConfig) -> Softmax:
 
 
 def self_mixer(c: ModelConfig, kind: str) -> nn.Module:
-    """The mixer of self-attention."""
+    """Return the mixer of a self-attention layer: how its heads compute weights from scores and average the values."""
     scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
     if kind == "window":
         return Window(scale, c.window, c.n_global)
@@ -190,7 +203,7 @@ def norm(c: ModelConfig, width: int | None = None) -> nn.Module:
 
 
 def absolute_position(c: ModelConfig, width: int) -> nn.Module | None:
-    """Sinusoidal or learned vectors, None for the schemes that act inside the stack."""
+    """Return sinusoidal or learned position vectors; None for the schemes that act inside the stack (rotary, T5, ALiBi, Shaw)."""
     if c.position == "sinusoidal":
         return Sinusoidal(width, c.position_base, c.position_layout)
     if c.position == "learned":
@@ -199,7 +212,7 @@ def absolute_position(c: ModelConfig, width: int) -> nn.Module | None:
 
 
 def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Module]:
-    """The schemes of a stack: none, one for all layers, or (Shaw) one per layer."""
+    """Return the position encodings inside a stack: none, one for all layers, or (Shaw) one per layer."""
     if c.position_use == "every-layer":
         return [p] if (p := absolute_position(c, c.d_model)) else []
     if c.position.startswith("rotary"):
@@ -232,7 +245,7 @@ def embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed | PatchEmbed:
 def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
     width = c.d_embed or c.d_model
     concat = c.position_use == "concat"
-    full = c.d_model if concat else width  # width after words and positions are joined
+    full = c.d_model if concat else width  # width of token and position vectors together
     return TokenEmbed(
         nn.Embedding(vocab_size, width),
         c.d_model,
@@ -286,7 +299,7 @@ def masked_word(c: ModelConfig, embed: nn.Module, activation: str) -> MaskedWord
 
 
 def vocabulary(c: ModelConfig, embed: nn.Module, d_in: int) -> Vocabulary:
-    """Words on top of vectors of width `d_in`, with the embedding's own matrix when tied."""
+    """Return the output layer, vectors of width `d_in` -> logits; when tied, its matrix is that of the embedding."""
     tied = embed.tokens.weight if c.tie in ("output", "all") else None  # type: ignore[union-attr]
     width = (c.d_embed or c.d_model) if tied is not None else d_in
     scale = c.d_model**-0.5 if c.output_scale else 1.0

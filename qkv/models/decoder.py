@@ -1,4 +1,4 @@
-"""The writing half alone: GPT, LLaMA, and with a recurrent stack the RNN language model."""
+"""Decoder-only language models: GPT, LLaMA, and with a recurrent stack the RNN language model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qkv.parts.state import State
 
 
 class Decoder(nn.Module):
-    """Each position predicts the next word from those up to it."""
+    """Each position predicts the next token from the tokens up to it."""
 
     def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module):
         super().__init__()
@@ -20,7 +20,7 @@ class Decoder(nn.Module):
         self.head = head
 
     def forward(self, batch: Batch, state: State | None = None) -> Output:
-        """Training: all positions at once, after the text that `state` remembers; None = no text, and none is kept."""
+        """Compute all positions at once, for training; `state` continues a text, None = a new text, and no state is returned."""
         assert batch.inputs is not None
         if state is not None and batch.fresh is not None:
             state = state.forget(batch.fresh)
@@ -28,18 +28,19 @@ class Decoder(nn.Module):
         return Output(hidden, self.head, batch.mask, state)
 
     def start(self, batch: Batch) -> State:
-        """The state before the first token."""
+        """Return the state before the first token."""
         return State()
 
     def step(self, ids: Tensor, state: State, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """T more tokens (B, T) -> hidden vectors (B, T, C) and the new state; `head` turns them into logits."""
+        """Read T more tokens (B, T); return their hidden vectors (B, T, C), which `head` turns into logits, and the new state."""
         hidden, new = self.read(ids, mask, state)
         assert new is not None
         return hidden, new
 
     def read(self, ids: Tensor, mask: Tensor | None, state: State | None, documents: Tensor | None = None
              ) -> tuple[Tensor, State | None]:  # fmt: skip
+        """Embed ids (B, T) and run the stack: hidden vectors (B, T, C) and the new state. `mask` (B, T) marks real tokens."""
         past = State() if state is None else state
-        new = ids.size(1)
-        seen = Mask(new, past.seen(new, mask), past.length + new, True, ids.device, documents)
-        return self.stack(self.embed(ids, seen), seen, None, state)
+        length = ids.size(1)  # T
+        attention_mask = Mask(length, past.seen(length, mask), past.length + length, True, ids.device, documents)
+        return self.stack(self.embed(ids, attention_mask), attention_mask, None, state)

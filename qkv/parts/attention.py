@@ -14,8 +14,10 @@ from qkv.parts.tap import Tap
 class Attention(nn.Module):
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(D)) V for H heads at once (Vaswani et al. 2017).
 
-    The `mixer` slot decides the score and the average. Cross-attention reads a memory, whose keys and values are computed
-    once and kept in the state.
+    Shapes: B rows, T queries, S keys, C = d_model, H query heads, H_kv key and value heads (fewer than H in grouped-query
+    attention), D numbers per head. `mixer` computes the formula per head, or a variant of it (window, Linformer, linear).
+    Cross-attention takes keys and values from `memory`, the encoder's output; they are computed once and stored in the state.
+    Each `tap_*` is an identity at which hooks read or change an activation (parts/tap.py).
     """
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, mixer: nn.Module, bias: str = "all",
@@ -32,16 +34,16 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
-        """x (B, T, C), memory (B, S, C) for cross-attention -> (B, T, C) and the layer's new state."""
+        """x (B, T, C), memory (B, S, C) for cross-attention -> (B, T, C) and the layer's new state; {} where `state` is None."""
         query = self.split(self.query(x))  # (B, H, T, D)
         query = self.tap_query(query if encoding is None else encoding.rotate(query))
-        key, value, kept = self.read_memory(memory, state) if self.cross else self.extend(x, encoding, state)
+        key, value, new = self.read_memory(memory, state) if self.cross else self.extend(x, encoding, state)
         mix = self.mixer if len(key) == len(query) else self.mix_beams
         mixed = self.tap_mixed(mix(query, key, value, mask, encoding))  # (B, H, T, D)
-        return self.output(mixed.transpose(1, 2).flatten(2)), kept  # (B, H, T, D) -> (B, T, H * D) -> (B, T, C)
+        return self.output(mixed.transpose(1, 2).flatten(2)), new  # (B, H, T, D) -> (B, T, H * D) -> (B, T, C)
 
     def extend(self, x: Tensor, encoding: PositionEncoding | None, state: Layer | None) -> tuple[Tensor, Tensor, Layer]:
-        """Return the keys and values of all tokens so far: those of the state and of these T."""
+        """Return the keys and values of all S tokens so far, those in the state (the KV cache) and these T, and the new state."""
         key = self.split(self.key(x))  # (B, H_kv, T, D)
         key = self.tap_key(key if encoding is None else encoding.rotate(key))
         value = self.tap_value(self.split(self.value(x)))  # (B, H_kv, T, D)
@@ -53,7 +55,7 @@ class Attention(nn.Module):
         return key, value, {"key": key, "value": value}
 
     def read_memory(self, memory: Tensor | None, state: Layer | None) -> tuple[Tensor, Tensor, Layer]:
-        """Return the keys and values of the source, computed once."""
+        """Return the keys and values of the memory, from the state after the first call, and the new state."""
         if state is not None and "memory_key" in state:
             return state["memory_key"], state["memory_value"], state
         assert memory is not None, "cross-attention needs a memory"
@@ -68,6 +70,7 @@ class Attention(nn.Module):
     def mix_beams(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None
                   ) -> Tensor:  # fmt: skip
         """Let the K beams of a sentence, query (B * K, H, T, D), share the keys and values (B, H_kv, S, D) of its source."""
-        together = query.unflatten(0, (len(key), -1)).transpose(1, 2).flatten(2, 3)  # (B, H, K * T, D)
-        mixed = self.mixer(together, key, value, mask, encoding)
+        # (B * K, H, T, D) -> (B, K, H, T, D) -> (B, H, K, T, D) -> (B, H, K * T, D): beams become queries of one sentence
+        queries = query.unflatten(0, (len(key), -1)).transpose(1, 2).flatten(2, 3)
+        mixed = self.mixer(queries, key, value, mask, encoding)
         return mixed.unflatten(2, (-1, query.size(2))).transpose(1, 2).flatten(0, 1)  # (B * K, H, T, D)

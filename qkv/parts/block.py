@@ -19,7 +19,10 @@ MEMORY = ("memory_key", "memory_value")
 
 
 class Residual(nn.Module):
-    """after(x + dropout(layer(before(x)))). Pre-norm fills `before`, post-norm fills `after`; the other is Identity."""
+    """after(x + dropout(layer(before(x)))). Pre-norm fills `before`, post-norm fills `after`; the other is Identity.
+
+    There is no forward: a Block calls `layer` itself, since attention and feed-forward take different arguments.
+    """
 
     def __init__(self, layer: nn.Module, before: nn.Module | None = None, after: nn.Module | None = None,
                  dropout: float = 0.0):  # fmt: skip
@@ -31,6 +34,7 @@ class Residual(nn.Module):
         self.tap_out, self.tap_stream = Tap(), Tap()  # the sublayer's output, and the residual stream after it
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the sublayer's output y to the residual stream x, (B, T, C) both."""
         return self.tap_stream(self.after(x + self.dropout(self.tap_out(y))))
 
 
@@ -45,15 +49,16 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
-        y, kept = self.attention.layer(self.attention.before(x), mask, encoding, None, state)
+        """Return the residual stream (B, T, C) and the layer's new state, of self- and cross-attention together."""
+        y, new = self.attention.layer(self.attention.before(x), mask, encoding, None, state)
         x = self.attention.add(x, y)
         if self.cross is not None:
-            own = None if state is None else {name: state[name] for name in MEMORY if name in state}
-            y, source = self.cross.layer(self.cross.before(x), memory_mask, None, memory, own)
-            x, kept = self.cross.add(x, y), {**kept, **source}
+            past = None if state is None else {name: state[name] for name in MEMORY if name in state}
+            y, memory_state = self.cross.layer(self.cross.before(x), memory_mask, None, memory, past)
+            x, new = self.cross.add(x, y), {**new, **memory_state}
         if self.feedforward is not None:
             x = self.feedforward.add(x, self.feedforward.layer(self.feedforward.before(x)))
-        return x, kept
+        return x, new
 
 
 class ParallelBlock(nn.Module):
@@ -70,5 +75,5 @@ class ParallelBlock(nn.Module):
     def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         normed = self.norm(x)
-        y, kept = self.attention(normed, mask, encoding, None, state)
-        return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed)))), kept
+        y, new = self.attention(normed, mask, encoding, None, state)
+        return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed)))), new

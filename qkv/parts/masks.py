@@ -12,17 +12,18 @@ from qkv.parts.state import EncoderOutput
 
 
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """(T, S): row t sees keys up to its own; the queries are the last T of the S keys (lecture 004's mask table)."""
-    rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1)
+    """Return the causal mask (T, S): each query attends to its own key and those before; the queries are the last T of S keys."""
+    rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1): index of each query among the keys
     return torch.arange(keys, device=device)[None, :] <= rows  # (T, S)
 
 
 def positions_in_documents(documents: Tensor, keys: Tensor | None) -> Tensor:
-    """(B, S): the position of each token among the real ones of its document."""
+    """Return positions (B, S) that start from 0 in each document and do not count padding."""
     real = torch.ones_like(documents) if keys is None else keys.long()
     before = real.cumsum(-1) - real  # (B, S): real tokens in front of each
     first = torch.ones_like(documents, dtype=torch.bool)
     first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # before * first is, at a document's first token, the number of real tokens before the document; cummax carries it on
     return before - (before * first).cummax(-1).values
 
 
@@ -46,19 +47,19 @@ class Mask:
         self.device = device if keys is None else keys.device
         self.padded_right = keys is None or bool((keys[:, 1:] <= keys[:, :-1]).all())
         """Whether every row is real tokens first, padding after."""
-        hidden = keys is None or (causal and queries == self.length and self.padded_right)
-        self.padding_hidden = documents is None and hidden
-        """Whether no real query could see padding, with or without a table: it all stands behind the real tokens."""
+        unreachable = keys is None or (causal and queries == self.length and self.padded_right)
+        self.padding_hidden = documents is None and unreachable
+        """Whether the causal rule alone keeps real queries from padding, because all of it follows the real tokens."""
 
     @classmethod
     def for_memory(cls, queries: int, memory: EncoderOutput) -> Mask:
         """Return the mask of cross-attention: every query sees every real key."""
         return cls(queries, memory.mask, memory.vectors.size(1), device=memory.vectors.device)
 
-    def forbid_packing(self, who: str) -> None:
-        """QkvError where several documents share a row, which `who` cannot keep apart."""
+    def forbid_packing(self, layer: str) -> None:
+        """Raise a QkvError if several documents are packed into a row, which `layer` (its name) cannot keep apart."""
         if self.documents is not None:
-            raise QkvError(f"{who} cannot keep documents apart that are packed into one row: use one row for each")
+            raise QkvError(f"{layer} cannot keep documents apart that are packed into one row: use one row for each")
 
     @cached_property
     def key_positions(self) -> Tensor:
@@ -82,8 +83,10 @@ class Mask:
 
     @cached_property
     def kernel(self) -> tuple[Tensor | None, bool]:
-        """What torch's kernel takes: the table (1 or B, 1, 1 or T, S), None where none is needed, and its causal flag, which
-        aligns corners only for T = S."""
+        """The arguments of torch's kernel: attn_mask (1 or B, 1, 1 or T, S), None where none is needed, and is_causal.
+
+        is_causal aligns the first query with the first key, so it is right only for T = S; a single last query sees all keys.
+        """
         square = self.queries == self.length
         if self.padding_hidden and (not self.causal or square or self.queries == 1):
             return None, self.causal and square and self.queries > 1
@@ -91,7 +94,7 @@ class Mask:
 
     @cached_property
     def dense(self) -> Tensor:
-        """(1 or B, 1, 1 or T, S): the whole table, for the readable path. No row is without a key, which would be 0 / 0."""
+        """(1 or B, 1, 1 or T, S): the whole table. Every query has at least one key: a softmax over none would be 0 / 0."""
         if self.documents is not None:
             return self.within_documents[:, None]  # (B, 1, T, S)
         if not self.causal:
@@ -101,9 +104,9 @@ class Mask:
         table = causal(self.queries, self.length, self.device)[None, None]  # (1, 1, T, S)
         if self.keys is None:
             return table
-        # a padded query may see itself
-        own = torch.eye(self.queries, self.length, dtype=torch.bool, device=self.device)
-        return table & self.keys[:, None, None, :] | own.roll(self.length - self.queries, 1)  # (B, 1, T, S)
+        # a padded query sees itself
+        diagonal = torch.eye(self.queries, self.length, dtype=torch.bool, device=self.device)
+        return table & self.keys[:, None, None, :] | diagonal.roll(self.length - self.queries, 1)  # (B, 1, T, S)
 
     def spans(self, rows: int) -> Tensor | None:
         """(n, 3): row, first token and end of each stretch in which all tokens see each other (or, causal, those before
@@ -112,9 +115,9 @@ class Mask:
             return None
         if self.documents is not None:
             return None if self.keys is not None else self.document_spans
-        whole = torch.tensor([0, 0, self.length]).repeat(rows, 1)
-        whole[:, 0] = torch.arange(rows)
-        return whole
+        whole_rows = torch.tensor([0, 0, self.length]).repeat(rows, 1)  # (B, 3)
+        whole_rows[:, 0] = torch.arange(rows)
+        return whole_rows
 
     @cached_property
     def document_spans(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Softmax attention, the mixer of the 2017 Transformer: the readable formula, and the same by torch's fused kernel."""
+"""Softmax attention, the mixer of the 2017 Transformer: as a readable formula, and with torch's fused kernel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def repeat_heads(x: Tensor, n_heads: int) -> Tensor:
 
 
 class Softmax(nn.Module):
-    """softmax(score(Q, K) + position) V: readable, and the same by the fused kernel where that can compute it."""
+    """softmax(score(Q, K) + position bias) V, with the fused kernel where it supports score, encoding and dropout."""
 
     def __init__(self, score: Dot | Additive, dropout: float = 0.0):
         super().__init__()
@@ -29,7 +29,7 @@ class Softmax(nn.Module):
         self.dropout = Dropout(dropout)
         self.tap_weights = Tap()
         self.fast = True
-        """False: always the readable path."""
+        """False: never use the kernel."""
         self.attend: Callable[..., Tensor] = attend
         """The kernel; engine/training_kernels.py puts a faster one here."""
 
@@ -47,22 +47,23 @@ class Softmax(nn.Module):
         return attend(query, key, value, mask, scale, dropout, bias)
 
     def can_use_kernel(self, query: Tensor, encoding: PositionEncoding | None = None) -> bool:
-        """Whether the kernel computes this: a foldable score, no hook on the weights, and no dropout on a CPU, where torch
-        leaves its flash path and is slower than the readable formula."""
+        """Whether the kernel supports this: a score that is a dot product of (transformed) queries and keys, no hook on the
+        weights, no position term on the values, and no dropout on a CPU, where torch's kernel with dropout is slower than
+        the formula."""
         dropping = self.training and self.dropout.p > 0 and not query.is_cuda
-        weighs = encoding is not None and encoding.weighs_values
-        return self.fast and self.score.foldable and not weighs and not self.tap_weights._forward_hooks and not dropping
+        biased = encoding is not None and encoding.weighs_values
+        return self.fast and self.score.foldable and not biased and not self.tap_weights._forward_hooks and not dropping
 
     def readable(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None
                  ) -> Tensor:  # fmt: skip
-        """The formula itself; the reference that the kernel is held to."""
+        """Compute the formula step by step; tests compare the kernel with it."""
         weights = self.tap_weights(self.weights(query, key, mask, encoding))  # (B, H, T, S)
         weights = self.dropout(weights)
         mixed = weights @ repeat_heads(value, query.size(1))  # (B, H, T, D)
         return mixed if encoding is None or not encoding.weighs_values else mixed + encoding.value_bias(weights)
 
     def weights(self, query: Tensor, key: Tensor, mask: Mask, encoding: PositionEncoding | None = None) -> Tensor:
-        """The attention weights, exact whichever path the forward pass takes: (B, H, T, S), rows sum to 1."""
+        """Return the attention weights (B, H, T, S), rows sum to 1; the kernel computes the same but does not return them."""
         scores = self.score(query, repeat_heads(key, query.size(1)))  # (B, H, T, S)
         bias = None if encoding is None else encoding.score_bias(query)
         scores = scores if bias is None else scores + bias
@@ -71,7 +72,7 @@ class Softmax(nn.Module):
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0,
            bias: Tensor | None = None) -> Tensor:  # fmt: skip
-    """softmax(Q K^T scale + bias) V by torch's kernel: (B, H, T, D), (B, H_kv, S, D) twice -> (B, H, T, D)."""
+    """Compute softmax(Q K^T scale + bias) V with torch's kernel: (B, H, T, D), (B, H_kv, S, D) twice -> (B, H, T, D)."""
     if bias is None and mask.documents is not None and len(query) == 1 and mask.keys is None:
         return attend_documents(query, key, value, mask, scale, dropout)
     table, causal = mask.kernel if bias is None else (bias.masked_fill(~mask.dense, float("-inf")), False)
@@ -84,5 +85,5 @@ def attend_documents(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scal
     """Attend within each document of a single packed row, (1, H, T, D), without the table of all pairs."""
     lengths = (mask.document_spans[:, 2] - mask.document_spans[:, 1]).tolist()
     parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
-    own = [(q, k, v, Mask(q.size(2), causal=mask.causal)) for q, k, v in parts]
-    return torch.cat([attend(q, k, v, one, scale, dropout) for q, k, v, one in own], 2)
+    outputs = [attend(q, k, v, Mask(q.size(2), causal=mask.causal), scale, dropout) for q, k, v in parts]
+    return torch.cat(outputs, 2)  # (1, H, T, D)

@@ -1,4 +1,4 @@
-"""The translation task: two plain text files in, a scored translator out."""
+"""The translation task: train an encoder-decoder on pairs of sentences, score it by BLEU."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SCHEMA = Schema("translation", TRANSLATIONS, "give one table with source and tar
 def learn_tokenizers(
     data: DataConfig, say: Say = lambda _: None, schema: Schema = SCHEMA
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Source and target tokenizers from the training text; one and the same where the vocabulary is joint."""
+    """Train the source and the target tokenizer; one and the same where the vocabulary is joint."""
     corpora = [corpus(c, data, "train", schema) for c in data.train]  # one pass over each, whatever its weight
     sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
     nouns = "sentences" if schema is SCHEMA else "texts"
@@ -61,24 +61,24 @@ Ids = tuple[Sequence[int], Sequence[int]]
 
 
 def drop_reason(source: Sequence[Any], target: Sequence[Any], data: DataConfig) -> str:
-    """Why training leaves out a pair of so many tokens; "" where it does not."""
+    """Return why a pair of these tokens is left out of training; "" where it is not."""
     short, long = sorted((len(source), len(target)))
     if short == 0:
         return "an empty side"
     if long > data.max_length:
         return f"more than {data.max_length} tokens"
-    if long > data.max_ratio * short + 5:  # a few words may well become many
+    if long > data.max_ratio * short + 5:  # + 5: a short sentence may have a much longer translation
         return f"one side {data.max_ratio:g} times as long as the other"
     return ""
 
 
 def length(pair: Ids) -> int:
-    """The longer side, with its end token."""
+    """Return the number of tokens of the longer side, with its end token."""
     return max(len(pair[0]), len(pair[1])) + 1
 
 
 def collate_pairs(pairs: Sequence[Ids], c: ModelConfig) -> Batch:
-    """source </s>; the target shifted right behind the start token; padding at the end."""
+    """Make a batch: source </s>, inputs <s> target, targets target </s>; padding on the right."""
     first, end = c.first_id, c.eos_ids[0]
     assert first is not None
     source, source_mask = pad([[*s, end] for s, _ in pairs], c.pad_id)  # (B, S)
@@ -87,7 +87,7 @@ def collate_pairs(pairs: Sequence[Ids], c: ModelConfig) -> Batch:
     return Batch(inputs, mask, targets, source, source_mask)
 
 
-# --- how a translator is trained
+# --- the task
 
 
 class TranslationTask(Task):
@@ -100,7 +100,7 @@ class TranslationTask(Task):
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
-        """Say at once what can never become a translator."""
+        """Raise a ConfigError if the recipe cannot train a translator."""
         data, c = recipe.data, recipe.model
         if data is None or c.family != "encoder-decoder" or c.image_size is not None:
             raise ConfigError(
@@ -136,7 +136,7 @@ class TranslationTask(Task):
         self.valid, self.left_out = self.readable(held_out(valid, "valid"))
         self.left_out += valid.skipped
 
-    # --- learning
+    # --- training
 
     def examples(self, records: Sequence[Record]) -> list[Any]:
         return [self.example(source, target) for source, target in zip(*self.ids(records), strict=True)]
@@ -151,7 +151,7 @@ class TranslationTask(Task):
         return self.source.plain([r[0] for r in records]), self.target.plain([r[1] for r in records])
 
     def readable(self, records: list[Record]) -> tuple[list[Record], Counter[str]]:
-        """Those that the network has room for, and why the others are left out."""
+        """Return the records that fit model.max_length, and how many do not."""
         most = self.config.max_length - 1
         fits = [max(map(len, row)) <= most for row in zip(*self.ids(records), strict=True)]
         if not any(fits):
@@ -165,10 +165,10 @@ class TranslationTask(Task):
     def objective(self, output: Output, batch: Batch) -> Loss:
         return translation(output, batch, self.recipe.train.label_smoothing)
 
-    # --- asking
+    # --- evaluation
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """BLEU and loss per token, both on the held-out set."""
+        """Return BLEU of greedy translations and loss per token, both on the held-out set."""
         written = self.greedy_texts(network, [r[0] for r in self.valid])
         return {"bleu": bleu(written, [r[1] for r in self.valid]), "loss": self.loss(network)}
 
@@ -179,7 +179,7 @@ class TranslationTask(Task):
         return [one.text for one in self.translator(fast).translate(texts, params)]
 
     def loss(self, network: nn.Module) -> float:
-        """Per target token, of the whole held-out set."""
+        """Return the loss per target token of the whole held-out set."""
         return self.mean_loss(network, list(zip(*self.ids(list(self.valid)), strict=True)))
 
     def scored(self, examples: list[Any]) -> Batch:
@@ -195,12 +195,12 @@ class TranslationTask(Task):
         return total / max(count, 1)
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
-        """Translated with the recipe's search, in files of one sentence per line, and scored."""
+        """Translate the test set as [decode] sets it, write files of one sentence per line, and return the scores."""
         if self.data.test is None:
             return None
         records, left_out = self.test_records(say)
         sources, references = ([one_line(record[side]) for record in records] for side in (0, 1))
-        written = self.written(network, sources, say)
+        written = self.translate(network, sources, say)
         for name, texts in ((SOURCE, sources), (REFERENCE, references), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
         return {"examples": len(sources), "left_out": dict(left_out), "how": describe_search(self.recipe.decode),
@@ -209,8 +209,8 @@ class TranslationTask(Task):
     def scores(self, written: list[str], references: list[str]) -> list[dict[str, Any]]:
         return [s.to_json() for s in score(written, references, METRICS)]
 
-    def written(self, network: Any, texts: list[str], say: Say) -> list[str]:
-        """What the network makes of some texts, searched for as [decode] says."""
+    def translate(self, network: Any, texts: list[str], say: Say) -> list[str]:
+        """Translate texts with the search that [decode] sets, each into one line."""
         say(f"reading the test set: {len(texts):,} texts, {describe_search(self.recipe.decode)}")
         device = next(network.parameters()).device
         network = pack(network) if device.type == "cpu" else network
@@ -225,7 +225,7 @@ class TranslationTask(Task):
     def request(self) -> TranslationParams:
         return request(self.recipe.decode)
 
-    # --- telling
+    # --- the model folder and its card
 
     def usage(self) -> Usage:
         languages = {"source": self.data.source, "target": self.data.target}
@@ -239,7 +239,7 @@ class TranslationTask(Task):
 
 
 def two_sides(data: DataConfig) -> None:
-    """Every corpus has a source and a target."""
+    """Raise a ConfigError if a corpus does not have a source and a target."""
     for one in (*data.train, data.valid, *data.extra_valid.values(), *([data.test] if data.test else [])):
         given = one.files or one.columns or (0, 1)
         if len(given) != 2:
@@ -250,7 +250,7 @@ def two_sides(data: DataConfig) -> None:
 
 
 def request(decode: DecodeConfig) -> TranslationParams:
-    """A longest length only where the recipe sets one: otherwise it goes by the source, as in `qkv translate`."""
+    """Return the search of [decode]. Without decode.max_length the limit depends on the source, as in `qkv translate`."""
     longest = decode.max_length if "max_length" in decode.model_fields_set else None
     return TranslationParams(
         beam_of(decode), longest, batch_tokens=decode.batch_tokens, extra_length=decode.extra_length
@@ -274,7 +274,7 @@ def settings(decode: DecodeConfig) -> dict[str, Any]:
 
 
 def describe_search(decode: DecodeConfig) -> str:
-    """How it is searched for, in words."""
+    """Describe the search in words, such as "beam 4, length penalty 0.6"."""
     if decode.beam == 1:
         return "greedy"
     formula = "" if decode.length_formula == "power" else f" ({decode.length_formula})"
@@ -283,5 +283,5 @@ def describe_search(decode: DecodeConfig) -> str:
 
 
 def one_line(text: str) -> str:
-    """As a file of one sentence per line holds it."""
+    """Replace line breaks by spaces: a file has one sentence per line."""
     return re.sub(r"[\r\n]+", " ", text).rstrip()

@@ -84,6 +84,7 @@ def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Bat
     total, where = torch.zeros((), device=device), "another worker"
     for number, batch in enumerate(batches):
         rows, weight = own_rows(batch) if workers > 1 else (batch, 1.0)
+        # the workers exchange gradients once, with the last micro-batch
         with nullcontext() if number == len(batches) - 1 or workers == 1 else model.no_sync():  # type: ignore[operator]
             loss, state = model(rows.to(device), carried[number] if carried else None)
             # times workers: DistributedDataParallel takes the mean over them, and a sum is needed
@@ -100,8 +101,11 @@ def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Bat
 
 
 def own_rows(batch: Batch) -> tuple[Batch, float]:
-    """Return every world-th row, from this worker's rank on, and weight 1. Where the batch has fewer rows than there are
-    workers, the others compute the first row again, with weight 0: all must take part in the exchange of gradients."""
+    """Return this worker's rows of a batch, every world-th from its rank on, and the weight of their loss.
+
+    The weight is 1. If the batch has fewer rows than there are workers, a worker without a row computes the first one with
+    weight 0: all workers must take part in the exchange of gradients.
+    """
     if rank() < batch.size:
         return batch.rows(slice(rank(), None, world())), 1.0
     return batch.rows(slice(0, 1)), 0.0

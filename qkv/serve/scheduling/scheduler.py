@@ -24,11 +24,15 @@ from qkv.serve.scheduling.scheduled_text import ScheduledText, Update, deliver
 
 log = logging.getLogger(__name__)
 PREFILL = 2048
-"""Most tokens, padding included, that are read at once when texts join."""
+"""Most prompt tokens, padding included, that are read in one forward pass when texts join."""
 
 
 class Scheduler(threading.Thread):
-    """One running batch."""
+    """A thread with one running batch: takes texts from the queue, and generates a token of each per step.
+
+    number: the scheduler's index; a queue is shared by several.
+    exclusive: context manager around each step: a lock where the batcher uses the same network (not on a CPU).
+    """
 
     def __init__(self, number: int, queue: RequestQueue, network: Any, pad_id: int, threads: int, name: str,
                  metrics: Metrics, exclusive: Callable[[], AbstractContextManager[Any]]):  # fmt: skip
@@ -40,6 +44,7 @@ class Scheduler(threading.Thread):
         self.active: dict[Generation, ScheduledText] = {}
 
     def run(self) -> None:
+        """Take new texts and take a step, until the queue is closed and empty."""
         torch.set_num_threads(self.threads)
         turn = 0
         while (new := self.queue.take(self.number, list(self.active.values()), turn)) is not None:
@@ -95,6 +100,7 @@ class Scheduler(threading.Thread):
         return count
 
     def fail(self, texts: Sequence[ScheduledText], error: Exception) -> None:
+        """End these texts with an internal error."""
         response = internal_error(error, self.model, self.metrics)
         deliver([(text, response) for text in texts])
 
