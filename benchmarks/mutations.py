@@ -74,7 +74,8 @@ MUTATIONS = [
     Mutation("qkv/parts/linear_attention.py", ".flatten(-2) / math.sqrt(2)", ".flatten(-2) / 2", MIXERS),
     Mutation("qkv/parts/mixers.py", "near = ((rows - columns).abs() <= size) &", "near = ((rows - columns).abs() < size) &",
              MIXERS),
-    Mutation("qkv/parts/mixers.py", "complete = (positions + 1) // self.stride", "complete = positions // self.stride", MIXERS),
+    Mutation("qkv/parts/compressed.py", "complete = (positions + 1) // self.stride", "complete = positions // self.stride",
+             "tests/test_compressed.py"),
     # --- parts: recurrent cells, state, heads, dropout
     Mutation("qkv/parts/recurrent.py", '(1 - z) * n + z * last["hidden"]', 'z * n + (1 - z) * last["hidden"]', RECURRENT),
     Mutation("qkv/parts/state.py", "{name: kept.detach() for name, kept in layer.items()}", "{**layer}",
@@ -94,7 +95,7 @@ MUTATIONS = [
     Mutation("qkv/generate/logits_processor.py", "torch.where(own > 0, own / factor, own * factor)",
              "torch.where(own < 0, own / factor, own * factor)", f"{GENERATE} {BEAM}"),
     Mutation("qkv/generate/logits_processor.py", "for at in range(len(ids) - n + 1) if", "for at in range(len(ids) - n) if", BEAM),
-    Mutation("qkv/generate/beam.py", "(length) ** self.length_penalty", "(length) ** -self.length_penalty", BEAM),
+    Mutation("qkv/generate/beam.py", "formula(n) ** params.length_penalty", "formula(n) ** -params.length_penalty", BEAM),
     Mutation("qkv/generate/sequence.py", "if token in self.eos_ids or len(self.tokens) == self.max_tokens:",
              "if len(self.tokens) == self.max_tokens:", GENERATE),
     # --- train

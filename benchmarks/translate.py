@@ -71,7 +71,7 @@ def qkv(folder: Path, beam: int) -> Callable[[Texts], Texts]:
     from qkv.batch import Batch
     from qkv.generate.beam import BeamParams
     from qkv.generate.logits_processor import LogitsProcessor
-    from qkv.generate.parallel import run_parallel, share
+    from qkv.generate.parallel import run_batches, share
     from qkv.generate.search import beam_search
 
     model = load(folder / "hf", device="cpu")
@@ -84,7 +84,7 @@ def qkv(folder: Path, beam: int) -> Callable[[Texts], Texts]:
 
     def translate(texts: Texts) -> Texts:  # as Translator.translate: one stream per thread
         own = share(len(texts))
-        parts = run_parallel(translate_batch, [texts[at : at + own] for at in range(0, len(texts), own)])
+        parts = run_batches(translate_batch, [texts[at : at + own] for at in range(0, len(texts), own)])
         return [text for part in parts for text in part]
 
     return translate

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from qkv.tasks.fill import Filled
     from qkv.tasks.inspection import Looker
     from qkv.tasks.tagging import Tagged
+    from qkv.tasks.text_scores import TextScore
 
 
 def load(path: str | Path, device: str = "auto") -> Model:
@@ -55,7 +56,7 @@ def read_config(path: str | Path) -> ModelConfig:
 
 class Model(BaseModel):
     """A trained network with its configuration and tokenizer, and one method per task: `translate`, `summarize`, `classify`,
-    `fill`, `tag`, `answer`, `describe`, `generate`, `embed`; `look` opens it up. A method that the network has no head for is an
+    `fill`, `tag`, `answer`, `describe`, `generate`, `embed`, `score`; `look` opens it up. A method that the network has no head for is an
     error that says so."""
 
     # --- translating
@@ -193,6 +194,24 @@ class Model(BaseModel):
             )
         return reader.answers(list(zip(question, contexts, strict=True)), no_answer, max_answer)
 
+    # --- probabilities of texts
+
+    def score(
+        self, texts: Sequence[str], sources: Sequence[Any] | None = None, end: bool | None = None
+    ) -> list[TextScore]:
+        """Return the log-probability of each text with its perplexity: (log_prob, perplexity, tokens, token_log_probs, ...).
+
+        texts: a list of texts. sources: of an encoder-decoder the source of each text (or the path of its image); of a decoder an
+            optional context, after which the text is scored. end: score the end token too; None = yes where there are a source
+            and a target. A masked model gives pseudo-log-likelihoods: each token given all others.
+        """
+        from qkv.tasks.text_scores import TextScorer
+
+        if isinstance(texts, str) or isinstance(sources, str):
+            raise QkvError("score takes lists of texts, given one text: pass [text]")
+        source = None if self.config.image_size is not None else self.words()
+        return TextScorer(self.config, self.network, source, self.target_words(), self.task).score(texts, sources, end)
+
     # --- pictures
 
     def describe(self, pictures: Sequence[Any], beam: int | None = None, length_penalty: float | None = None, n_best: int = 1,
@@ -225,7 +244,8 @@ class Model(BaseModel):
         given: a text, ids, or a picture.
         target: of an encoder-decoder, what it writes; without one its own greedy output.
         pair: of a classifier of pairs the second text; of a reader the question about the text.
-        summary: of a decoder: include the summary that it writes behind the text. Default: if it was trained for summaries.
+        summary: of a decoder: include the summary that it writes behind the text. Default: if it was trained for summaries; one
+            that was trained to translate always includes its translation.
         """
         return self.looker().look(given, target, pair, self.task == "summary" if summary is None else summary)
 
@@ -240,7 +260,7 @@ class Model(BaseModel):
     def looker(self) -> Looker:
         from qkv.tasks.inspection import Looker
 
-        return Looker(self.config, self.network, self.tokenizer, self.target_tokenizer)
+        return Looker(self.config, self.network, self.tokenizer, self.target_tokenizer, self.task)
 
     # --- keeping
 

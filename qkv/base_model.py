@@ -49,6 +49,7 @@ class BaseModel:
         """Files of a tokenizer that were found but are of a kind not read here."""
         self.twin: tuple[tuple[int, ...], Any] = ((), None)
         """A packed copy of the network, and the versions of the weights it was made from."""
+        self.last_translator: Translator | None = None
 
     def __repr__(self) -> str:
         """Model(encoder-decoder, 1.05 M parameters, translation en-de, vocabulary 1,000, cpu)."""
@@ -278,8 +279,16 @@ class BaseModel:
         return words
 
     def translator(self, fast: bool = True) -> Translator:
-        source = self.words()
-        return Translator(self.config, self.packed(fast), source, self.target_words())
+        """The translator of the network, packed or not; made once, and again when the network or a tokenizer has changed."""
+        if self.config.family == "decoder" and self.task != "translation":
+            raise QkvError(
+                "this model of family 'decoder' was not trained to translate, only to continue a text: translating needs an "
+                'encoder-decoder, or a decoder that was trained with task = "translation"'
+            )
+        network, kept = self.packed(fast), self.last_translator
+        if kept is None or (kept.network, kept.source, kept.target) != (network, self.tokenizer, self.target_tokenizer):
+            kept = self.last_translator = Translator(self.config, network, self.words(), self.target_words())
+        return kept
 
     def packed(self, fast: bool = True) -> Any:
         """The network with its weights laid out for the processor; made once, and again when they have changed. If not

@@ -47,6 +47,13 @@ class Batch:
         return self.targets.numel() if self.targets.is_floating_point() else int((self.targets != IGNORED).sum())
 
     @property
+    def row_counts(self) -> Tensor:
+        """(B,) how many targets of each row count."""
+        assert self.targets is not None
+        real = torch.ones_like(self.targets) if self.targets.is_floating_point() else self.targets != IGNORED
+        return real.flatten(1).sum(1) if real.dim() > 1 else real.long()
+
+    @property
     def size(self) -> int:
         """How many rows it has, B."""
         return next(len(v) for f in fields(self) if (v := getattr(self, f.name)) is not None)

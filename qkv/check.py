@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +34,7 @@ from qkv.objectives import objective
 from qkv.parts.softmax import Softmax
 from qkv.train import checkpoint
 from qkv.train.checkpoint import Progress, Training
-from qkv.train.step import LossModule, gradients, step
+from qkv.train.step import gradients, loss_module, step
 
 LARGE = 200_000_000
 """Parameters beyond which training contracts are not measured: they need several copies in memory."""
@@ -151,9 +152,15 @@ def row_alone(batch: Batch, row: int) -> Batch:
                    source=pick(one.source, one.source_mask), source_mask=None, targets=None)  # fmt: skip
 
 
-def needs_writer(c: ModelConfig) -> None:
-    if c.family == "encoder":
+def needs_causal_mask(c: ModelConfig) -> None:
+    if not c.is_causal:
         raise DoesNotApply("reads all positions at once")
+
+
+def source_length(c: ModelConfig, batch: Batch) -> int:
+    """How many tokens of an example are its source, which a prefix mask shows in both directions, and what follows it."""
+    assert batch.inputs is not None
+    return batch.inputs.size(1) // 2 + 1 if c.prefix_mask else 0
 
 
 def needs_training(batch: Batch, network: nn.Module) -> None:
@@ -182,13 +189,14 @@ def readable(network: nn.Module) -> Iterator[None]:
 @contract("causal", "changing token t changes no output before t", 1e-6)
 @torch.no_grad()
 def causal(network: Network, c: ModelConfig) -> float:
-    needs_writer(c)
+    needs_causal_mask(c)
     batch = example(c)
-    assert batch.inputs is not None
+    if batch.inputs is None:
+        raise DoesNotApply("images have no order")
     whole = c.head in WHOLE  # such a head has no answers of single positions: what it reads is looked at
     seen = lambda b: network(b).hidden if whole else network(b).logits  # noqa: E731
     before, found = seen(batch), []
-    for t in range(1, batch.inputs.size(1)):
+    for t in range(source_length(c, batch) or 1, batch.inputs.size(1)):
         other = batch.inputs.clone()
         other[:, t] = (other[:, t] + 1) % c.target_size
         found.append(difference(before[:, :t], seen(replace(batch, inputs=other))[:, :t]))
@@ -229,27 +237,32 @@ def batch_of_one(network: Network, c: ModelConfig) -> float:
 @contract("cache", "with a state, in chunks of any size, padded or not, rows moved or not, as without", 1e-5)
 @torch.no_grad()
 def cache(network: Network, c: ModelConfig) -> float:
-    needs_writer(c)
+    needs_causal_mask(c)
+    if c.family == "encoder":
+        raise DoesNotApply("an encoder has no cache")
     batch, found = example(c), []
     assert batch.inputs is not None
     rows, length = batch.inputs.shape
+    source = source_length(c, batch)
     for mask in [torch.ones(rows, length).bool(), *masks(rows, length)]:
         padded = replace(batch, mask=None if mask.all() else mask)
         whole = network(padded).hidden
         for size in {1, 3, max(1, length - 1)}:
-            found.append(difference(whole[mask], in_chunks(network, padded, size)[mask]))
+            found.append(difference(whole[mask], in_chunks(network, padded, size, source=source)[mask]))
         moved = torch.tensor([rows - 1, 0, rows - 1])
-        found.append(difference(whole[moved][mask[moved]], in_chunks(network, padded, 3, moved)[mask[moved]]))
+        found.append(difference(whole[moved][mask[moved]], in_chunks(network, padded, 3, moved, source)[mask[moved]]))
     return worst(found)
 
 
-def in_chunks(network: Network, batch: Batch, size: int, moved: Tensor | None = None) -> Tensor:
-    """Hidden vectors of a pass in chunks; with `moved`, the state goes to these rows after the first chunk."""
+def in_chunks(network: Network, batch: Batch, size: int, moved: Tensor | None = None, source: int = 0) -> Tensor:
+    """Hidden vectors of a pass in chunks, the first of which has the `source`; with `moved`, the state goes to these rows after
+    the first chunk."""
     assert batch.inputs is not None
     state, pieces = network.start(batch), []
     ids, mask = batch.inputs, batch.mask
-    for at in range(0, ids.size(1), size):
-        chunk = slice(at, at + size)
+    starts = [0, *range(source or size, ids.size(1), size)]  # a source is read at once
+    for at, end in pairwise([*starts, ids.size(1)]):
+        chunk = slice(at, end)
         hidden, state = network.step(ids[:, chunk], state, None if mask is None else mask[:, chunk])
         if moved is not None and at == 0:
             state, ids, hidden = state.select(moved), ids[moved], hidden[moved]
@@ -281,9 +294,9 @@ def both_paths(network: Network, batch: Batch) -> float:
 def accumulate(network: Network, c: ModelConfig) -> float:
     batch = example(c, rows=4)
     needs_training(batch, network)
-    gradients(LossModule(network, objective(c)), [batch])
+    gradients(loss_module(network, objective(c)), [batch])
     whole = [p.grad.clone() for p in network.parameters() if p.grad is not None]
-    gradients(LossModule(network, objective(c)), [batch.rows(slice(0, 1)), batch.rows(slice(1, 4))])
+    gradients(loss_module(network, objective(c)), [batch.rows(slice(0, 1)), batch.rows(slice(1, 4))])
     parts = [p.grad for p in network.parameters() if p.grad is not None]
     scale = max(float(g.abs().max()) for g in whole) or 1.0
     return worst(float((a - b).abs().max()) / scale for a, b in zip(whole, parts, strict=True))
@@ -297,7 +310,7 @@ def resume(network: Network, c: ModelConfig) -> float:
 
     def go(net: nn.Module, adam: torch.optim.Optimizer, some: list[Batch]) -> None:
         for batch in some:
-            step(LossModule(net, objective(c)), adam, [batch])
+            step(loss_module(net, objective(c)), adam, [batch])
 
     torch.manual_seed(1)
     go(network, adam_of(network), batches)

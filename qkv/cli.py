@@ -11,6 +11,7 @@ import typer
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: hide warnings of its C++ code
 
 from qkv.commands import (  # noqa: E402
+    ablate,
     analogy,
     answer,
     average,
@@ -19,6 +20,7 @@ from qkv.commands import (  # noqa: E402
     classify,
     compare,
     config,
+    cost,
     data,
     demo,
     describe,
@@ -33,6 +35,8 @@ from qkv.commands import (  # noqa: E402
     nearest,
     params,
     presets,
+    scale,
+    score,
     serve,
     split,
     summarize,
@@ -69,6 +73,7 @@ VERBS = (
     analogy,
     describe,
     evaluate,
+    score,
     compare,
     average,
     generate,
@@ -76,11 +81,14 @@ VERBS = (
     serve,
     presets,
     params,
+    cost,
     config,
     check,
     export,
     look,
     lectures,
+    ablate,
+    scale,
     version,
 )
 for verb in VERBS:

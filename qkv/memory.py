@@ -1,8 +1,9 @@
-"""The allocator: keep freed memory, because the next step asks for the same sizes again."""
+"""The allocator: keep freed memory, because the next step asks for the same sizes again; memory of its own for what lives longer."""
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8  # names and numbers of glibc's malloc.h
@@ -25,3 +26,14 @@ def keep_freed_memory() -> bool:
         return False
     wanted = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1, M_TOP_PAD: 64 * 2**20, M_ARENA_MAX: 1}
     return all(mallopt(name, value) == 1 for name, value in wanted.items())
+
+
+def map_memory(size: int) -> mmap.mmap:
+    """Return `size` bytes of zeros in pages of their own, which the system takes back when nothing refers to them any more.
+
+    It is for large blocks that live long, such as a KV cache. In the allocator's heap each would leave a gap, smaller blocks
+    would settle there, and the next one, a little larger, would need new memory: a server would grow for minutes.
+    """
+    if sys.platform == "win32":
+        return mmap.mmap(-1, size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

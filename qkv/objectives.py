@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from qkv.batch import IGNORED, Batch, Loss
 from qkv.config import ModelConfig
@@ -137,9 +138,11 @@ def cross_entropy(
     """Sum -log p(target) over the real targets (B, T), each times its weight (B, T) if given; IGNORED positions are dropped
     before the product with the word matrix."""
     assert targets is not None, NO_TARGETS
+    head: Any = output.head
+    if head.copies:
+        return copy_cross_entropy(output, targets, smoothing, weights)
     weights = None if weights is None else weights[targets != IGNORED]  # (N,)
     hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
-    head: Any = output.head
     weight, bias = head.weight, head.bias
     if not torch.is_grad_enabled():  # the function takes its gradient while it goes forward, unless none is needed
         weight, bias = weight.detach(), None if bias is None else bias.detach()
@@ -154,6 +157,29 @@ def readable_cross_entropy(output: Output, targets: Tensor, smoothing: float = 0
     hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
     total = F.cross_entropy(output.head(hidden), targets, reduction="sum", label_smoothing=smoothing)
     return Loss(total, targets.numel())
+
+
+def copy_cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Loss:
+    """The same for a head that copies from the source: -log of the mixture of its two distributions.
+
+    Some sentences at a time, about CHUNK positions; their log-probabilities are computed again for the gradient, so that nothing of size
+    B x T x V is kept.
+    """
+    total = output.hidden.new_zeros((), dtype=torch.float32)
+    for rows in torch.arange(len(targets), device=targets.device).split(max(1, CHUNK // targets.size(1))):
+        losses = checkpoint(copy_losses, output, output.hidden[rows], targets[rows], rows, smoothing,
+                            use_reentrant=False, preserve_rng_state=False)  # (b, T) # fmt: skip
+        total = total + (losses if weights is None else losses * weights[rows]).sum()
+    return Loss(total, int((targets != IGNORED).sum()))
+
+
+def copy_losses(output: Output, hidden: Tensor, targets: Tensor, rows: Tensor, smoothing: float = 0.0) -> Tensor:
+    """-log p of each target (b, T) of some rows (b,) of a batch under a head that copies, (b, T); 0 where nothing counts."""
+    head: Any = output.head
+    log_probs = head.bind(head.memory.select(rows)).log_probs(hidden)  # (b, T, V)
+    chosen = log_probs.gather(2, targets.clamp_min(0)[..., None]).squeeze(2)  # (b, T)
+    losses = -chosen if smoothing == 0 else -(1 - smoothing) * chosen - smoothing * log_probs.mean(2)
+    return losses.masked_fill(targets == IGNORED, 0.0)
 
 
 def real_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -148,6 +148,12 @@ define(
 )  # fmt: skip
 define("electra-base", "ELECTRA base (generator_size: 1/3)", ELECTRA, d_model=768, n_heads=12, d_ff=3072, d_embed=768)
 define("electra-large", "ELECTRA large", ELECTRA, d_model=1024, n_layers=24, n_heads=16, d_ff=4096, d_embed=1024)
+define(
+    "deberta-base",
+    "He et al. 2021, DeBERTa: disentangled attention; without the absolute positions before its masked-word head, as in transformers",
+    ROBERTA, position="disentangled", relative_distance=512, attention_bias="all-but-key", n_segments=0, position_offset=0,
+    norm_eps=1e-7, pad_id=0, bos_id=1,
+)  # fmt: skip
 ALBERT = define(
     "albert-base",
     "Lan et al. 2020, ALBERT v2: one block used twelve times, narrow token embeddings",

@@ -93,7 +93,9 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
 
 
 def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence[str | Path] | None = None, *,
-             columns: Iterable[int | str] = (), device: str = "auto", quiet: bool = True) -> Evaluation:  # fmt: skip
+             columns: Iterable[int | str] = (), device: str = "auto", quiet: bool = True, shots: int | None = None,
+             shots_from: str | Path | None = None, template: str = "", seed: int = 0, generate: bool = False
+             ) -> Evaluation:  # fmt: skip
     """Score a model of any task on its run's test set, or on files.
 
     model: the folder of a run or of a model, a TrainedRun, or a Model that is already open. The task is that of the run;
@@ -105,6 +107,11 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
         Without any those that the run was trained with, else the first ones.
     device: where to compute: "cpu", "cuda", "mps", or "auto".
     quiet: print nothing of what is left out. Otherwise it goes to stderr.
+    shots: of a language model: predict the labels of a table from prompts with so many solved examples; nothing is trained.
+    shots_from: the table of these examples, such as the training set; without one, the other rows of `data`.
+    template: with shots: one example, with {text}, {label} and for pairs {second}; or "chat".
+    seed: with shots: chooses the examples.
+    generate: with shots: generate answers instead of comparing the log-probabilities of the labels.
 
     Returns an Evaluation: `.scores` {metric: value}, `.report` with precision, recall and F1 of every class and the
     confusion matrix (of classes, tags and pictures), `print(evaluation)` for all of it as text.
@@ -113,10 +120,13 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     """
     import sys
 
+    from qkv.tasks.few_shot import Prompting
     from qkv.train.evaluation import Evaluation
-    from qkv.train.rescore import from_parts, open_trained_model, rescore_model
+    from qkv.train.rescore import from_parts, open_trained_model, rescore_few_shot, rescore_model
 
     paths = [] if data is None else [data] if isinstance(data, str | Path) else list(data)
+    if shots is not None and len(paths) != 1:
+        raise ConfigError("shots needs one table of texts and labels as data")
     say = (lambda _: None) if quiet else (lambda text: print(text, file=sys.stderr))
     if isinstance(model, TrainedRun):
         model = model.folder
@@ -125,6 +135,9 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     else:
         parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.usage
         trained, name = from_parts(*parts), "an open model"
+    if shots is not None:
+        how = Prompting(shots, template, seed, generate)
+        return Evaluation.from_json(rescore_few_shot(trained, paths[0], list(columns), shots_from, how, say))
     return Evaluation.from_json(rescore_model(trained, name, say, paths, list(columns)))
 
 

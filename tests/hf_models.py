@@ -26,6 +26,9 @@ _ENCODER = {
     "vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
     "max_position_embeddings": 30, "pad_token_id": PAD,
 }  # fmt: skip
+_DEBERTA = {
+    **_ENCODER, "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"],
+}  # fmt: skip
 _ESM = {**_ENCODER, "position_embedding_type": "rotary", "eos_token_id": 2}
 _GPT2 = {
     "vocab_size": VOCAB,
@@ -88,6 +91,11 @@ ENCODERS = {
     "megatron-classes": _model("MegatronBertForSequenceClassification", **_ENCODER, num_labels=3),
     "megatron-tags": _model("MegatronBertForTokenClassification", **_ENCODER, num_labels=5, hidden_act="silu"),
     "megatron-span": _model("MegatronBertForQuestionAnswering", **_ENCODER),
+    "deberta-base": _model("DebertaModel", **_DEBERTA),
+    "deberta-masked": _model("DebertaForMaskedLM", **_DEBERTA, max_relative_positions=4),
+    "deberta-masked-untied": _model("DebertaForMaskedLM", **_DEBERTA, tie_word_embeddings=False, type_vocab_size=2),
+    "deberta-tags": _model("DebertaForTokenClassification", **_DEBERTA, num_labels=5, hidden_act="relu"),
+    "deberta-span": _model("DebertaForQuestionAnswering", **_DEBERTA),
     "esm-base": _model("EsmModel", **_ESM),
     "esm-masked": _model("EsmForMaskedLM", **_ESM),
     "esm-masked-untied": _model("EsmForMaskedLM", **_ESM, tie_word_embeddings=False),

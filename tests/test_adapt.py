@@ -157,7 +157,7 @@ def test_a_set_added_to_an_ended_run_is_scored_without_training(
 
 RECIPES = {"translation": "demo", "summary": "summaries", "language": "grammar-lm", "masked": "masked", "span-corruption": "spans",
            "denoising": "denoising", "classification": "sentences", "regression": "sentences", "tagging": "tags",
-           "answering": "answers", "images": "digits", "captions": "shapes"}  # fmt: skip
+           "answering": "answers", "images": "digits", "captions": "shapes", "conversation": "chat-grammar"}  # fmt: skip
 
 
 @pytest.mark.parametrize("task", RECIPES)

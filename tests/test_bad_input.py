@@ -215,7 +215,7 @@ def test_json_lines_with_broken_ones(corpus: Path, run: Run) -> None:
     ("train.steps=three", "'train.steps': input should be a valid integer"),
     ("data.tokenizer=bep", "'data.tokenizer'"),
     ("trian.steps=3", "did you mean 'train'"),
-    ("model.family=decoder", "a model of family 'encoder-decoder', which reads one text and writes another"),
+    ("model.family=decoder", "source and target of up to data.max_length = 60 tokens each do not fit"),
     ("model.n_heads=3", "n_heads"),
     ("data.max_length=64", "do not fit model.max_length = 64"),
     ('data.train=[{files=["train.en"]}]', "two files"),

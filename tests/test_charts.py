@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.errors import QkvError
-from qkv.look.charts import COLOURS, FEW, curves, lines, log_ticks, number, ticks
+from qkv.look.charts import COLOURS, FEW, bars, curves, lines, log_ticks, number, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 ODD = 'a <b> & "c"'
@@ -136,3 +136,19 @@ def test_names_do_not_cover_each_other_nor_leave_the_paper() -> None:
         assert below > y or right > x + width(name)
     top = min(y for line in drawn(picture) for _, y in line)
     assert top > max(y for y, _, _ in places), "the lines begin below the legend"
+
+
+# --- bars
+
+
+def test_bars_are_as_long_as_their_values() -> None:
+    picture = ET.fromstring(
+        bars({ODD: {"x": (1.0, 0.1), "y": (3.0, math.inf)}, "b": {"x": (-2.0, 0.0), "y": (math.inf, 0.0)}}, "t", "a")
+    )
+    widths = [float(r.get("width", "")) for r in list(picture.iter(f"{SVG}rect"))[1:]]
+    assert (
+        widths[1] == pytest.approx(3 * widths[0], abs=0.2)
+        and widths[2] == pytest.approx(2 * widths[0], abs=0.2)
+        and len(widths) == 3
+    )
+    assert {ODD, "b", "x", "y", "inf"} <= {t.text for t in picture.iter(f"{SVG}text")}

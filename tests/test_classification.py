@@ -20,7 +20,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.tasks.base import Words, unused
 from qkv.tasks.classification import PREDICTIONS, ClassificationTask, RegressionTask
-from qkv.tasks.classifier import Classifier, TextEncoder, collate, ends, shares
+from qkv.tasks.classifier import Classifier, TextEncoder, TextRow, collate, ends, shares
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import KINDS, train_tokenizer
 
@@ -210,6 +210,63 @@ def test_a_decoder_classifies_by_its_last_vector() -> None:
     assert one.probabilities != pytest.approx(other.probabilities, abs=1e-3)
 
 
+BOTH = {"family": "encoder-decoder", "pooling": "last", "n_segments": 0, "tie": "all"}
+
+
+def test_an_encoder_decoder_reads_the_text_with_both_halves() -> None:
+    """Every word changes the answer, the last one through the encoder alone; padding and order of the batch do not."""
+    asked = classifier(**BOTH, pooler=False)
+    texts: list[Any] = [
+        "fox jump over",
+        "dogs jump over",
+        "fox why over",
+        "fox jump why",
+        ("fox", "jump"),
+        "why not " * 12,
+    ]
+    found = asked.classify(texts)
+    for text, one in zip(texts, found, strict=True):
+        assert asked.classify([text])[0].probabilities == pytest.approx(one.probabilities, abs=1e-5)
+    for other in found[1:]:
+        assert other.probabilities != pytest.approx(found[0].probabilities, abs=1e-3)
+
+
+def test_an_encoder_decoder_classifies_as_bart_for_sequence_classification(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    c = hf.BartConfig(vocab_size=200, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+                      decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=40,
+                      num_labels=3, init_std=0.5, bos_token_id=1, eos_token_id=2, pad_token_id=0, decoder_start_token_id=2)  # fmt: skip
+    theirs = hf.BartForSequenceClassification(c).eval()
+    writer = hf.BartForConditionalGeneration(c)
+    writer.model.load_state_dict(theirs.model.state_dict())
+    writer.save_pretrained(tmp_path)
+    body = qkv.load(tmp_path, "cpu")
+    ours_config = body.config.changed(head="classes", pooling="last", pooler=True, n_classes=3, output_bias=False)
+    network: Any = build(ours_config).eval()
+    words = {name: value for name, value in body.network.state_dict().items() if not name.startswith("head.")}
+    missing = network.load_state_dict(words, strict=False).missing_keys
+    assert all(name.startswith("head.") for name in missing)
+    network.head.pooler.dense.load_state_dict(theirs.classification_head.dense.state_dict())
+    network.head.output.load_state_dict(theirs.classification_head.out_proj.state_dict())
+    ids = [[1, 7, 9, 30, 2], [1, 8, 2]]
+    rows = [TextRow(row, [0] * len(row), False) for row in ids]
+    found = network(collate(rows, ours_config)).logits
+    for row, logits in zip(ids, found, strict=True):
+        assert torch.allclose(theirs(torch.tensor([row])).logits[0], logits, atol=1e-5)
+
+
+def test_a_classifier_with_two_halves_is_inspected_and_writes_nothing() -> None:
+    asked = classifier(**BOTH, pooler=False)
+    model = qkv.Model(asked.config, asked.network, TOKENIZERS["wordpiece"])
+    look = model.look("fox jump")
+    assert len(look.tokens) == len(look.source) and look.batch.inputs is not None and look.batch.source is not None
+    assert torch.equal(look.batch.inputs[0, 1:], look.batch.source[0, :-1])
+    assert look.target().answer == asked.labels.index(asked.classify(["fox jump"])[0].label or "")
+    for use in (model.generate, model.translate):
+        with pytest.raises(QkvError):
+            use(["fox jump"] if use == model.translate else "fox jump")
+
+
 # --- learning
 
 
@@ -326,7 +383,7 @@ def test_what_cannot_be_learned_is_said_at_once(tmp_path: Path) -> None:
         task([("x", "yes"), ("y", "no")], [("x", "1")], tmp_path, RegressionTask)
     recipe = Recipe(task="classification", model=ModelConfig(family="encoder-decoder", d_model=8, d_ff=8, vocab_size=9,
                     n_layers=1), data=DataConfig(train=(CorpusConfig(grammar=1),), valid=CorpusConfig(grammar=1)))  # fmt: skip
-    with pytest.raises(ConfigError, match=r"classification needs .* 'encoder' or 'decoder'"):
+    with pytest.raises(ConfigError, match="first vector has seen one word"):
         ClassificationTask.possible(recipe)
 
 

@@ -28,6 +28,7 @@ from qkv.config import (
 from qkv.config.rules import config_warnings
 from qkv.config.vectors import VectorsRecipe
 from qkv.errors import ConfigError
+from qkv.generate.beam import length_divisors
 from qkv.models.build import build
 from qkv.parts.masks import Mask
 from qkv.presets import PRESETS, preset
@@ -125,11 +126,30 @@ IMPOSSIBLE: list[tuple[dict[str, Any], list[str]]] = [
         {**DECODER, "mixer": ["softmax", "linear"], "position": "rotary-interleaved"},
         ["'rotary-interleaved'", "'linear'"],
     ),
-    ({**ENCODER, "mixer": "selective"}, ["'selective'", "one direction", "'decoder'"]),
+    (
+        {**BOTH, "mixer": "selective", "share_encoder_decoder": True},
+        ["share_encoder_decoder", "selective", "direction"],
+    ),
     ({**DECODER, "mixer": "s4d", "d_state": 3}, ["'s4d'", "d_state = 3"]),
     ({**DECODER, "d_key": 4}, ["d_key = 4", "'taylor' and 'gated-linear'"]),
     ({**DECODER, "mixer": "gated-linear", "position": "rotary"}, ["position = 'rotary'", "'none'"]),
-    ({**BOTH, "feedforward": "none"}, ["feedforward = 'none'", "'decoder'"]),
+    ({**DECODER, "feedforward": "none", "norm_order": "parallel"}, ["feedforward = 'none'", "'parallel'"]),
+    ({**DECODER, "residual": False, "norm_order": "parallel"}, ["residual = false", "'parallel'"]),
+    ({**DECODER, "projections": False, "n_kv_heads": 1}, ["projections = false", "n_kv_heads"]),
+    ({**DECODER, "projections": False, "d_head": 4}, ["projections = false", "n_heads * d_head"]),
+    ({**DECODER, "projections": False, "mixer": ["softmax", "s4d"]}, ["projections = false", "s4d"]),
+    ({**BOTH, "prefix_mask": True}, ["prefix_mask", "'decoder'"]),
+    ({**DECODER, "prefix_mask": True, "mixer": ["softmax", "window"]}, ["prefix_mask", "'softmax'", "'window'"]),
+    ({**DECODER, "prefix_mask": True, "causal": False}, ["prefix_mask", "causal"]),
+    ({**DECODER, "share_encoder_decoder": True}, ["share_encoder_decoder", "'encoder-decoder'"]),
+    ({**BOTH, "share_encoder_decoder": True, "n_decoder_layers": 3}, ["share_encoder_decoder", "n_decoder_layers = 3"]),
+    ({**BOTH, "cross_mixer": "window"}, ["cross_mixer = 'window'", "positions", "'linformer'"]),
+    ({**DECODER, "cross_mixer": "linear"}, ["cross_mixer = 'linear'", "'encoder-decoder'"]),
+    ({**BOTH, "cross_mixer": "linear", "score": "additive"}, ["cross_mixer = 'linear'", "score = 'additive'"]),
+    ({**DECODER, "causal": False, "mixer": "selective"}, ["causal = false", "selective"]),
+    ({**DECODER, "recurrent": "gru", "position": "none", "causal": True}, ["causal", "recurrent = 'gru'"]),
+    ({**ENCODER, "causal": True, "mixer": "linformer"}, ["'linformer'", "causal"]),
+    ({**ENCODER, "causal": True, "head": "pooled"}, ["pooling = 'first'", "causal"]),
     ({**DECODER, "bidirectional": True}, ["bidirectional", "recurrent = 'elman', 'gru' or 'lstm'"]),
     ({**DECODER, "recurrent": "gru", "bidirectional": True}, ["bidirectional", "'decoder'"]),
     ({**BOTH, "recurrent": "gru", "bidirectional": True, "d_model": 15}, ["bidirectional", "odd (15)"]),
@@ -163,7 +183,9 @@ def test_an_impossible_combination_is_named(values: dict[str, Any], said: list[s
 CHOICES: dict[str, list[Any]] = {
     "head": ["masked", "replaced", "classes", "tags", "pooled", "none"],
     "target_vocab_size": [None, 11], "n_decoder_layers": [None, 1], "n_kv_heads": [None, 1], "d_head": [None, 6],
-    "d_embed": [None, 8], "feedforward": ["relu", "swiglu", "none"], "norm": ["layer", "rms", "layer-without-bias"],
+    "d_embed": [None, 8], "feedforward": ["relu", "swiglu", "linear", "none"],
+    "norm": ["layer", "rms", "layer-without-bias", "none"], "residual": [True, False], "projections": [True, False],
+    "causal": [None, True, False], "prefix_mask": [False, True],
     "norm_order": ["pre", "post", "parallel"], "final_norm": [None, True, False], "embed_norm": [False, True],
     "position": ["none", "sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "t5", "alibi"],
     "position_use": ["add", "concat", "every-layer"], "position_offset": [0, 2], "relative_buckets": [3, 8, 32],
@@ -171,7 +193,8 @@ CHOICES: dict[str, list[Any]] = {
     "score_rank": [None, 2], "d_key": [None, 4], "d_state": [3, 4],
     "mixer": ["softmax", "window", "linformer", "performer", "linear", "compressed", "taylor", "gated-linear", "s4d",
               "selective", ["selective", "softmax"]],
-    "n_global": [0, 1], "share_layers": [False, True], "recurrent": [None, "elman", "gru", "lstm"],
+    "cross_mixer": ["softmax", "linear", "performer", "taylor", "linformer", "window"],
+    "n_global": [0, 1], "share_layers": [False, True], "share_encoder_decoder": [False, True], "recurrent": [None, "elman", "gru", "lstm"],
     "bidirectional": [False, True], "decoder_attention": [None, "additive", "low-rank"], "input_feeding": [False, True],
     "fixed_context": [False, True], "reverse_source": [False, True], "n_segments": [0, 2], "image_size": [None, 8], "patch_size": [None, 4],
     "tie": ["none", "embeddings", "output", "all"], "output_bias": [False, True], "output_scale": [False, True],
@@ -268,8 +291,8 @@ def test_the_2017_recipe_searches_as_its_paper_says() -> None:
     """Beam 4, alpha 0.6 in Wu et al.'s formula, at most input + 50 tokens; other recipes divide by length^penalty."""
     how = request(load_recipe(find("transformer-base")).decode)
     assert (how.beam.size, how.max_length, how.extra_length) == (4, None, 50)
-    assert how.beam.score(-7.0, 7) == pytest.approx(-7 / ((5 + 7) ** 0.6 / 6**0.6))
-    assert request(load_recipe(find("demo")).decode).beam.score(-7.0, 7) == pytest.approx(-1)
+    assert length_divisors(how.beam, 7)[7] == pytest.approx((5 + 7) ** 0.6 / 6**0.6)
+    assert length_divisors(request(load_recipe(find("demo")).decode).beam, 7)[7] == pytest.approx(7)
 
 
 def test_a_recipe_keeps_what_was_set(tmp_path: Path) -> None:

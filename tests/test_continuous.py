@@ -20,24 +20,26 @@ from qkv.models.build import build
 from qkv.parts.state import State
 from qkv.presets import tiny
 
-DECODERS = ("gpt2", "llama-7b", "bloom-560m", "lstm-lm", "gla-340m", "mamba-130m", "based", "packed")
-TRANSLATORS = ("transformer-base", "t5-small", "rnnsearch", "lstm-seq2seq", "packed")
+DECODERS = ("gpt2", "llama-7b", "bloom-560m", "lstm-lm", "gla-340m", "mamba-130m", "based", "packed", "packed-llama")
+TRANSLATORS = ("transformer-base", "t5-small", "rnnsearch", "lstm-seq2seq", "packed", "packed-t5")
 SAMPLING = SamplingParams(temperature=1.3, top_k=20)
 
 
 def network_of(name: str, family: str) -> tuple[ModelConfig, torch.nn.Module]:
-    """A tiny network with weights large enough that texts differ; "packed": the fast twin of one that native.cpp knows."""
-    plain = {"decoder": "gpt2", "encoder-decoder": "transformer-base"}[family] if name == "packed" else name
+    """A tiny network with weights large enough that texts differ; "packed": the fast twin of one that native.cpp knows,
+    "packed-llama" and "packed-t5" of some that it does not."""
+    native = {"decoder": "gpt2", "encoder-decoder": "transformer-base"}[family]
+    plain = {"packed": native, "packed-llama": "llama-7b", "packed-t5": "t5-small"}.get(name, name)
     c = tiny(plain)
     torch.manual_seed(1)
     network = build(c).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
-    return c, pack(network) if name == "packed" else network
+    return c, pack(network) if name.startswith("packed") else network
 
 
-@pytest.mark.parametrize("name", ["gpt2", "packed"])
+@pytest.mark.parametrize("name", ["gpt2", "packed", "packed-llama"])
 def test_a_busy_batch_holds_little_padding(name: str) -> None:
     """Texts of equal length that join one by one: the state is hardly longer than one of them, however long it goes on."""
     _, network = network_of(name, "decoder")

@@ -62,6 +62,8 @@ def train(kind: str, place: Path) -> Path:
         shapes = {"train": [{"shapes": 40}], "valid": {"shapes": 4}, "test": {"shapes": 4}}
         pictures = {**seq2seq, "image_size": 16, "patch_size": 8, "n_channels": 3}
         made = recipe("captions", pictures, shapes, decode=SEARCH)
+    elif kind == "conversation":
+        made = recipe("conversation", {"family": "decoder"}, {"max_length": 100})
     else:
         language_model().save(place / "base")
         text = {"train": [{"text": " ".join(TEXTS)}], "valid": {"text": TEXTS[0]}, "test": {"text": TEXTS[1]}}
@@ -71,7 +73,8 @@ def train(kind: str, place: Path) -> Path:
 
 
 @pytest.fixture(
-    scope="module", params=["translator", "tagger", "pairs", "summariser", "decoder summariser", "captioner", "chat"]
+    scope="module",
+    params=["translator", "tagger", "pairs", "summariser", "decoder summariser", "captioner", "conversation", "chat"],
 )
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """Kind, folder of a run, and its best/ copied elsewhere."""
@@ -135,11 +138,14 @@ def verbs(kind: str, place: Path) -> list[tuple[str, ...]]:
         evaluate = ("evaluate", "MODEL", "--data", str(place / "captions.tsv"), "--columns", "path,caption")
         return [*shared, ("describe", "MODEL", red, "--json"), ("look", "MODEL", red, "--json"), evaluate]
     (place / "new.txt").write_text("the dog runs and a man sleeps\n")
+    talk = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": SECOND}]
+    (place / "talk.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    new = str(place / ("talk.jsonl" if kind == "conversation" else "new.txt"))
     chat = [
         ("chat", "MODEL", "--max-new-tokens", "8", "--json", f"<{TEXTS[0]}\n"),
         ("generate", "MODEL", TEXTS[0], "--chat"),
     ]
-    return [*text, *chat, ("generate", "MODEL", TEXTS[0]), ("evaluate", "MODEL", "--data", str(place / "new.txt"))]
+    return [*text, *chat, ("generate", "MODEL", TEXTS[0]), ("evaluate", "MODEL", "--data", new)]
 
 
 def test_every_verb_does_the_same(trained: tuple[str, Path, Path], run: Run, tmp_path: Path) -> None:
@@ -200,10 +206,11 @@ def test_a_server_answers_alike(trained: tuple[str, Path, Path], tmp_path: Path)
         assert told[0] == told[1]
         about = told[0]
         able = {"translator": "translate", "tagger": "tag", "pairs": "classify", "summariser": "summarize",
-                "decoder summariser": "summarize", "captioner": "describe", "chat": "chat"}  # fmt: skip
+                "decoder summariser": "summarize", "captioner": "describe", "chat": "chat", "conversation": "chat"}  # fmt: skip
         assert able[kind] in about["can"] and about["pairs"] is (kind == "pairs")
         assert (about["source"], about["target"]) == (("en", "gsw") if kind == "translator" else (None, None))
-        assert bool(about["examples"]) is (kind in ("translator", "tagger", "summariser", "decoder summariser"))
+        shown = ("translator", "tagger", "summariser", "decoder summariser", "conversation")
+        assert bool(about["examples"]) is (kind in shown)
         assert about["data"] == {"pairs": "pairs.tsv", "captioner": "shapes", "chat": "text"}.get(kind, "grammar")
         for path, fields in requests(kind, tmp_path):
             run_, copied = (client.post(path, json={"model": name, **fields}) for name in ("run", "copy"))
@@ -240,7 +247,7 @@ def requests(kind: str, place: Path) -> list[tuple[str, dict[str, Any]]]:
         "chat": [("/api/generate", {"prompt": TEXT, "chat": True, "max_tokens": 8}),
                  ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 8, "temperature": 0})],
     }  # fmt: skip
-    return found + more[kind]
+    return found + more["chat" if kind == "conversation" else kind]
 
 
 # --- other folders

@@ -2,7 +2,6 @@
 cached steps."""
 
 import platform
-import random
 import resource
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from qkv.check import example
 from qkv.config import ModelConfig
 from qkv.engine import native
 from qkv.engine import pack as engine
-from qkv.engine.kv_cache import KVCache
 from qkv.engine.native_decoder import NativeStack
 from qkv.engine.pack import PackedAttention, PackedLinear, pack
 from qkv.memory import keep_freed_memory
@@ -241,25 +239,10 @@ def test_a_beam_that_moves_copies_nothing() -> None:
     assert store.used == 6
 
 
-@torch.no_grad()
-def test_a_store_grows_and_shrinks_with_its_rows() -> None:
-    """Rows of numbers that say who wrote them, through moves, leavings and more than one store."""
-    written, texts = KVCache.empty(1, 1, 1, torch.empty(0)), [[], []]
-    choices = random.Random(0)
-    for token in range(40):
-        rows = [choices.randrange(len(texts)) for _ in range(choices.randrange(1, 7))]
-        texts = [[*texts[row], (token, at)] for at, row in enumerate(rows)]
-        written = written.index_select(0, torch.tensor(rows)).extend(len(rows), 1)
-        for at in range(len(rows)):
-            written.buffer.vectors[0, at, 0, token, :, 0] = torch.tensor([token, at])
-        found = written.dense(len(rows))[0, :, 0, :, :, 0]  # (R, length, 2)
-        assert found.tolist() == [[list(map(float, pair)) for pair in text] for text in texts]
-
-
 @pytest.mark.parametrize("name", ["gpt2", "llama-7b", "llama2-70b", "bloom-560m", "t5-small"])
 @torch.no_grad()
 def test_a_cache_is_not_copied_for_every_token(name: str) -> None:
-    """Learned, rotary, ALiBi and T5 positions, grouped heads: one buffer until it is full, then one of twice the size."""
+    """Learned, rotary, ALiBi and T5 positions, grouped heads: one buffer until it is full, then a larger one."""
     c = tiny(name)
     fast, batch = pack(network_of(c)), example(c)
     state, buffers = fast.start(batch), []

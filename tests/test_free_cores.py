@@ -35,9 +35,9 @@ def test_threads_are_those_that_have_a_core(
 ) -> None:
     busy(monkeypatch, others)
     assert free_cores.LOAD.read() == pytest.approx(others)
-    used = parallel.run_serial(lambda _: torch.get_num_threads(), [1, 2])
+    used = parallel.run_batches(lambda _: torch.get_num_threads(), [1, 2], parallel=False)
     assert used == [free, free] and torch.get_num_threads() == 4
-    assert parallel.run_serial(lambda _: torch.get_num_threads(), [1], small=True) == [1]
+    assert parallel.run_batches(lambda _: torch.get_num_threads(), [1], small=True) == [1]
 
 
 def test_free_cores_are_counted_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_free_cores_are_counted_now(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_gives_the_threads_back(monkeypatch: pytest.MonkeyPatch, four_threads: None) -> None:
     busy(monkeypatch, 3.0)
     with pytest.raises(ZeroDivisionError):
-        parallel.run_serial(lambda _: 1 / 0, [1])
+        parallel.run_batches(lambda _: 1 / 0, [1])
     assert torch.get_num_threads() == 4
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig, load_recipe
-from qkv.errors import QkvError
 from qkv.generate.alignment import attention
 from qkv.generate.search import greedy
 from qkv.models.build import build, skeleton
@@ -36,13 +33,6 @@ SYSTEMS: dict[str, dict[str, Any]] = {
     "luong": SEARCH | {"decoder_attention": "bilinear", "input_feeding": True},
 }
 RECIPES = [f"multi30k-{name}" for name in SYSTEMS]
-
-
-@pytest.fixture()
-def history(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """benchmarks/history.py."""
-    monkeypatch.syspath_prepend(Path(__file__).parent.parent / "benchmarks")
-    return import_module("history")
 
 
 # --- small ones learn
@@ -135,15 +125,9 @@ def test_operations_are_those_that_torch_counts(name: str) -> None:
     shape = (rows, target, source if both else 0)
     network = build(config)
     assert forward_flops(config, [shape]) == counted(network, batch, backward=False)
-    ours, theirs = training_flops(config, [shape]), counted(network, batch, backward=True)
-    # a recurrent network's first state is no weight: torch computes no gradient for it
-    assert ours == theirs if config.recurrent is None else theirs <= ours < 1.1 * theirs
+    ours = training_flops(config, [shape])
+    assert ours == counted(network, batch, backward=True)
     assert training_flops(config, [shape, shape]) == 2 * ours
-
-
-def test_operations_of_other_networks_are_not_guessed() -> None:
-    with pytest.raises(QkvError, match="not of this one"):
-        training_flops(ModelConfig(**ATTENTION | {"family": "decoder", "tie": "none", "mixer": "linear"}), [(1, 2, 0)])
 
 
 # --- recipes
@@ -154,7 +138,7 @@ def test_the_systems_are_equals() -> None:
     recipes = [load_recipe(find(name)) for name in [*RECIPES, "multi30k-de-en"]]
     assert len({r.data.changed(batch_tokens=1).model_dump_json() for r in recipes if r.data}) == 1
     assert len({r.decode.model_dump_json() for r in recipes}) == 1
-    assert len({(r.train.time_budget, r.train.seed) for r in recipes[:-1]}) == 1  # history.py tells the last one too
+    assert len({(r.train.time_budget, r.train.seed) for r in recipes[:-1]}) == 1
     sizes = [sum(p.numel() for p in skeleton(r.model).parameters()) for r in recipes]
     assert max(sizes) < 2 * min(sizes)
 
@@ -163,23 +147,3 @@ def test_the_recurrent_writer_of_subjects_is_the_transformers_equal() -> None:
     ours, theirs = load_recipe(find("aeslc-rnn")), load_recipe(find("aeslc-ed"))
     assert (ours.data, ours.decode, ours.task) == (theirs.data, theirs.decode, theirs.task)
     assert ours.train.time_budget == theirs.train.time_budget
-
-
-# --- the tables
-
-
-def test_joined_texts_are_the_whole_set(history: Any) -> None:
-    assert history.join(["a b", "c", "d", "e f", "g"], 2) == ["a b c", "d e f", "g"]
-    assert history.join(["a", "b"], 1) == ["a", "b"]
-
-
-def test_crossings_are_pairs_that_change_places(history: Any) -> None:
-    assert history.crossings([(0, 0), (1, 1), (1, 2), (2, 3)]) == 0
-    assert history.crossings([(0, 2), (1, 1), (2, 0)]) == 3
-    assert history.crossings([(0, 0), (3, 1), (1, 2), (2, 3)]) == 2
-
-
-def test_every_system_has_a_published_figure_and_a_recipe(history: Any) -> None:
-    assert list(history.SYSTEMS) == list(history.PUBLISHED)
-    for experiment in history.SYSTEMS.values():
-        assert load_recipe(find(experiment.recipe), ["train.time_budget=3"]).train.time_budget == 3

@@ -1,4 +1,4 @@
-"""Parity with transformers on tiny random models of thirteen families: every hidden state, caches, greedy words, the way back."""
+"""Parity with transformers on tiny random models of fourteen families: every hidden state, caches, greedy words, the way back."""
 
 from __future__ import annotations
 

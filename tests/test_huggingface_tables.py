@@ -92,7 +92,9 @@ def test_rotary_keys_before_transformers_5(pair, name):
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_missing_keys_take_their_defaults(kind):
     """A config.json that says nothing means what transformers' own default configuration says in full."""
-    needed = {"vocab_size": 33} if kind == "esm" else {}  # it has no default of its own
+    disentangled = {"relative_attention": True, "position_biased_input": False, "pos_att_type": "c2p|p2c"}
+    # what has no default of its own, or one that is not supported
+    needed = {"esm": {"vocab_size": 33}, "deberta": disentangled}.get(kind, {})
     full = {**hf.AutoConfig.for_model(kind, **needed).to_dict(), "architectures": None}
     assert read_config({"model_type": kind, **needed}, []) == read_config(full, [])
 
@@ -167,7 +169,7 @@ def test_unsupported_value_is_named(pair, name, field, value):
 def test_other_families_are_refused_with_the_list(kind):
     with pytest.raises(
         FileError,
-        match=f"model_type = {kind!r} is not supported; it is one of bert, roberta, electra, megatron-bert, esm, gpt2",
+        match=f"model_type = {kind!r} is not supported; it is one of bert, roberta, electra, deberta, megatron-bert, esm, gpt2",
     ):
         read_config({"model_type": kind}, [])
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from qkv.config import Recipe
 from qkv.lab.claims import MODULES, c09_sinusoids, get_claim
 from qkv.lab.claims.c01_scaling import saturation
 from qkv.lab.claims.c09_sinusoids import largest_error
@@ -17,6 +18,8 @@ from qkv.lab.claims.c15_feedforward_share import shares
 from qkv.lab.claims.c26_residual_stream import reconstruction
 from qkv.lab.experiment import Experiment
 from qkv.lab.statistics import difference, estimate
+from qkv.lab.training import make_recipe, train_network
+from qkv.lab.workers import MeasurementPool
 
 
 def test_without_the_factor_the_softmax_saturates() -> None:
@@ -79,6 +82,34 @@ def test_an_interrupted_experiment_resumes(tmp_path: Path) -> None:
     assert (
         Experiment(tmp_path, full=True).per_seed("x", work) == [10, 20, 30] and len(calls) == 7
     )  # other sizes: measured anew
+
+
+def test_parallel_measurements_are_those_of_one_process(tmp_path: Path) -> None:
+    settings = {"narrow": ("dot", 4), "wide": ("dot", 64)}
+    alone = Experiment(tmp_path / "a", seeds=2).grid(saturation, settings)
+    with MeasurementPool(2) as pool:
+        assert Experiment(tmp_path / "b", seeds=2, pool=pool).grid(saturation, settings) == alone
+    seen: list[tuple[str, int, int]] = []
+    again = Experiment(tmp_path / "b", 2, progress=lambda *numbers: seen.append(numbers))
+    assert again.grid(saturation, settings) == alone and seen == [("", 4, 4)]  # nothing is measured twice
+
+
+def short_recipe(**train: Any) -> Recipe:
+    sizes = {"family": "decoder", "d_model": 16, "n_layers": 1, "n_heads": 2, "d_ff": 32, "norm_order": "pre"}
+    data = {"train": [{"grammar": 300}], "valid": {"grammar": 20}, "vocab_size": 150, "batch_tokens": 256}
+    return make_recipe("language", sizes, data, train={"steps": 12, "warmup": 0, "learning_rate": 1e-2} | train)
+
+
+def test_a_short_training_learns_and_repeats() -> None:
+    first, second = train_network(short_recipe()), train_network(short_recipe())
+    assert first.losses == second.losses and len(first.losses) == 12 and first.losses[-1] < first.losses[0] - 0.5
+    assert first.last["loss"] == second.last["loss"] < first.losses[0] and not first.diverged
+    assert train_network(short_recipe(seed=2)).losses != first.losses
+
+
+def test_a_training_that_diverges_says_so() -> None:
+    found = train_network(short_recipe(learning_rate=1e30, clip=0.0))
+    assert found.diverged and math.isinf(found.last["loss"]) and len(found.losses) < 12
 
 
 def test_intervals() -> None:

@@ -262,6 +262,8 @@ def files(books, *names, **fields):
 class Uniform(torch.nn.Module):
     """Every token is as likely as any other."""
 
+    copies = False
+
     def __init__(self, size):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(size, 4))

@@ -131,7 +131,19 @@ def test_gelu_and_its_slope(count: int) -> None:
     close(quick_gelu(slow.detach()), slow_gelu(slow.detach()), 0)  # float64 goes the plain way
 
 
-NO_KERNEL = ("based", "gla", "gru", "linformer", "longformer", "lstm", "luong", "rnn", "s4d", "transformer-dmca")
+NO_KERNEL = (
+    "based",
+    "deberta",
+    "gla",
+    "gru",
+    "linformer",
+    "longformer",
+    "lstm",
+    "luong",
+    "rnn",
+    "s4d",
+    "transformer-dmca",
+)
 """Presets of which training_kernels.cpp and scan.cpp know no part, by how their names begin."""
 
 

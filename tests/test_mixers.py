@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from qkv.errors import QkvError
+from qkv.parts.compressed import Compressed
 from qkv.parts.linear_attention import Linear, Performer, Taylor, orthogonal_normal
 from qkv.parts.masks import Mask
-from qkv.parts.mixers import Compressed, Linformer, Window
+from qkv.parts.mixers import Linformer, Window
 from qkv.parts.scores import Dot
 from qkv.parts.softmax import Softmax, repeat_heads
 

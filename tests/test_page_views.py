@@ -240,6 +240,13 @@ def enlarge_vocabulary(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
+def next_held(page: Any, held: list[Any]) -> Any:
+    """Wait for the next request that is held back."""
+    while not held:
+        page.wait_for_timeout(10)
+    return held.pop()
+
+
 @needs_browser
 def test_numbers_come_before_the_text_and_heads_layer_by_layer(page: Any, url: str) -> None:
     asked: list[str] = []
@@ -255,11 +262,10 @@ def test_numbers_come_before_the_text_and_heads_layer_by_layer(page: Any, url: s
     page.route("**/api/look/effects", lambda route: held.append(route))
     page.get_by_role("button", name="Measure every head").click()
     expect(page.get_by_role("button", name=f"Measuring layer 1 of {layers}")).to_be_disabled()
-    held.pop().continue_()
+    next_held(page, held).continue_()
     expect(page.get_by_role("button", name=f"Measuring layer 2 of {layers}")).to_be_disabled()
     expect(page.locator(".switch small")).to_have_count(page.locator("[role=switch]").count() // layers)
     for _ in range(layers - 1):
-        page.wait_for_timeout(50)
-        held.pop().continue_()
+        next_held(page, held).continue_()
     idle(page)
     expect(page.locator(".switch small")).to_have_count(page.locator("[role=switch]").count())

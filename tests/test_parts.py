@@ -156,7 +156,7 @@ def test_alibi_slopes_are_the_papers() -> None:
     assert alibi_slopes(8).tolist() == [2.0 ** -(i + 1) for i in range(8)]
     between = [2.0 ** -(i + 0.5) for i in range(4)]  # every second one of sixteen
     assert alibi_slopes(12).tolist() == pytest.approx([*alibi_slopes(8).tolist(), *between])
-    bias = Alibi(8)(Mask(4)).score_bias(heads(4, 8))
+    bias = Alibi(8)(Mask(4)).score_bias(heads(4, 8), heads(4, 8))
     assert bias[0, 0, 3].tolist() == [-1.5, -1.0, -0.5, -0.0]
 
 

@@ -28,6 +28,8 @@ PUBLISHED = {  # parameters of the released models, to the last one
     "bert-large": 335_174_458,
     "roberta-base": 124_697_433,
     "roberta-large": 355_412_057,
+    # released as DebertaModel; and the head for masked words
+    "deberta-base": 138_601_728 + (768 * 768 + 3 * 768 + 50_265),
     "electra-small": 13_549_057,
     "electra-base": 109_483_009,
     "electra-large": 335_142_913,

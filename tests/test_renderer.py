@@ -50,7 +50,7 @@ def test_half_an_answer_is_none():
 
 def test_a_process_without_a_parent_ends_by_itself():
     """One whose parent was killed while it rendered a template without an end."""
-    job = {"template": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "values": {}}
+    job = {"template": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "values": [{}]}
     change = "from qkv.text import renderer; renderer.SECONDS = 0; renderer.main()"
     with Popen([sys.executable, "-c", change], stdin=PIPE, stdout=PIPE) as process:
         assert exchange(process, json.dumps(job).encode() + b"\n", 60.0) == STARTED

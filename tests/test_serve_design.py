@@ -73,7 +73,7 @@ def test_texts_are_never_tokenized_on_the_event_loop(
             owner, name, lambda *args, **more: (calls.append((name, in_loop())), real(*args, **more))[1]
         )
 
-    for name in ("encode", "plain"):
+    for name in ("encode", "plain", "chats"):
         record(Tokenizer, name)
     for name in ("read", "decode"):
         record(Translator, name)
@@ -106,7 +106,7 @@ def send(path: str, times: int) -> None:
             assert client.post(path, json=REQUESTS[path]).status_code == 200
 
 
-CROSSED = {"/translate": (44, 168), "/api/generate": (36, 138)}
+CROSSED = {"/translate": (40, 146), "/api/generate": (36, 136)}
 CROSSED_IN_SERVE = {"/translate": (12, 55), "/api/generate": (14, 63)}
 """The most files and functions that a request may cross, decoding included (with a small reserve) and in serve/ alone."""
 

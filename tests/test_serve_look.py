@@ -204,7 +204,7 @@ def test_a_decoder_goes_on_with_a_summary(client: TestClient, models: dict[str, 
         and "".join(given[opening + 1 :]).replace("␣", " ").strip() == TEXTS[3]
     )
     itself = post(client, "ablation", model="letter", text=TEXTS[0], heads=[])["before"]["text"]
-    own = letter.looker().summarized(TEXTS[0], None).batch.inputs
+    own = letter.look(TEXTS[0], summary=True).batch.inputs
     assert own is not None and itself == letter.target_words().decode(own[0, opening + 1 :].tolist())
     said = post(client, "ablation", model="letter", text=TEXTS[0], target=TEXTS[3], heads=[])
     assert said["before"] == said["after"]

@@ -128,7 +128,7 @@ def recipe(task: str, **fields: object) -> Recipe:
     ("language", {"tune": TuneConfig(auxiliary=0.5)}, "tune.auxiliary"),
     ("translation", {"corrupt": CorruptConfig(rate=0.3)}, "corrupt"),
     ("answering", {"decode": DecodeConfig(beam=2)}, "decode"),
-    ("translation", {"train": TrainConfig(source_weight=0.5)}, "train.source_weight"),
+    ("language", {"train": TrainConfig(source_weight=0.5)}, "train.source_weight"),
     ("masked", {"corrupt": CorruptConfig(generator_size=0.5)}, "corrupt.generator_size"),
     ("summary", {"decode": DecodeConfig(extra_length=50)}, "decode.extra_length"),
 ])  # fmt: skip

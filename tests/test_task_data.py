@@ -619,8 +619,11 @@ def test_views_of_the_grammar_have_the_tasks_records(task: str) -> None:
 def split_of_first(record: Record) -> str | None:
     """The split of a record's first sentence, where that decides it."""
     text = record[0].replace("\n", " ")
+    if text.startswith("["):  # a conversation
+        text = json.loads(text)[0]["content"]
     if "\t" in text or text.endswith("?"):  # words; a question, which is about any sentence of a text
-        return None if "\t" in text or len(record) == 4 else split_of(text)
+        told = ". " in text  # a sentence and a question about it
+        return None if "\t" in text or len(record) == 4 else split_of(text.partition(". ")[0] + "." if told else text)
     return split_of(text.partition(". ")[0] + ("." if ". " in text else ""))
 
 

@@ -1,10 +1,22 @@
-"""The lectures' worked examples B1-B7 with the answers they state."""
+"""The lectures' worked examples B1-B7 with the answers they state, and the demonstrations D1-D12."""
+
+from __future__ import annotations
 
 import math
 
 import pytest
 import torch
 
+from qkv.commands import lectures
+from qkv.config import ModelConfig
+from qkv.errors import ConfigError
+from qkv.lab.comparison_examples import context_of, ensemble_gaps, layer_costs, order_gaps, two_or_one
+from qkv.lab.examples import EXAMPLES
+from qkv.lab.ladder_examples import rungs
+from qkv.lab.lookup_examples import SENTENCE, look_up, skip_gram_pairs
+from qkv.lab.position_examples import d7
+from qkv.lab.probability_examples import added_scores, d4, rotary_scores
+from qkv.models.cost import cost
 from qkv.models.params import count
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask, causal
@@ -102,3 +114,100 @@ def test_b7_the_2017_base_and_the_eight_sizes_of_gpt3() -> None:
         assert (c.n_layers, c.d_model, c.n_heads, c.head_width) == (layers, width, heads, d_head), name
         # XL's 24 heads of 128 are wider than its 2048 channels, so its count is above the published 1.3 billion
         assert count(c).parameters / 1e9 == pytest.approx(billions, rel=0.17 if name == "gpt3-xl" else 0.05), name
+
+
+# --- smaller demonstrations
+
+
+def test_d1_a_soft_lookup_is_exact_blended_and_parallel() -> None:
+    keys = torch.eye(11)
+    exact, _ = look_up(keys[[4]][None, None], 100.0)
+    assert exact[0, 4].item() == pytest.approx(1)
+    blend, out = look_up(((keys[4] + keys[6]) / 2)[None, None, None], 100.0)
+    assert blend[0, [4, 6]].tolist() == pytest.approx([0.5, 0.5])
+    assert torch.allclose(out[0], blend[0])  # values are one-hot
+    both, _ = look_up(keys[[4, 6]][None, None], 3.0)
+    assert torch.equal(both[1], look_up(keys[[6]][None, None], 3.0)[0][0])
+
+
+def test_d3_the_wampimuk_has_the_four_pairs_of_the_slide() -> None:
+    pairs = dict(skip_gram_pairs(SENTENCE, 2))
+    assert pairs["wampimuk"] == ["furry", "little", "hiding", "in"]
+    assert sum(map(len, pairs.values())) == 2 * (9 + 8)  # every pair of words one and two places apart, both ways
+
+
+def test_d4_and_d5_take_any_model() -> None:
+    assert "log p" in " ".join(step for step in d4() if isinstance(step, str))
+    assert rotary_scores() == pytest.approx([rotary_scores()[0]] * 3, abs=1e-5)
+    assert max(added_scores()) - min(added_scores()) > 0.1
+
+
+def test_d6_each_rung_changes_what_it_says() -> None:
+    found = {name: (without, with_it) for name, _, without, with_it in rungs()}
+    for rung in ("queries, keys, values", "feed-forward", "positions"):
+        assert found[rung][0] < 1e-5 < 0.01 < found[rung][1], rung
+    assert found["mask"][1] == 0 < found["mask"][0]
+    assert found["two heads"][1] == 0 < found["two heads"][0]
+    assert found["residual"][0] < 1e-3 < 1 < found["residual"][1]
+    assert found["norm"][1] < 0.5 < 0.99 < found["norm"][0]
+
+
+def test_d7_only_powers_of_an_orthogonal_matrix_lack_nothing() -> None:
+    table = next(step for step in d7() if not isinstance(step, str))
+    lacks = {row[0]: row[-1] for row in table.rows}
+    assert {name for name, missing in lacks.items() if missing == "nothing"} == {"unitary", "sinusoidal"}
+    assert "bounded" in lacks["linear"] and "unique" in lacks["one sine"] and "steps" in lacks["geometric"]
+
+
+def test_d8_two_stacks_cost_about_as_much_as_one_of_half_the_parameters() -> None:
+    totals = [cost(config, shape, targets).total for _, config, shape, targets in two_or_one()]
+    separate, shared, one, twice = totals
+    assert shared.parameters < separate.parameters and shared.training == separate.training
+    assert one.training < separate.training < 1.2 * one.training and separate.parameters > 1.6 * one.parameters
+    assert twice.training > 1.4 * separate.training
+
+
+def test_d9_experts_add_parameters_but_hardly_operations() -> None:
+    dense, experts = (preset("transformer-dmca").changed(n_experts=n) for n in (0, 128))
+    assert count(experts).parameters > 40 * count(dense).parameters > 30 * count(experts).active
+    assert cost(experts, (1, 64, 0)).total.forward < 1.5 * cost(dense, (1, 64, 0)).total.forward
+
+
+def test_d10_features_read_both_sides_and_averaged_weights_are_no_ensemble() -> None:
+    assert context_of(bidirectional=False) == (True, False)
+    assert context_of(bidirectional=True) == (True, True)
+    linear, hidden = ensemble_gaps()
+    assert linear < 1e-6 < 0.01 < hidden
+    ModelConfig(
+        family="encoder",
+        head="masked",
+        recurrent="lstm",
+        bidirectional=True,
+        vocab_size=50,
+        d_model=8,
+        n_layers=1,
+        position="none",
+    )
+
+
+def test_d11_the_quiz() -> None:
+    d, n = 512, 64
+    found = layer_costs(d, n)
+    parameters, operations, steps = found["Transformer layer"]
+    assert operations == 2 * (12 * d * d + 2 * n * d)
+    assert found["LSTM layer"][:2] == (8 * d * d + 8 * d, 2 * 8 * d * d)
+    assert parameters > found["LSTM layer"][0] and steps == 1 < found["LSTM layer"][2] == n
+    attention, lstm = order_gaps()
+    assert attention < 1e-6 < 0.01 < lstm
+
+
+def test_every_example_prints_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lectures.run(None)
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 or line.startswith("qkv ") for line in out.splitlines())
+    assert all(f"\n{name} " in "\n" + out for name in EXAMPLES)
+    with pytest.raises(ConfigError, match="no worked example D13"):
+        lectures.run(["D13"])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json
 from qkv.commands.describe import answer
+from qkv.commands.lines import Line, check_file, chunks, print_answers
 from qkv.commands.tables import columns_to_read
-from qkv.commands.translate import Line, chunks
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def run(
     [dim]qkv classify my-vision-model cat.png dog.png --top-k 3[/]
     """
     from qkv.api import load
-    from qkv.data.lines import open_binary
 
     model = load(folder, device=device.value)
     model.classify([])  # a model that has no classes says so before anything is read
@@ -61,36 +60,24 @@ def run(
         return
     if files and len(files) > 1:
         raise QkvError(f"a text classifier reads one file, given {len(files)}: run it once per file")
-    file = Path(files[0]) if files and files[0] != "-" else None
-    if file is not None:
-        open_binary(file).close()
+    file = check_file(files[0] if files else None)
     pairs = bool(model.usage.pairs) if pairs is None else pairs
     columns = columns_to_read(file, "classification", count=2 if pairs else 1)
-    with writing():
-        problems = classify_lines(model, file, columns, pairs, as_json, top_k)
-    if problems:
-        raise typer.Exit(1)
+    print_answers(classify_lines(model, file, columns, pairs, as_json, top_k), "classified")
 
 
 def classify_lines(model: Model, file: Path | None, columns: Sequence[int | str], pairs: bool, as_json: bool,
-                   top_k: int) -> int:  # fmt: skip
-    """Classify all lines and print the answers; return how many lines could not be read."""
-    done = problems = cut = 0
+                   top_k: int) -> Iterator[list[tuple[str, str]]]:  # fmt: skip
+    """Classify all lines; yield the answers and problems of each chunk, and report at the end how many texts were cut."""
+    done = cut = 0
     for chunk in chunks(file, columns):
         lines = [split_pair(line, pairs) for line in chunk]
         found = iter(model.classify([text for text, problem in lines if text and not problem]))
-        for text, problem in lines:
-            done += 1
-            one = next(found) if text and not problem else None
-            cut += one is not None and one.cut
-            if problem:
-                problems += 1
-                print(f"line {done} is not classified: {problem}", file=sys.stderr)
-            print(format_answer(one, problem, as_json, top_k))
-        sys.stdout.flush()
+        answers = [(next(found) if text and not problem else None, problem) for text, problem in lines]
+        done, cut = done + len(lines), cut + sum(one is not None and one.cut for one, _ in answers)
+        yield [(format_answer(one, problem, as_json, top_k), problem) for one, problem in answers]
     if cut:
         print(f"{cut:,} of {done:,} texts were cut to {model.config.max_length} tokens", file=sys.stderr)
-    return problems
 
 
 def split_pair(line: Line, pairs: bool) -> tuple[Any, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
-from qkv.commands.translate import chunks
+from qkv.commands.lines import check_file, chunks
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -58,12 +58,9 @@ def run(
     [dim]qkv embed my-encoder texts.txt --pooling cls --layer -2 --out vectors.npy[/]
     """
     from qkv.api import load
-    from qkv.data.lines import open_binary
     from qkv.tasks.embed import fits
 
-    file = None if str(file) == "-" else file
-    if file is not None:
-        open_binary(file).close()  # report a wrong path before loading the model
+    file = check_file(file)
     if out is not None:
         fits(out)
     model = load(folder, device=device.value)

@@ -49,6 +49,19 @@ Similarity = Annotated[list[Path] | None, typer.Option(
     help="Word vectors: a file of word pairs with similarity ratings; may be repeated.")]  # fmt: skip
 Analogies = Annotated[Path | None, typer.Option(
     "--analogies", show_default=False, help="Word vectors: a file of analogies, four words per line.")]  # fmt: skip
+Shots = Annotated[int | None, typer.Option(
+    "--shots", min=0, show_default=False,
+    help="Language models: predict the labels of --data from a prompt with this many solved examples; nothing is trained.")]  # fmt: skip
+ShotsFrom = Annotated[Path | None, typer.Option(
+    "--shots-from", show_default=False,
+    help="With --shots: the table of the solved examples, such as the training set. Default: the other rows of --data.")]  # fmt: skip
+Template = Annotated[str | None, typer.Option(
+    "--template", show_default=False,
+    help="With --shots: one example as text, with {text}, {label} and for pairs {second}; \\n is a line end. chat: turns of a "
+    "conversation. Default: Text: {text}\\nLabel: {label}\\n\\n")]  # fmt: skip
+ShotsSeed = Annotated[int, typer.Option("--seed", help="With --shots: seed of the choice of examples.")]
+Generate = Annotated[bool, typer.Option(
+    "--generate", help="With --shots: generate answers instead of comparing the log-probabilities of the labels.")]  # fmt: skip
 Output = Annotated[Path | None, typer.Option(
     "--output", show_default=False, help="Also write the translations to this file.")]  # fmt: skip
 Bootstrap = Annotated[int, typer.Option(
@@ -59,25 +72,15 @@ Columns = Annotated[str | None, COLUMNS]
 
 
 def run(
-    what: Annotated[Path, WHAT],
-    data: Data = None,
-    columns: Columns = None,
+    what: Annotated[Path, WHAT], data: Data = None, columns: Columns = None,
     confusion: Annotated[Path | None, CONFUSION] = None,
-    references: References = None,
-    source: Source = None,
-    metrics: MetricNames = "bleu,chrf,ter",
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
-    output: Output = None,
-    bootstrap: Bootstrap = 1000,
-    tokenize: Tokenize = "13a",
-    lower: Lower = False,
-    sentences: Sentences = False,
-    similarity: Similarity = None,
-    analogies: Analogies = None,
-    as_json: Json = False,
-    device: DeviceOption = Device.auto,
-) -> None:
+    references: References = None, source: Source = None, metrics: MetricNames = "bleu,chrf,ter",
+    beam: Beam = None, length_penalty: LengthPenalty = None, output: Output = None,
+    bootstrap: Bootstrap = 1000, tokenize: Tokenize = "13a", lower: Lower = False, sentences: Sentences = False,
+    similarity: Similarity = None, analogies: Analogies = None,
+    shots: Shots = None, shots_from: ShotsFrom = None, template: Template = None, seed: ShotsSeed = 0,
+    generate: Generate = False, as_json: Json = False, device: DeviceOption = Device.auto,
+) -> None:  # fmt: skip
     """Score a model of any task on its run's test set, or on your own file.
 
     Classes, tags and images: also precision, recall and F1 of every class or
@@ -89,12 +92,17 @@ def run(
     [dim]qkv evaluate runs/tags --data new.conllu --json[/]
     [dim]qkv evaluate runs/demo --data test.en --data test.de[/]
     [dim]qkv evaluate runs/lm --data book.txt                 # bits per byte[/]
+    [dim]qkv evaluate runs/lm --data dev.tsv --shots 4 --shots-from train.tsv[/]
     [dim]qkv evaluate hypotheses.txt --references test.de[/]
     [dim]qkv evaluate runs/word2vec --similarity wordsim353.tsv[/]
     """
     of_texts = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty,
                 "--sentences": sentences or None}  # fmt: skip
     unused = [name for name, value in of_texts.items() if value is not None]
+    if shots is not None or shots_from or template or generate:
+        refuse_with_shots(unused, {"--references": references, "--similarity": similarity, "--analogies": analogies})
+        how = {"shots": shots, "shots_from": shots_from, "template": template or "", "seed": seed, "generate": generate}
+        return score_few_shot(what, data, columns, how, confusion, as_json, device)
     if asks_for_vectors(what, data, references, similarity, analogies):
         refuse_for_vectors(unused, references, {"--data": data, "--columns": columns, "--confusion": confusion})
         return score_word_vectors(what, list(similarity or []), analogies, as_json)
@@ -105,8 +113,8 @@ def run(
         return score_task(what, list(data or []), columns, confusion, as_json, device)
     sources, targets = test_set(what, source, references, data, columns)
     hypotheses = translate_source(what, sources, beam, length_penalty, output, device)
-    how: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
-    return print_scores(hypotheses, targets, metrics.split(","), how, bootstrap, sentences, as_json)
+    scoring: dict[str, Any] = {"tokenize": tokenize, "lowercase": lower}
+    return print_scores(hypotheses, targets, metrics.split(","), scoring, bootstrap, sentences, as_json)
 
 
 def asks_for_vectors(what: Path, data: Any, references: Any, similarity: Any, analogies: Any) -> bool:
@@ -114,6 +122,12 @@ def asks_for_vectors(what: Path, data: Any, references: Any, similarity: Any, an
     from qkv.vectors.store import holds_vectors
 
     return bool(similarity or analogies or (not references and not data and holds_vectors(what)))
+
+
+def refuse_with_shots(unused: list[str], others: dict[str, Any]) -> None:
+    """Refuse options that do not apply to few-shot evaluation."""
+    if wrong := [*unused, *(name for name, value in others.items() if value)]:
+        raise ConfigError(f"{wrong[0]} does not apply with --shots: leave it out")
 
 
 def refuse_for_task(task: str, unused: list[str], what: Path, confusion: Path | None) -> None:
@@ -235,11 +249,30 @@ def score_word_vectors(what: Path, similarity: list[Path], analogies: Path | Non
 def score_task(what: Path, data: list[Path], columns: str | None, confusion: Path | None, as_json: bool,
                device: Device) -> None:  # fmt: skip
     """Score a model of another task than translation, on its own test set or on files."""
-    from qkv.convert.files import write_text
     from qkv.train.evaluation import Evaluation
     from qkv.train.rescore import rescore
 
     found = Evaluation.from_json(rescore(what, to_stderr, data, parse_columns(columns), device.value))
+    print_evaluation(found, what, confusion, as_json)
+
+
+def score_few_shot(what: Path, data: list[Path] | None, columns: str | None, how: dict[str, Any], confusion: Path | None,
+                   as_json: bool, device: Device) -> None:  # fmt: skip
+    """Score a language model with prompts of solved examples."""
+    from qkv.workflow import evaluate
+
+    if how["shots"] is None:
+        raise ConfigError("--shots-from, --template and --generate need --shots K")
+    if not data or len(data) > 1:
+        raise ConfigError("--shots needs one table of texts and labels: give it with --data FILE")
+    found = evaluate(what, data[0], columns=parse_columns(columns), device=device.value, quiet=False, **how)
+    print_evaluation(found, what, confusion, as_json)
+
+
+def print_evaluation(found: Any, what: Path, confusion: Path | None, as_json: bool) -> None:
+    """Print the scores of a model, and draw its confusion matrix."""
+    from qkv.convert.files import write_text
+
     if confusion is not None:
         picture = found.picture()
         if picture is None:

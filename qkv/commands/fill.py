@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
-from qkv.commands.translate import chunks
+from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.lines import Line, check_file, chunks, print_answers
 
 if TYPE_CHECKING:
     from qkv.tasks.fill import Filled
@@ -40,39 +39,26 @@ def run(
     [dim]qkv fill my-bert --file gaps.txt --top-k 3 --json[/]
     """
     from qkv.api import load
-    from qkv.data.lines import open_binary
     from qkv.errors import QkvError
 
     if text is not None and file is not None:
         raise QkvError("give either a text or --file, not both")
-    file = None if str(file) == "-" else file
-    if file is not None:
-        open_binary(file).close()  # report a wrong path before loading the model
+    file = check_file(file)
     model = load(folder, device=device.value)
-    model.fill([])  # and an unsuitable model before reading
-    done = problems = 0
-    with writing():
-        for texts, wrong in [([text], [""])] if text is not None else lines(file):
-            for problem, filled in zip(wrong, model.fill(texts, top_k), strict=True):
-                done += 1
-                if problem := problem or filled.problem:
-                    problems += 1
-                    print(f"line {done} is not filled: {problem}", file=sys.stderr)
-                fields = filled.to_json() | ({"problem": problem} if problem else {})
-                print(json.dumps(fields, ensure_ascii=False) if as_json else format_gaps(filled))
-            sys.stdout.flush()
-    if problems:
-        raise typer.Exit(1)
+    model.fill([])  # report an unsuitable model before reading
+
+    def answer(chunk: list[Line]) -> Iterator[tuple[str, str]]:
+        found = model.fill([text or "" for text, _ in chunk], top_k)
+        for filled, (_, problem) in zip(found, chunk, strict=True):
+            yield format_gaps(filled, problem or filled.problem, as_json), problem or filled.problem
+
+    print_answers(map(answer, chunks(file if text is None else [text])), "filled")
 
 
-def lines(file: Path | None) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Yield texts, and what is wrong with each line."""
-    for chunk in chunks(file):
-        yield [text or "" for text, _ in chunk], [problem for _, problem in chunk]
-
-
-def format_gaps(filled: Filled) -> str:
-    """Format lines of probability TAB word, with the number of the gap before them if there are several gaps."""
+def format_gaps(filled: Filled, problem: str, as_json: bool) -> str:
+    """Format lines of probability TAB word, with the number of the gap before them if there are several gaps; or JSON."""
+    if as_json:
+        return json.dumps(filled.to_json() | ({"problem": problem} if problem else {}), ensure_ascii=False)
     numbers = [f"{number}\t" for number in range(1, len(filled.gaps) + 1)] if len(filled.gaps) > 1 else [""]
     return "".join(
         f"{number}{guess.probability:.4f}\t{guess.word}\n"

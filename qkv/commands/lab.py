@@ -14,8 +14,10 @@ from qkv.text.wording import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
 
     from qkv.lab.experiment import Claim
+    from qkv.lab.workers import MeasurementPool
 
 app = typer.Typer(
     help="Run the lectures' claims as experiments with verdicts.", no_args_is_help=False, rich_markup_mode="rich"
@@ -27,6 +29,12 @@ FullOption = Annotated[bool, typer.Option("--full", help="Run the long version, 
 DataOption = Annotated[
     Path | None,
     typer.Option("--data", help="Folder of real data sets, for the claims that read them.", show_default=False),
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", min=1, max=256, help="Processes that measure in parallel; default: one per core.", show_default=False
+    ),
 ]
 OUT = Path("lab")
 
@@ -60,7 +68,7 @@ def list_claims(context: typer.Context, out: OutOption = OUT) -> None:
 
 @app.command("run")
 def run_claims(claims: Annotated[list[str], CLAIMS], out: OutOption = OUT, seeds: SeedsOption = 3, full: FullOption = False,
-               data: DataOption = None) -> None:  # fmt: skip
+               data: DataOption = None, jobs: JobsOption = None) -> None:  # fmt: skip
     """Run some claims. An interrupted experiment resumes from its finished measurements.
 
     [dim]qkv lab run C1 C9[/]
@@ -68,12 +76,16 @@ def run_claims(claims: Annotated[list[str], CLAIMS], out: OutOption = OUT, seeds
     """
     from qkv.lab.claims import get_claim
 
-    run_all([get_claim(name) for name in claims], out, seeds, full, data)
+    run_all([get_claim(name) for name in claims], out, seeds, full, data, jobs)
 
 
 @app.command("all")
 def run_every_claim(
-    out: OutOption = OUT, seeds: SeedsOption = 3, full: FullOption = False, data: DataOption = None
+    out: OutOption = OUT,
+    seeds: SeedsOption = 3,
+    full: FullOption = False,
+    data: DataOption = None,
+    jobs: JobsOption = None,
 ) -> None:
     """Run every claim and write one illustrated report.
 
@@ -81,35 +93,65 @@ def run_every_claim(
     """
     from qkv.lab.claims import MODULES, get_claim
 
-    run_all([get_claim(name) for name in MODULES], out, seeds, full, data)
+    run_all([get_claim(name) for name in MODULES], out, seeds, full, data, jobs)
 
 
-def run_all(claims: Sequence[Claim], out: Path, seeds: int, full: bool, data: Path | None) -> None:
+def run_all(claims: Sequence[Claim], out: Path, seeds: int, full: bool, data: Path | None, jobs: int | None) -> None:
     """Run claims one after the other, print each verdict, write the report of all results in the folder."""
     from rich.console import Console
 
     from qkv.lab.report import read_results, write_report
+    from qkv.lab.workers import MeasurementPool
 
     console = Console(highlight=False, stderr=not sys.stdout.isatty())
-    for claim in claims:
-        run_claim(console, claim, out, seeds, full, data)
+    with MeasurementPool(jobs) as pool, make_bar(console, claims) as bar:
+        for number, claim in enumerate(claims, 1):
+            run_claim(console, bar, claim, f"{number} of {len(claims)}", out, seeds, full, data, pool)
     path = write_report(out, read_results(out))
     console.print(f"Report: {path}", soft_wrap=True)
 
 
-def run_claim(console: Console, claim: Claim, out: Path, seeds: int, full: bool, data: Path | None) -> None:
+def make_bar(console: Console, claims: Sequence[Claim]) -> Bar:
+    """Return a bar over the expected minutes of all claims: what is done, measurements per minute, and the time to go."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(20),
+        TimeElapsedColumn(),
+        TextColumn("elapsed,"),
+        TimeRemainingColumn(),
+        TextColumn("left · {task.description}"),
+    )
+    bar = Progress(*columns, console=console, transient=True)
+    bar.add_task("starting", total=sum(claim.minutes for claim in claims))
+    return bar
+
+
+def run_claim(console: Console, bar: Bar, claim: Claim, place: str, out: Path, seeds: int, full: bool, data: Path | None,
+              pool: MeasurementPool) -> None:  # fmt: skip
+    """Run one claim, write its files, and print its verdict and table."""
     from qkv.lab.experiment import Experiment
     from qkv.lab.report import write_result
 
-    console.rule(f"[bold]{claim.id}[/]", align="left")
+    console.rule(f"[bold]{claim.id}[/] ({place})", align="left")
     console.print(claim.sentence, markup=False)
-    started = time.monotonic()
-    with console.status("starting") as status:
-        lab = Experiment(out / claim.id, seeds, full, lambda name: status.update(f"{claim.id}: {name}"), data)
-        result = claim.run(lab)
-    command = f"qkv lab run {claim.id} --seeds {seeds}{' --full' if full else ''}"
-    write_result(claim, result, lab, command)
-    console.print(f"\n[bold]{result.verdict}[/] ({result.basis}, {format_duration(time.monotonic() - started)})")
+    started, before = time.monotonic(), bar.tasks[0].completed
+
+    def report(name: str, done: int, planned: int) -> None:
+        rate = f", {done / (time.monotonic() - started) * 60:.0f} per min" if done else ""
+        share = min(done / planned, 0.95) if planned else 0.0
+        bar.update(bar.task_ids[0], completed=before + share * claim.minutes,
+                   description=f"{claim.id} ({place}): measurement {done + 1} of {max(planned, done + 1)}{rate}: {name}")  # fmt: skip
+
+    lab = Experiment(out / claim.id, seeds, full, report, data, pool)
+    result = claim.run(lab)
+    bar.update(bar.task_ids[0], completed=before + claim.minutes)
+    seconds = time.monotonic() - started
+    command = (
+        f"qkv lab run {claim.id} --seeds {seeds}{' --full' if full else ''}{' --data FOLDER' if full and data else ''}"
+    )
+    write_result(claim, result, lab, command, seconds)
+    console.print(f"\n[bold]{result.verdict}[/] ({result.basis}, {format_duration(seconds)})")
     console.print(result.finding + "\n", markup=False)
     print(result.table.markdown())
     console.print(f"\nFiles: {lab.folder}/index.html, results.json, table.md, figure.svg", markup=False, soft_wrap=True)

@@ -36,7 +36,8 @@ def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = 
         return
     for line in align_columns(cells(counted)):
         print(line)
-    print(f"\n{counted.parameters:,} parameters")
+    used = "" if counted.active == counted.parameters else f", of which a token uses {counted.active:,}"
+    print(f"\n{counted.parameters:,} parameters{used}")
     if counted.lecture is not None:
         matrices = f"{counted.lecture.weights:,} weights in {counted.lecture.matrices:,} matrices"
         print(f"matrices alone, one per head, output matrix included:\n{matrices} (as in lecture 003)")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.lines import Line, check_file, chunks, print_answers
 
 FILE = typer.Argument(
     metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.", show_default=False
@@ -39,27 +40,18 @@ def run(
     [dim]qkv summarize my-model report.txt --whole --json[/]
     """
     from qkv.api import load
-    from qkv.commands.translate import chunks
-    from qkv.data.lines import open_binary, read_whole
+    from qkv.data.lines import read_whole
 
-    file = None if str(file) == "-" else file
-    if file is not None:
-        open_binary(file).close()  # report a wrong path before loading the model
+    file = check_file(file)
     model = load(folder, device=device.value)
     search: dict[str, Any] = {"beam": beam, "max_length": max_length}
-    model.summarize([], **search)  # and an unsuitable model before reading
-    done = problems = 0
-    with writing():
-        for chunk in [[(read_whole(file or "-"), "")]] if whole else chunks(file):
-            found = model.summarize([text or "" for text, _ in chunk], **search)
-            for one, (text, reason) in zip(found, chunk, strict=True):
-                done += 1
-                problem = reason or one.problem or ("" if (text or "").strip() or not whole else "the file is empty")
-                if problem:
-                    problems += 1
-                    print(f"line {done} is not summarised: {problem}", file=sys.stderr)
-                fields = {"summary": one.text, "score": one.score} | ({"problem": problem} if problem else {})
-                print(json.dumps(fields, ensure_ascii=False) if as_json else " ".join(one.text.split()))
-            sys.stdout.flush()
-    if problems:
-        raise typer.Exit(1)
+    model.summarize([], **search)  # report an unsuitable model before reading
+
+    def answer(chunk: list[Line]) -> Iterator[tuple[str, str]]:
+        found = model.summarize([text or "" for text, _ in chunk], **search)
+        for one, (text, reason) in zip(found, chunk, strict=True):
+            problem = reason or one.problem or ("" if (text or "").strip() or not whole else "the file is empty")
+            fields = {"summary": one.text, "score": one.score} | ({"problem": problem} if problem else {})
+            yield json.dumps(fields, ensure_ascii=False) if as_json else " ".join(one.text.split()), problem
+
+    print_answers(map(answer, chunks([read_whole(file or "-")] if whole else file)), "summarised")

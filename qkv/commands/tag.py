@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
-from qkv.commands.translate import CHUNK, chunks
+from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.lines import CHUNK, check_file, chunks, print_answers
 
 if TYPE_CHECKING:
     from qkv.tasks.tagging import Tagged
@@ -50,40 +49,26 @@ def run(
     [dim]qkv tag my-tagger test.conllu --format conll --json[/]
     """
     from qkv.api import load
-    from qkv.data.lines import open_binary
 
-    file = None if str(file) == "-" else file
-    if file is not None:
-        open_binary(file).close()  # report a wrong path before loading the model
+    file = check_file(file)
     model = load(folder, device=device.value)
-    model.tag([])  # and an unsuitable model before reading
-    done = problems = 0
-    with writing():
-        for sentences, wrong in texts(file) if given is TagFormat.text else words(file):
-            for problem, tagged in zip(wrong, model.tag(sentences), strict=True):
-                done += 1
-                if problem:
-                    problems += 1
-                    print(f"line {done} is not tagged: {problem}", file=sys.stderr)
-                print(format_tags(tagged, problem, as_json))
-            sys.stdout.flush()
-    if problems:
-        raise typer.Exit(1)
+    model.tag([])  # report an unsuitable model before reading
+
+    def answer(chunk: Sequence[tuple[Any, str]]) -> Iterator[tuple[str, str]]:
+        found = model.tag([sentence or "" for sentence, _ in chunk])
+        for tagged, (_, problem) in zip(found, chunk, strict=True):
+            yield format_tags(tagged, problem, as_json), problem
+
+    print_answers(map(answer, chunks(file) if given is TagFormat.text else words(file)), "tagged")
 
 
-def texts(file: Path | None) -> Iterator[tuple[Sequence[str], list[str]]]:
-    """Yield texts, and what is wrong with each line."""
-    for chunk in chunks(file):
-        yield [text or "" for text, _ in chunk], [problem for _, problem in chunk]
-
-
-def words(file: Path | None) -> Iterator[tuple[Sequence[list[str]], list[str]]]:
+def words(file: Path | None) -> Iterator[list[tuple[list[str], str]]]:
     """Yield sentences of a CoNLL file."""
     from qkv.data.tagged import ConllSource
 
     source = ConllSource(file or "-", tags=False).sentences()
     while some := list(islice(source, CHUNK)):
-        yield [[word for word, _ in rows] for rows in some], [""] * len(some)
+        yield [([word for word, _ in rows], "") for rows in some]
 
 
 def format_tags(tagged: list[Tagged], problem: str, as_json: bool) -> str:

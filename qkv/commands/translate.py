@@ -6,15 +6,14 @@ import json
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Json, writing
-from qkv.commands.tables import columns_to_read, rows
+from qkv.commands.lines import Line, Source, check_file, chunks
+from qkv.commands.tables import columns_to_read
 from qkv.errors import FileError, QkvError
 
 if TYPE_CHECKING:
@@ -54,10 +53,6 @@ Prefix = Annotated[str | None, typer.Option(help="Text that every translation st
 Constraints = Annotated[bool, typer.Option(
     "--constraints", help="Each line is a text and, after tabs, words or phrases that its translation must contain.")]  # fmt: skip
 BatchTokens = Annotated[int, typer.Option(min=1, help="Source tokens per batch; more take more memory.")]
-CHUNK = 512
-"""Lines that are read, sorted by length and translated together."""
-PAUSE = 0.05
-"""Seconds without a new line on standard input after which those that are there are translated."""
 
 
 def run(
@@ -120,12 +115,6 @@ def translate_lines(model: Model, source: Source, how: dict[str, Any], constrain
     printer.end()
 
 
-Source = Path | list[str] | None
-"""A file, the lines of a text, or standard input."""
-Line = tuple[str | None, str]
-"""The text, or None and what is wrong with it."""
-
-
 def is_text(argument: str) -> bool:
     """Tell a text from a path: no such path exists, nor a folder or archive that it could be in, and it has a space in it or
     a mark at its end. So a mistyped name of a folder is no text."""
@@ -153,72 +142,14 @@ def arguments(first: str | None, second: str | None) -> tuple[Path, Source]:
 def open_model(folder: Path, source: Source, device: str) -> Model:
     """Load the model; a wrong path of the text is an error before that."""
     from qkv.api import load
-    from qkv.data.lines import open_binary
 
     try:
         if isinstance(source, Path):
-            open_binary(source).close()
+            check_file(source)
         return load(folder, device=device)
     except FileError as error:
         paths = [folder, *([source] if isinstance(source, Path) else [])]
         raise error if all(map(os.path.exists, paths)) else FileError(f"{error}; {TEXTS}") from None
-
-
-def read(file: Path | None) -> Iterator[Line]:
-    from qkv.data.lines import lines
-
-    skipped = Counter[str]()
-    for text in lines("-" if file is None else file, skipped):
-        yield text, "" if text is not None else next(iter(skipped))
-        skipped.clear()
-
-
-def lines_of(source: Path | list[str], columns: Sequence[int | str]) -> Iterator[Line]:
-    """The lines of a file or a text, or the texts of a table."""
-    if isinstance(source, Path):
-        return rows(source, columns) if columns else read(source)
-    return iter([(line, "") for line in source])
-
-
-def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
-    """Lines in chunks, or of a table the texts of these `columns`: of equal size from a file or a text; from standard input
-    also what is there when no more comes for a moment, so that whoever types gets an answer."""
-    from itertools import islice
-
-    if source is not None:
-        lines = lines_of(source, columns)
-        while chunk := list(islice(lines, CHUNK)):
-            yield chunk
-        return
-    from queue import Empty, Queue
-    from threading import Thread
-
-    waiting: Queue[Line | BaseException | None] = Queue(2 * CHUNK)
-    Thread(target=feed, args=(waiting,), daemon=True).start()
-    chunk, line = list[Line](), waiting.get()
-    while line is not None:
-        if isinstance(line, BaseException):
-            raise line
-        chunk.append(line)
-        try:
-            line = waiting.get(timeout=PAUSE) if len(chunk) < CHUNK else waiting.get_nowait()
-        except Empty:
-            yield chunk
-            chunk, line = [], waiting.get()
-            continue
-        if len(chunk) == CHUNK or line is None:
-            yield chunk
-            chunk = []
-
-
-def feed(waiting: Any) -> None:
-    """Standard input, line by line, into a queue; None at its end."""
-    try:
-        for line in read(None):
-            waiting.put(line)
-        waiting.put(None)
-    except BaseException as error:
-        waiting.put(error)
 
 
 def split(chunk: list[Line]) -> tuple[list[str], list[list[str]]]:

@@ -11,12 +11,17 @@ from qkv.config.rules import impossible
 from qkv.config.strict import Strict
 
 Family = Literal["encoder-decoder", "encoder", "decoder"]
-Position = Literal["none", "sinusoidal", "learned", "rotary", "rotary-interleaved", "relative", "t5", "alibi"]
+Position = Literal[
+    "none", "sinusoidal", "learned", "linear", "geometric", "exponential", "binary", "unitary",
+    "rotary", "rotary-interleaved", "rotary-learned", "relative", "t5", "alibi", "disentangled",
+]  # fmt: skip
 Score = Literal["dot", "scaled-dot", "bilinear", "low-rank", "additive"]
 Mixer = Literal[
     "softmax", "window", "linformer", "performer", "linear", "taylor", "compressed", "gated-linear", "s4d", "selective"
 ]
-FeedForward = Literal["relu", "gelu", "gelu-tanh", "silu", "reglu", "geglu", "geglu-tanh", "swiglu", "bilinear", "none"]
+FeedForward = Literal[
+    "relu", "gelu", "gelu-tanh", "silu", "reglu", "geglu", "geglu-tanh", "swiglu", "bilinear", "linear", "none"
+]
 Head = Literal[
     "vocabulary", "masked", "masked-next", "replaced", "classes", "classes-words", "tags", "span", "pooled", "none"
 ]
@@ -56,6 +61,8 @@ class ModelConfig(Strict):
     """Encoder-decoder: size of a separate target vocabulary; None = vocab_size."""
     d_model: int = Field(gt=0, le=1_000_000)
     """Width of the residual stream, C."""
+    d_encoder: int | None = Field(default=None, gt=0, le=1_000_000)
+    """Encoder-decoder: width of the encoder if it differs from d_model, which is then the decoder's."""
     n_layers: int = Field(gt=0, le=10_000)
     """Number of blocks; in an encoder-decoder, of the encoder."""
     n_decoder_layers: int | None = Field(default=None, gt=0, le=10_000)
@@ -79,9 +86,18 @@ class ModelConfig(Strict):
 
     # --- parts
     feedforward: FeedForward = "relu"
-    """Activation of the feed-forward layer; those ending in glu and bilinear are gated; none: no feed-forward layer (Mamba)."""
-    norm: Literal["layer", "layer-without-bias", "rms"] = "layer"
-    """LayerNorm, LayerNorm without its bias (PaLM), or RMSNorm."""
+    """Activation of the feed-forward layer; those ending in glu and bilinear are gated; linear: two linear maps without an
+    activation; none: no feed-forward layer (Mamba)."""
+    n_experts: int = Field(default=0, ge=0, le=10_000)
+    """Mixture of experts: number of feed-forward layers in each block, of which every token uses a few; 0 = one plain layer."""
+    experts_per_token: int = Field(default=2, gt=0, le=10_000)
+    """Mixture of experts: number of experts that the router chooses for each token."""
+    expert_softmax: Literal["chosen", "all"] = "chosen"
+    """Mixture of experts: weights of the chosen experts by a softmax over their router logits (Mixtral) or over all (Switch)."""
+    balance_weight: float = Field(default=0.01, ge=0)
+    """Mixture of experts: weight of the load-balancing loss of each layer in the training loss (Switch Transformer)."""
+    norm: Literal["layer", "layer-without-bias", "rms", "none"] = "layer"
+    """LayerNorm, LayerNorm without its bias (PaLM), RMSNorm, or no norm anywhere."""
     norm_eps: float = Field(default=1e-5, gt=0, lt=1)
     """Epsilon of the norms, added to the variance under the square root."""
     head_norm_eps: float = Field(default=1e-3, gt=0, lt=1)
@@ -89,6 +105,8 @@ class ModelConfig(Strict):
     to 0; a small epsilon then amplifies rounding errors. The GLA authors' code uses 1e-6."""
     norm_order: Literal["pre", "post", "parallel"] = "post"
     """Place of the norms: before each sublayer (pre), after the residual sum (post), or one norm before parallel sublayers (PaLM)."""
+    residual: bool = True
+    """Add the output of each sublayer to its input (residual connection); false: the output replaces it."""
     final_norm: bool | None = None
     """Apply a norm after the last block of each stack; None = yes unless post-norm."""
     embed_norm: bool = False
@@ -96,9 +114,10 @@ class ModelConfig(Strict):
     embed_scale: bool = False
     """Multiply token embeddings by sqrt(d_model) (2017 Transformer)."""
     position: Position = "sinusoidal"
-    """Position encoding."""
+    """Position encoding: vectors of the positions (sinusoidal, learned; lecture 004's candidates linear, geometric, exponential, binary,
+    unitary), rotated queries and keys (rotary), or a term of the scores (relative: Shaw, t5, alibi, disentangled: DeBERTa)."""
     position_use: Literal["add", "concat", "every-layer"] = "add"
-    """How absolute positions (sinusoidal, learned) are combined with the token embeddings."""
+    """How position vectors (sinusoidal, learned and the candidates) are combined with the token embeddings."""
     position_base: float = Field(default=10_000.0, gt=1)
     """Base of the sinusoidal or rotary wavelengths (10,000 in 2017; 500,000 in Llama 3)."""
     position_layout: Literal["interleaved", "halves"] = "interleaved"
@@ -108,13 +127,17 @@ class ModelConfig(Strict):
     rotary_scaling: RotaryScaling | None = None
     """Scaling of the rotary wavelengths as in Llama 3."""
     relative_distance: int = Field(default=128, gt=0, le=100_000_000)
-    """Maximum relative distance; larger distances are treated as equal (T5, Shaw)."""
+    """Maximum relative distance; larger distances are treated as equal (T5, Shaw, DeBERTa)."""
     relative_per_head: bool = False
     """Shaw: separate relative-position vectors per head (the paper's base model) instead of shared ones (its big model)."""
     relative_buckets: int = Field(default=32, gt=1, le=1_000_000)
     """T5: number of distance buckets."""
-    attention_bias: Literal["none", "qkv", "all"] = "all"
-    """Attention projections that have a bias."""
+    attention_bias: Literal["none", "qkv", "all", "all-but-key"] = "all"
+    """Attention projections that have a bias (all-but-key: DeBERTa)."""
+    projections: bool = True
+    """Project to queries, keys, values and back with learned matrices; false: queries, keys and values are the input itself,
+    split into heads, softmax(x x^T / sqrt(D)) x, and there is no output projection. Recurrent decoder: decoder_attention compares
+    the state with the encoder's vectors directly."""
     ffn_bias: bool = True
     """Use biases in the feed-forward layer."""
     score: Score = "scaled-dot"
@@ -122,8 +145,18 @@ class ModelConfig(Strict):
     score_rank: int | None = Field(default=None, gt=0, le=1_000_000)
     """Rank of the low-rank bilinear score."""
     mixer: tuple[Mixer, ...] = Field(default=("softmax",), min_length=1)
-    """How tokens are mixed: by a form of attention, or by a recurrent state (gated-linear, s4d, selective). A list is assigned
-    to the layers cyclically."""
+    """How tokens are mixed: by a form of attention, or by a recurrent state (gated-linear, s4d, selective), which encoders
+    compute in both directions and add. A list is assigned to the layers cyclically."""
+    cross_mixer: Mixer = "softmax"
+    """Encoder-decoder: mixer of the cross-attention: softmax, or one that reduces the source to a summary of fixed size, which is
+    computed once and read by every target token: linear, performer, taylor or linformer."""
+    causal: bool | None = None
+    """Causal mask: a token attends only to itself and those before it; None = in decoders, not in encoders. A decoder with
+    causal = false is trained with all tokens visible, including those that it must predict; generation stays token by token.
+    Encoder-decoder: applies to the decoder."""
+    prefix_mask: bool = False
+    """Decoder for translations or summaries: the source, which is all tokens before the first start token, is visible in both
+    directions, as in an encoder; the tokens after it are causal."""
     window: int = Field(default=256, gt=0, le=100_000_000)
     """Window mixer: number of tokens on each side that a query attends to."""
     n_global: int = Field(default=0, ge=0, le=100_000_000)
@@ -134,6 +167,9 @@ class ModelConfig(Strict):
     """Compressed mixer: stride of the convolution over keys and values."""
     share_layers: bool = False
     """Share the weights of one block among all layers (ALBERT)."""
+    share_encoder_decoder: bool = False
+    """Encoder-decoder: the self-attention and feed-forward layers of the encoder are also those of the decoder; norms and
+    cross-attention are separate."""
 
     # --- recurrent stacks
     recurrent: Literal["elman", "gru", "lstm"] | None = None
@@ -165,6 +201,9 @@ class ModelConfig(Strict):
     """Colour channels of the image."""
     tie: Literal["none", "embeddings", "output", "all"] = "none"
     """Weight tying: source and target embeddings, (target) embedding and output matrix, or all three."""
+    copy_source: bool = False
+    """Encoder-decoder: mix the distribution over the vocabulary with one over the source tokens, so that words can be copied (pointer-
+    generator, See et al. 2017)."""
     output_bias: bool = False
     """Use a bias in the output layer."""
     output_scale: bool = False
@@ -246,6 +285,10 @@ class ModelConfig(Strict):
     @property
     def has_final_norm(self) -> bool:
         return self.norm_order != "post" if self.final_norm is None else self.final_norm
+
+    @property
+    def is_causal(self) -> bool:
+        return self.family != "encoder" if self.causal is None else self.causal
 
     @cached_property
     def first_id(self) -> int | None:

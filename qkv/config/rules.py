@@ -14,15 +14,15 @@ Rules = list[tuple[bool, str]]
 HEADS = {
     "encoder": ("masked", "masked-next", "replaced", "classes", "tags", "span", "pooled", "none"),
     "decoder": ("vocabulary", "classes", "classes-words"),
-    "encoder-decoder": ("vocabulary",),
+    "encoder-decoder": ("vocabulary", "classes"),
 }
 """What can sit on top of each family."""
 
 
 def impossible(c: ModelConfig) -> list[str]:
     """What is wrong with a configuration as a whole; empty when it can be built."""
-    rules = [*sizes(c), *positions(c), *heads_and_words(c), *images(c), *mixers(c), *recurrence(c)]
-    return [message for broken, message in rules if broken]
+    groups = (sizes, positions, heads_and_words, images, mixers, switches, recurrence, encoder_width, experts)
+    return [message for rules in groups for broken, message in rules(c) if broken]
 
 
 def config_warnings(c: ModelConfig) -> list[str]:
@@ -60,26 +60,32 @@ def sizes(c: ModelConfig) -> Rules:
          "d_ff is missing: attention blocks have a feed-forward layer (or feedforward = 'none')"),
         (c.norm_order == "parallel" and c.family == "encoder-decoder" and c.recurrent is None,
          "norm_order = 'parallel' has no slot for cross-attention: use 'pre' or 'post' in family 'encoder-decoder'"),
-        (c.feedforward == "none" and (c.family != "decoder" or c.norm_order == "parallel"),
-         "feedforward = 'none' is for family 'decoder' with norm_order 'pre' or 'post'"),
+        (c.norm_order == "parallel" and (c.feedforward == "none" or not c.residual),
+         "norm_order = 'parallel' adds attention and feed-forward layer to the residual stream: use 'pre' or 'post' with "
+         "feedforward = 'none' or residual = false"),
     ]  # fmt: skip
+
+
+ABSOLUTE = ("sinusoidal", "learned", "linear", "geometric", "exponential", "binary", "unitary")
+"""Positions that are vectors; the others act on queries and keys or on scores."""
 
 
 def positions(c: ModelConfig) -> Rules:
     """Schemes that ask for something."""
-    absolute = c.position in ("sinusoidal", "learned")
     return [
         (c.position.startswith("rotary") and c.head_width % 2 != 0,
          f"position = {c.position!r} turns pairs, but the head width is odd ({c.head_width}): set an even d_head"),
-        (c.position_use != "add" and not absolute,
-         f"position_use = {c.position_use!r} needs position 'sinusoidal' or 'learned', not {c.position!r}"),
+        (c.position_use != "add" and c.position not in ABSOLUTE,
+         f"position_use = {c.position_use!r} needs position vectors ({', '.join(ABSOLUTE)}), not position = {c.position!r}"),
         (c.position_use == "concat" and (c.d_embed is None or c.d_embed >= c.d_model),
          f"position_use = 'concat' needs d_embed below d_model = {c.d_model} (the rest holds the position), not {c.d_embed}"),
-        (c.rotary_scaling is not None and not c.position.startswith("rotary"),
-         f"rotary_scaling needs a rotary position, not {c.position!r}"),
+        (c.rotary_scaling is not None and c.position not in ("rotary", "rotary-interleaved"),
+         f"rotary_scaling needs position 'rotary' or 'rotary-interleaved', not {c.position!r}"),
         (c.position == "t5" and not 2 <= c.relative_buckets // 2 < c.relative_distance,
          f"position = 't5' needs 4 or more relative_buckets, not {c.relative_buckets}, and a relative_distance above "
          f"half of them, not {c.relative_distance}"),
+        (c.position == "disentangled" and c.score not in ("dot", "scaled-dot"),
+         f"position = 'disentangled' adds dot products with position vectors to the score: use score 'scaled-dot', not {c.score!r}"),
         (c.rotary_scaling is not None and c.rotary_scaling.low_freq_factor >= c.rotary_scaling.high_freq_factor,
          "rotary_scaling: low_freq_factor must be below high_freq_factor"),
     ]  # fmt: skip
@@ -95,8 +101,12 @@ def heads_and_words(c: ModelConfig) -> Rules:
          f"head = {c.head!r}: family 'encoder' has no next word; head is one of {', '.join(map(repr, own))}"),
         (c.family != "encoder" and c.head not in own,
          f"head = {c.head!r} belongs to family 'encoder'; {c.family!r} has {', '.join(map(repr, own))}"),
-        (c.family == "decoder" and c.head in ("classes", "classes-words") and c.pooling == "first",
-         "pooling = 'first': the first vector of a decoder has seen one word only; use 'last' or 'mean'"),
+        (c.is_causal and c.head in ("classes", "classes-words", "pooled") and c.pooling == "first",
+         "pooling = 'first': the first vector under a causal mask has seen one token only; use 'last' or 'mean'"),
+        (c.is_causal and c.head == "masked-next", "head = 'masked-next' reads the first vector, which under a causal mask has "
+         "seen one token only: use head 'masked'"),
+        (c.family == "encoder-decoder" and c.head == "classes" and (c.image_size is not None or c.target_size != c.vocab_size),
+         "head = 'classes' in family 'encoder-decoder': both halves read the text, so they need one vocabulary and no images"),
         (c.head in ("classes", "classes-words", "tags") and len(c.labels) not in (0, c.n_classes),
          f"n_classes = {c.n_classes}, but labels has {len(c.labels)} names: give each class one, or leave them out"),
         (len(set(c.labels)) < len(c.labels), "labels has a name twice"),
@@ -104,6 +114,10 @@ def heads_and_words(c: ModelConfig) -> Rules:
          f"tie = {c.tie!r} joins two halves; family {c.family!r} can tie 'output' or 'none'"),
         (c.tie in ("embeddings", "all") and c.target_size != c.vocab_size,
          f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
+        (c.copy_source and (c.family != "encoder-decoder" or c.head != "vocabulary" or c.image_size is not None),
+         f"copy_source = true copies words of a source text: family 'encoder-decoder' with text, not {c.family!r}"),
+        (c.copy_source and c.target_size != c.vocab_size,
+         f"copy_source = true needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
         (c.n_segments > 0 and c.family != "encoder",
          f"n_segments = {c.n_segments} belongs to family 'encoder', not {c.family!r}"),
         (c.bigram_buckets > 0 and (c.family != "encoder" or c.image_size is not None),
@@ -132,33 +146,103 @@ def images(c: ModelConfig) -> Rules:
 
 
 CARRIED = {"gated-linear", "s4d", "selective"}
-"""Mixers that are no average: a state goes from token to token, in one direction."""
+"""Mixers that are no average: a state goes from token to token, in one direction. Encoders have two layers, one per direction."""
+
+
+SUMMARIES = ("linear", "performer", "taylor", "linformer")
+"""Mixers that can be cross-attention: what they read of the source is of fixed size, however long it is."""
 
 
 def mixers(c: ModelConfig) -> Rules:
     """What an average other than softmax cannot do."""
     return [
-        (c.family != "decoder" and bool(CARRIED & {*c.mixer}),
-         f"mixer = {c.mixer}: {', '.join(sorted(CARRIED & {*c.mixer}))} reads in one direction: use it in family 'decoder'"),
         ("s4d" in c.mixer and c.d_state % 2 != 0,
          f"mixer 's4d' has pairs of conjugate numbers, but d_state = {c.d_state} is odd: change it by one"),
-        (c.d_key is not None and not {"taylor", "gated-linear"} & {*c.mixer},
+        (c.d_key is not None and not {"taylor", "gated-linear"} & {*c.mixer, c.cross_mixer},
          f"d_key = {c.d_key} is for mixers 'taylor' and 'gated-linear'; all others have d_head"),
         (c.position.startswith("rotary") and not {*c.mixer} - CARRIED - {"taylor"},
          f"position = {c.position!r} turns queries and keys, which mixer = {c.mixer} leaves as they are: use 'none'"),
         (c.position.startswith("rotary") and "linear" in c.mixer,
          f"position = {c.position!r} does not work with mixer 'linear', whose feature map elu(x) + 1 loses the relative position: "
          "use position 'learned', 'sinusoidal' or 'none', or mixer 'performer'"),
-        (c.family != "encoder" and "linformer" in c.mixer,
-         "mixer 'linformer' mixes all positions, so it cannot be causal: use it in family 'encoder'"),
-        (any(m != "softmax" for m in c.mixer) and c.score not in ("dot", "scaled-dot"),
-         f"mixer = {c.mixer} works on dot products, not on score = {c.score!r}"),
-        (any(m != "softmax" for m in c.mixer) and c.position in ("relative", "t5", "alibi"),
+        ((c.family != "encoder" or c.is_causal) and "linformer" in c.mixer,
+         "mixer 'linformer' mixes all positions, so it cannot be causal: use it in family 'encoder', without causal = true"),
+        (any(m != "softmax" for m in (*c.mixer, c.cross_mixer)) and c.score not in ("dot", "scaled-dot"),
+         f"mixer = {c.mixer}, cross_mixer = {c.cross_mixer!r} work on dot products, not on score = {c.score!r}"),
+        (any(m != "softmax" for m in c.mixer) and c.position in ("relative", "t5", "alibi", "disentangled"),
          f"position = {c.position!r} acts on scores, which mixer = {c.mixer} does not form; use 'learned' or 'sinusoidal'"),
         (c.share_layers and len(set(c.mixer)) > 1,
          f"share_layers = true has one block, so it can have one mixer, not {c.mixer}"),
-        (c.attention_dropout > 0 and any(m != "softmax" for m in c.mixer),
-         f"attention_dropout = {c.attention_dropout} needs weights to drop, which mixer = {c.mixer} does not form: set 0"),
+        (c.attention_dropout > 0 and any(m != "softmax" for m in (*c.mixer, c.cross_mixer)),
+         f"attention_dropout = {c.attention_dropout} needs weights to drop, which mixer = {c.mixer}, cross_mixer = "
+         f"{c.cross_mixer!r} do not form: set 0"),
+        (c.cross_mixer not in ("softmax", *SUMMARIES),
+         f"cross_mixer = {c.cross_mixer!r} has no meaning between two texts, which have no common positions and no common order: "
+         f"use 'softmax', {', '.join(map(repr, SUMMARIES))}"),
+        (c.cross_mixer != "softmax" and (c.family != "encoder-decoder" or c.recurrent is not None),
+         f"cross_mixer = {c.cross_mixer!r} is for attention blocks in family 'encoder-decoder'"),
+    ]  # fmt: skip
+
+
+def switches(c: ModelConfig) -> Rules:
+    """Parts that can be switched off, and what needs them."""
+    carried = ", ".join(sorted(CARRIED & {*c.mixer}))
+    return [
+        (c.recurrent is not None and not (c.residual and c.causal is None),
+         f"residual and causal are for attention blocks, not for recurrent = {c.recurrent!r}: leave them out"),
+        (c.recurrent is not None and not c.projections and c.decoder_attention is None,
+         "projections = false needs attention: set decoder_attention in a recurrent network"),
+        (not c.projections and (c.n_heads * c.head_width != c.d_model or c.kv_heads != c.n_heads or c.d_key is not None),
+         f"projections = false splits the input of width {c.d_model} into heads: n_heads * d_head must be d_model, and n_kv_heads "
+         "and d_key must be left out"),
+        (not c.projections and bool(carried), f"projections = false is for attention; mixer {carried} has maps of its own"),
+        (c.causal is False and c.family != "encoder" and bool(carried),
+         f"causal = false: mixer {carried} passes a state from token to token, so a decoder cannot see later tokens"),
+        (c.prefix_mask and (c.family != "decoder" or c.head != "vocabulary" or not c.is_causal or c.recurrent is not None),
+         "prefix_mask = true is for attention blocks in family 'decoder' with head 'vocabulary' and a causal mask"),
+        (c.prefix_mask and set(c.mixer) != {"softmax"},
+         f"prefix_mask = true needs mixer 'softmax', which attends to any set of tokens, not {c.mixer}"),
+        (c.share_encoder_decoder and (c.family != "encoder-decoder" or c.recurrent is not None),
+         "share_encoder_decoder = true is for attention blocks in family 'encoder-decoder'"),
+        (c.share_encoder_decoder and bool(carried),
+         f"share_encoder_decoder = true: mixer {carried} reads in both directions in the encoder and in one in the decoder"),
+        (c.share_encoder_decoder and c.decoder_layers != c.n_layers,
+         f"share_encoder_decoder = true needs as many decoder layers as encoder layers, not n_layers = {c.n_layers} and "
+         f"n_decoder_layers = {c.decoder_layers}"),
+    ]  # fmt: skip
+
+
+def experts(c: ModelConfig) -> Rules:
+    """Mixtures of experts replace a feed-forward layer."""
+    return [
+        (c.n_experts > 0 and (c.recurrent is not None or c.feedforward == "none"),
+         f"n_experts = {c.n_experts} needs attention blocks with a feed-forward layer: leave out recurrent and feedforward = 'none'"),
+        (0 < c.n_experts < c.experts_per_token,
+         f"experts_per_token = {c.experts_per_token} is more than n_experts = {c.n_experts}"),
+        (c.n_experts > c.experts_per_token == 1 and c.expert_softmax == "chosen",
+         "experts_per_token = 1 with expert_softmax = 'chosen': the weight of a single chosen expert is always 1, so the router "
+         "would not be trained; set expert_softmax = 'all' (Switch) or more experts_per_token"),
+    ]  # fmt: skip
+
+
+def encoder_width(c: ModelConfig) -> Rules:
+    """An encoder of another width than the decoder."""
+    wide = c.d_encoder is not None and c.d_encoder != c.d_model
+    return [
+        (c.d_encoder is not None and c.family != "encoder-decoder",
+         f"d_encoder = {c.d_encoder} belongs to family 'encoder-decoder', not {c.family!r}: use d_model"),
+        (wide and c.recurrent is None and c.d_head is None and c.d_encoder % c.n_heads != 0,  # type: ignore[operator]
+         f"n_heads = {c.n_heads} does not divide d_encoder = {c.d_encoder}: change one, or set d_head"),
+        (wide and c.bidirectional and c.d_encoder % 2 != 0,  # type: ignore[operator]
+         f"bidirectional = true gives each direction half of d_encoder, which is odd ({c.d_encoder})"),
+        (wide and c.share_encoder_decoder, "share_encoder_decoder = true needs sides of one width: leave out d_encoder"),
+        (wide and c.tie in ("embeddings", "all") and c.d_embed is None,
+         f"tie = {c.tie!r} needs embeddings of one width: set d_embed, from which both sides are projected"),
+        (wide and c.position_use == "concat" and (c.d_embed or 0) >= c.d_encoder,  # type: ignore[operator]
+         f"position_use = 'concat' needs d_embed below d_encoder = {c.d_encoder}"),
+        (wide and not c.projections and (c.recurrent is None or c.decoder_attention not in ("bilinear", "low-rank")),
+         f"projections = false with d_encoder = {c.d_encoder} and d_model = {c.d_model}: only a recurrent decoder with a bilinear or "
+         "low-rank decoder_attention compares vectors of different widths"),
     ]  # fmt: skip
 
 

@@ -196,8 +196,9 @@ class TrainConfig(Strict):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability that is distributed uniformly over the vocabulary or the classes. For classification the default is 0."""
     source_weight: float = Field(default=1.0, ge=0)
-    """Summaries by a decoder: loss weight of the tokens of the text; tokens of the summary have weight 1. 1 = a language
-    model of text and summary (Liu et al. 2018, 4.2.3), 0 = the summary alone."""
+    """Summaries and translations by a decoder: loss weight of the tokens of the source; tokens of the output have weight 1.
+    1 = a language model of both (Liu et al. 2018, 4.2.3), 0 = the output alone, which is the default for translations and with
+    model.prefix_mask."""
     accumulate: int = Field(default=1, gt=0, le=1_000_000)
     """Gradient accumulation: number of batches per update."""
     ema: float = Field(default=0.0, ge=0, lt=1)

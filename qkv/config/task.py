@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from qkv.config.strict import Strict
 
 TaskName = Literal["translation", "summary", "language", "masked", "replaced", "span-corruption", "denoising",
-                   "classification", "regression", "tagging", "answering", "images", "captions"]  # fmt: skip
+                   "classification", "regression", "tagging", "answering", "images", "captions", "conversation"]  # fmt: skip
 
 
 class TuneConfig(Strict):

@@ -7,16 +7,14 @@ from typing import Any
 
 from qkv.config import ModelConfig
 from qkv.convert.hf_family import (
-    GATED,
     NOTHING,
     OPTIONAL_INT,
     Family,
     Json,
     Key,
-    activation,
+    activation_key,
     check_type,
-    foreign_activation,
-    pad_id,
+    tied_key,
     token_ids,
     unless,
     usual_head,
@@ -28,6 +26,12 @@ from qkv.errors import ConfigError, FileError
 DECODER_MUST = {"is_encoder_decoder": False, "decoder_start_token_id": None}
 
 
+def bias_key(default: bool) -> Key:
+    """Whether the projections of attention have biases."""
+    read = lambda biased: "all" if biased else "none"  # noqa: E731
+    return Key(default, "attention_bias", read=read, write=lambda bias: bias == "all")
+
+
 def decoder_head(head: str) -> dict[str, Any]:
     """The next word, or classes from the last vector."""
     return {"head": "classes", "pooling": "last", "pooler": False} if head == "classes" else {"head": "vocabulary"}
@@ -37,25 +41,7 @@ def decoder_head(head: str) -> dict[str, Any]:
 
 
 def read_gpt2(values: Json, names: set[str], head: str) -> dict[str, Any]:
-    return {
-        **decoder_head(head),
-        "feedforward": activation(values["activation_function"], "activation_function"),
-        "d_ff": values["n_inner"] or 4 * values["n_embd"],
-        "score": "scaled-dot" if values["scale_attn_weights"] else "dot",
-        "tie": "output" if values["tie_word_embeddings"] else "none",
-        "pad_id": pad_id(values),
-    }
-
-
-def write_gpt2(c: ModelConfig) -> dict[str, Any]:
-    return {
-        "activation_function": foreign_activation(c.feedforward),
-        "n_inner": c.d_ff,
-        "embd_pdrop": c.dropout,
-        "scale_attn_weights": c.score == "scaled-dot",
-        "tie_word_embeddings": c.tie == "output",
-        "pad_token_id": c.pad_id,
-    }
+    return {**decoder_head(head), "d_ff": values["n_inner"] or 4 * values["n_embd"]}
 
 
 def qkv(part: str) -> tuple[str, ...]:
@@ -107,12 +93,13 @@ GPT2 = Family(
         "n_layer": Key(12, "n_layers"),
         "n_head": Key(12, "n_heads"),
         "n_inner": Key(None, None, OPTIONAL_INT),
-        "activation_function": Key("gelu_new"),
+        **activation_key("activation_function", "gelu_new"),
         "resid_pdrop": Key(0.1, "dropout"),
         "attn_pdrop": Key(0.1, "attention_dropout"),
         "layer_norm_epsilon": Key(1e-5, "norm_eps"),
-        "scale_attn_weights": Key(True),
-        "tie_word_embeddings": Key(True),
+        "scale_attn_weights": Key(True, "score", read=lambda scaled: "scaled-dot" if scaled else "dot",
+                                  write=lambda score: score == "scaled-dot"),
+        **tied_key(True),
         **token_ids(pad=None, bos=50256, eos=50256),
     },
     must={**DECODER_MUST, "scale_attn_by_inverse_layer_idx": False},
@@ -126,7 +113,7 @@ GPT2 = Family(
         "num_hidden_layers": "n_layer",
     },
     read=read_gpt2,
-    write=write_gpt2,
+    write=lambda c: {"n_inner": c.d_ff, "embd_pdrop": c.dropout},
     table=gpt2_table,
     rewrites=(ZERO_BIASES, CLASSES_ONLY, SCALED_WORDS, POSITIONS_AS_TABLE),
     prefix="transformer.",
@@ -135,6 +122,12 @@ GPT2 = Family(
 )  # fmt: skip
 
 # --- rotary positions, of LLaMA and StarCoder2
+
+ROTARY_KEYS = {
+    "rope_parameters": Key(None, None, (dict, NOTHING)),
+    "rope_scaling": Key(None, None, (dict, NOTHING)),
+    "rope_theta": Key(None, None, (float, NOTHING)),
+}
 
 
 def read_rotary(values: Json) -> dict[str, Any]:
@@ -197,12 +190,8 @@ def whole_heads(c: ModelConfig) -> None:
 def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return {
         **decoder_head(head),
-        "feedforward": GATED[activation(values["hidden_act"], "hidden_act")],
         "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
         "d_head": unless(usual_head(values["hidden_size"], values["num_attention_heads"]), values["head_dim"]),
-        "attention_bias": "all" if values["attention_bias"] else "none",
-        "tie": "output" if values["tie_word_embeddings"] else "none",
-        "pad_id": pad_id(values),
         **read_rotary(values),
     }
 
@@ -210,12 +199,8 @@ def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
 def write_llama(c: ModelConfig) -> dict[str, Any]:
     whole_heads(c)
     return {
-        "hidden_act": foreign_activation(c.feedforward, gated=True),
         "num_key_value_heads": c.kv_heads,
         "head_dim": c.head_width,
-        "attention_bias": c.attention_bias == "all",
-        "tie_word_embeddings": c.tie == "output",
-        "pad_token_id": c.pad_id,
         **write_rotary(c),
     }
 
@@ -261,16 +246,14 @@ LLAMA = Family(
         "num_attention_heads": Key(32, "n_heads"),
         "num_key_value_heads": Key(None, None, OPTIONAL_INT),
         "head_dim": Key(None, None, OPTIONAL_INT),
-        "hidden_act": Key("silu"),
+        **activation_key("hidden_act", "silu", gated=True),
         "max_position_embeddings": Key(2048, "max_length"),
         "rms_norm_eps": Key(1e-6, "norm_eps"),
         "attention_dropout": Key(0.0, "attention_dropout"),
-        "attention_bias": Key(False),
+        "attention_bias": bias_key(False),
         "mlp_bias": Key(False, "ffn_bias"),
-        "tie_word_embeddings": Key(False),
-        "rope_parameters": Key(None, None, (dict, NOTHING)),
-        "rope_scaling": Key(None, None, (dict, NOTHING)),
-        "rope_theta": Key(None, None, (float, NOTHING)),
+        **tied_key(False),
+        **ROTARY_KEYS,
         **token_ids(pad=None, bos=1, eos=2),
     },
     must={**DECODER_MUST, "rope_interleaved": False},
@@ -290,12 +273,8 @@ LLAMA = Family(
 def read_starcoder2(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return {
         **decoder_head(head),
-        "feedforward": activation(values["hidden_act"], "hidden_act"),
         "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
-        "attention_bias": "all" if values["use_bias"] else "none",
         "ffn_bias": values["use_bias"],
-        "tie": "output" if values["tie_word_embeddings"] else "none",
-        "pad_id": pad_id(values),
         **read_rotary(values),
     }
 
@@ -303,12 +282,9 @@ def read_starcoder2(values: Json, names: set[str], head: str) -> dict[str, Any]:
 def write_starcoder2(c: ModelConfig) -> dict[str, Any]:
     whole_heads(c)
     return {
-        "hidden_act": foreign_activation(c.feedforward),
         "num_key_value_heads": c.kv_heads,
         "embedding_dropout": c.dropout,
         "use_bias": c.ffn_bias,
-        "tie_word_embeddings": c.tie == "output",
-        "pad_token_id": c.pad_id,
         **write_rotary(c),
     }
 
@@ -327,16 +303,14 @@ STARCODER2 = Family(
         "num_hidden_layers": Key(30, "n_layers"),
         "num_attention_heads": Key(24, "n_heads"),
         "num_key_value_heads": Key(2),
-        "hidden_act": Key("gelu_pytorch_tanh"),
+        **activation_key("hidden_act", "gelu_pytorch_tanh"),
         "max_position_embeddings": Key(4096, "max_length"),
         "norm_epsilon": Key(1e-5, "norm_eps"),
         "attention_dropout": Key(0.0, "attention_dropout"),
         "residual_dropout": Key(0.0, "dropout"),
-        "use_bias": Key(True),
-        "tie_word_embeddings": Key(True),
-        "rope_parameters": Key(None, None, (dict, NOTHING)),
-        "rope_scaling": Key(None, None, (dict, NOTHING)),
-        "rope_theta": Key(None, None, (float, NOTHING)),
+        "use_bias": bias_key(True),
+        **tied_key(True),
+        **ROTARY_KEYS,
         **token_ids(pad=None, bos=50256, eos=50256),
     },
     # a null is no window; mlp_type and norm_type stand in old files

@@ -15,10 +15,11 @@ from qkv.convert.hf_family import (
     Json,
     Key,
     activation,
+    activation_key,
     foreign_activation,
-    pad_id,
     token_ids,
     unless,
+    usable_pad_id,
     usual_head,
 )
 from qkv.convert.rewrite import CHANNELS_IN_HALVES, POSITIONS_AS_TABLE, UNSCALED_SCORES, ZERO_BIASES
@@ -35,8 +36,7 @@ def read_t5(values: Json, names: set[str], head: str) -> dict[str, Any]:
     T5 1.0 scales the last vectors by d_model^-0.5. Files before transformers 5 say so with tie_word_embeddings, later
     ones with scale_decoder_outputs, and tie_word_embeddings is then always true.
     """
-    scaled = values["scale_decoder_outputs"]
-    pad = pad_id(values)
+    scaled, start = values["scale_decoder_outputs"], values["decoder_start_token_id"]
     return {
         "feedforward": t5_feedforward(values),
         "d_head": unless(usual_head(values["d_model"], values["num_heads"]), values["d_kv"]),
@@ -45,8 +45,7 @@ def read_t5(values: Json, names: set[str], head: str) -> dict[str, Any]:
         "output_scale": values["tie_word_embeddings"] if scaled is None else scaled,
         "attention_dropout": values["dropout_rate"],
         "ffn_dropout": values["dropout_rate"],
-        "pad_id": pad,
-        "start_id": pad if values["decoder_start_token_id"] is None else values["decoder_start_token_id"],
+        "start_id": usable_pad_id(values["pad_token_id"]) if start is None else start,
     }
 
 
@@ -77,7 +76,6 @@ def write_t5(c: ModelConfig) -> dict[str, Any]:
         "num_decoder_layers": c.decoder_layers,
         "scale_decoder_outputs": c.output_scale,
         "tie_word_embeddings": c.output_scale,  # read as the same by transformers before and after 5
-        "pad_token_id": c.pad_id,
         "decoder_start_token_id": c.first_id,
         "is_encoder_decoder": True,
     }
@@ -165,6 +163,10 @@ T5 = Family(
 
 # --- what BART, Marian and Blenderbot share
 
+HALVES_MUST = {
+    "is_encoder_decoder": True, "add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False,
+    "normalize_embedding": False, "static_position_embeddings": False,
+}  # fmt: skip
 HALVES = {
     "family": "encoder-decoder", "head": "vocabulary", "norm": "layer", "norm_order": "post", "norm_eps": 1e-5,
     "attention_bias": "all",
@@ -183,7 +185,7 @@ def halves_keys(vocab_size: int, start: int, length: int = 1024, layers: tuple[i
         "decoder_attention_heads": Key(heads),
         "encoder_ffn_dim": Key(inner, "d_ff"),
         "decoder_ffn_dim": Key(inner),
-        "activation_function": Key("gelu"),
+        **activation_key("activation_function", "gelu"),
         "d_model": Key(width, "d_model"),
         "dropout": Key(0.1, "dropout"),
         "attention_dropout": Key(0.0, "attention_dropout"),
@@ -201,12 +203,10 @@ def read_halves(values: Json, names: set[str], head: str) -> dict[str, Any]:
     one_vocabulary = values.get("share_encoder_decoder_embeddings", True)
     own = None if one_vocabulary else values["decoder_vocab_size"]
     return {
-        "feedforward": activation(values["activation_function"], "activation_function"),
         "n_decoder_layers": unless(values["encoder_layers"], values["decoder_layers"]),
         "tie": read_tie(one_vocabulary, values["tie_word_embeddings"], "encoder.embed_tokens.weight" in names),
         "target_vocab_size": unless(values["vocab_size"], own),
         "output_bias": "final_logits_bias" in names,
-        "pad_id": pad_id(values),
     }
 
 
@@ -224,11 +224,9 @@ def write_halves(c: ModelConfig) -> dict[str, Any]:
         "decoder_layers": c.decoder_layers,
         "decoder_attention_heads": c.n_heads,
         "decoder_ffn_dim": c.d_ff,
-        "activation_function": foreign_activation(c.feedforward),
         "tie_word_embeddings": c.tie in ("output", "all"),
         "decoder_start_token_id": c.first_id,
         "forced_eos_token_id": None,
-        "pad_token_id": c.pad_id,
         "is_encoder_decoder": True,
     }
 
@@ -297,10 +295,7 @@ BART = Family(
     architectures={"BartForConditionalGeneration": "vocabulary", "BartModel": "vocabulary"},
     fixed={**HALVES, "position": "learned", "position_offset": 2, "embed_norm": True},
     keys={**halves_keys(50265, start=2), **token_ids(pad=1, bos=0, eos=2)},
-    must={
-        "is_encoder_decoder": True, "add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False,
-        "normalize_embedding": True, "static_position_embeddings": False, "extra_pos_embeddings": 2,
-    },
+    must={**HALVES_MUST, "normalize_embedding": True, "extra_pos_embeddings": 2},
     aliases=OLD_HALVES,
     read=read_halves,
     write=write_halves,
@@ -342,10 +337,7 @@ MARIAN = Family(
         "decoder_vocab_size": Key(None, None, OPTIONAL_INT),
         "share_encoder_decoder_embeddings": Key(True),
     },
-    must={
-        "is_encoder_decoder": True, "add_bias_logits": False, "add_final_layer_norm": False, "normalize_before": False,
-        "normalize_embedding": False, "static_position_embeddings": True,
-    },
+    must={**HALVES_MUST, "static_position_embeddings": True},
     ignored=frozenset({"extra_pos_embeddings"}),  # of the learned table that Marian does not have
     aliases=OLD_HALVES,
     read=read_halves,
@@ -372,11 +364,8 @@ BLENDERBOT = Family(
         **halves_keys(8008, start=1, length=128, layers=(2, 24), heads=32, inner=10240, width=2560),
         **token_ids(pad=0, bos=1, eos=2),
     },
-    must={
-        "is_encoder_decoder": True, "add_bias_logits": False, "add_final_layer_norm": True, "normalize_before": True,
-        "normalize_embedding": False, "static_position_embeddings": False, "layernorm_variant": "prelayernorm",
-        "extra_layer_norm": False,
-    },
+    must={**HALVES_MUST, "add_final_layer_norm": True, "normalize_before": True, "layernorm_variant": "prelayernorm",
+          "extra_layer_norm": False},
     ignored=frozenset({"extra_pos_embeddings", "do_blenderbot_90_layernorm"}),  # of files before transformers 4
     aliases=OLD_HALVES,
     read=read_halves,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.config import ModelConfig
-from qkv.convert.hf_family import OPTIONAL_INT, Family, Json, Key, activation, foreign_activation, pad_id, token_ids
+from qkv.convert.hf_family import OPTIONAL_INT, Family, Json, Key, activation, activation_key, token_ids, usable_pad_id
 from qkv.convert.rewrite import POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES, ZERO_SEGMENTS
 from qkv.convert.tables import ONE_CELL, ONE_ROW, Row, both, drop, layers, row
 from qkv.errors import FileError
@@ -28,7 +28,7 @@ def encoder_keys(vocab_size: int, width: int, heads: int, inner: int, n_layers: 
         "num_hidden_layers": Key(n_layers, "n_layers"),
         "num_attention_heads": Key(heads, "n_heads"),
         "intermediate_size": Key(inner, "d_ff"),
-        "hidden_act": Key("gelu"),
+        **activation_key("hidden_act", "gelu"),
         "hidden_dropout_prob": Key(0.1, "dropout"),
         "attention_probs_dropout_prob": Key(0.1, "attention_dropout"),
         "max_position_embeddings": Key(512),
@@ -44,10 +44,8 @@ def read_encoder(values: Json, names: set[str], head: str, offset: int = 0) -> d
     words = head in ("masked", "masked-next")
     return {
         "head": head,
-        "feedforward": activation(values["hidden_act"], "hidden_act"),
         "max_length": values["max_position_embeddings"] - offset,
         "position_offset": offset,
-        "pad_id": pad_id(values),
         "tie": "output" if words and values["tie_word_embeddings"] else "none",
         "output_bias": words,
     }
@@ -55,23 +53,27 @@ def read_encoder(values: Json, names: set[str], head: str, offset: int = 0) -> d
 
 def write_encoder(c: ModelConfig) -> dict[str, Any]:
     return {
-        "hidden_act": foreign_activation(c.feedforward),
         "max_position_embeddings": c.max_length + c.position_offset,
-        "pad_token_id": c.pad_id,
         "tie_word_embeddings": c.head not in ("masked", "masked-next") or c.tie == "output",
     }
 
 
-ENCODER_BLOCK = both([
-    ("encoder.layer.{}.attention.self.query", "stack.blocks.{}.attention.layer.query"),
-    ("encoder.layer.{}.attention.self.key", "stack.blocks.{}.attention.layer.key"),
-    ("encoder.layer.{}.attention.self.value", "stack.blocks.{}.attention.layer.value"),
-    ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
-    ("encoder.layer.{}.attention.output.LayerNorm", "stack.blocks.{}.attention.after"),
-    ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
-    ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
-    ("encoder.layer.{}.output.LayerNorm", "stack.blocks.{}.feedforward.after"),
-])  # fmt: skip
+def encoder_block(
+    attention_norm: str, feedforward_norm: str, slot: str = "before", attention: str = "self"
+) -> list[Row]:
+    """BERT's block with these names of its norms, which are before or after the sublayers, and of its attention."""
+    return both([
+        *((f"encoder.layer.{{}}.attention.{attention}.{name}", f"stack.blocks.{{}}.attention.layer.{name}")
+          for name in ("query", "key", "value")),
+        ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
+        (f"encoder.layer.{{}}.{attention_norm}", f"stack.blocks.{{}}.attention.{slot}"),
+        ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
+        ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
+        (f"encoder.layer.{{}}.{feedforward_norm}", f"stack.blocks.{{}}.feedforward.{slot}"),
+    ])  # fmt: skip
+
+
+ENCODER_BLOCK = encoder_block("attention.output.LayerNorm", "output.LayerNorm", "after")
 
 
 def encoder_table(c: ModelConfig, output_words: str, block: list[Row] = ENCODER_BLOCK) -> list[Row]:
@@ -190,7 +192,8 @@ BERT = Family(
 
 def read_roberta(values: Json, names: set[str], head: str) -> dict[str, Any]:
     gelu_only(values, head)
-    return read_encoder(values, names, head, offset=pad_id(values) + 1)  # positions are counted from the pad id
+    # positions are counted from the pad id
+    return read_encoder(values, names, head, offset=usable_pad_id(values["pad_token_id"]) + 1)
 
 
 def roberta_table(c: ModelConfig) -> list[Row]:
@@ -299,7 +302,6 @@ def read_vit(values: Json, names: set[str], head: str) -> dict[str, Any]:
         head = "pooled" if "pooler.dense.weight" in names else "none"
     return {
         "head": head,
-        "feedforward": activation(values["hidden_act"], "hidden_act"),
         "image_size": image,
         "patch_size": patch,
         "max_length": 1 + (image // max(patch, 1)) ** 2,
@@ -308,23 +310,11 @@ def read_vit(values: Json, names: set[str], head: str) -> dict[str, Any]:
 
 def write_vit(c: ModelConfig) -> dict[str, Any]:
     return {
-        "hidden_act": foreign_activation(c.feedforward),
         "image_size": c.image_size or 224,
         "patch_size": c.patch_size or 16,
         "pooler_output_size": c.d_model,
     }
 
-
-VIT_BLOCK = both([
-    ("encoder.layer.{}.layernorm_before", "stack.blocks.{}.attention.before"),
-    ("encoder.layer.{}.attention.attention.query", "stack.blocks.{}.attention.layer.query"),
-    ("encoder.layer.{}.attention.attention.key", "stack.blocks.{}.attention.layer.key"),
-    ("encoder.layer.{}.attention.attention.value", "stack.blocks.{}.attention.layer.value"),
-    ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
-    ("encoder.layer.{}.layernorm_after", "stack.blocks.{}.feedforward.before"),
-    ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
-    ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
-])  # fmt: skip
 
 VIT_SPELLINGS = (
     (r"^layers\.(\d+)\.attention\.q_proj\.", r"encoder.layer.\1.attention.attention.query."),
@@ -348,7 +338,7 @@ def vit_table(c: ModelConfig) -> list[Row]:
         row("embeddings.position_embeddings", "embed.position.table", ONE_ROW),
         drop("embeddings.mask_token", "hides patches in masked-image training only"),
         *both([("embeddings.patch_embeddings.projection", "embed.patches"), ("layernorm", "stack.norm")]),
-        *layers(c.n_layers, VIT_BLOCK),
+        *layers(c.n_layers, encoder_block("layernorm_before", "layernorm_after", attention="attention")),
         *heads.get(c.head, []),
     ]
 
@@ -365,7 +355,7 @@ VIT = Family(
         "num_hidden_layers": Key(12, "n_layers"),
         "num_attention_heads": Key(12, "n_heads"),
         "intermediate_size": Key(3072, "d_ff"),
-        "hidden_act": Key("gelu"),
+        **activation_key("hidden_act", "gelu"),
         "hidden_dropout_prob": Key(0.0, "dropout"),
         "attention_probs_dropout_prob": Key(0.0, "attention_dropout"),
         "layer_norm_eps": Key(1e-12, "norm_eps"),

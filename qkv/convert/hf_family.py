@@ -62,11 +62,15 @@ GATED = {"relu": "reglu", "gelu": "geglu", "gelu-tanh": "geglu-tanh", "silu": "s
 
 @dataclass(frozen=True)
 class Key:
-    """A config.json key that is used: Hugging Face's default, our field if it is that field as it stands, its types."""
+    """A config.json key that is used: Hugging Face's default, our field if it alone decides that field, its types."""
 
     default: Any
     field: str | None = None
     kinds: tuple[type, ...] = ()
+    read: Callable[[Any], Any] = lambda value: value
+    """Their value -> ours."""
+    write: Callable[[Any], Any] = lambda value: value
+    """Our value -> theirs."""
 
     @property
     def types(self) -> tuple[type, ...]:
@@ -80,15 +84,27 @@ OPTIONAL_INT = (int, NOTHING)
 def token_ids(pad: int | None, bos: int | None, eos: int | None) -> dict[str, Key]:
     """The special tokens, with the family's defaults."""
     return {
-        "pad_token_id": Key(pad, None, OPTIONAL_INT),
+        "pad_token_id": Key(pad, "pad_id", OPTIONAL_INT, read=usable_pad_id),
         "bos_token_id": Key(bos, "bos_id", OPTIONAL_INT),
         "eos_token_id": Key(eos, "eos_id", (int, list, NOTHING)),
     }
 
 
-def pad_id(values: Json) -> int:
+def usable_pad_id(given: int | None) -> int:
     """Our pad id; models without padding (null, or -1 in old files) can take any."""
-    return max(values["pad_token_id"] or 0, 0)
+    return max(given or 0, 0)
+
+
+def activation_key(name: str, default: str, gated: bool = False) -> dict[str, Key]:
+    """The activation of the feed-forward layers, or of their gates."""
+    read = lambda given: GATED[activation(given, name)] if gated else activation(given, name)  # noqa: E731
+    return {name: Key(default, "feedforward", read=read, write=lambda ours: foreign_activation(ours, gated))}
+
+
+def tied_key(default: bool) -> dict[str, Key]:
+    """Whether a decoder's output matrix is its word matrix."""
+    read = lambda tied: "output" if tied else "none"  # noqa: E731
+    return {"tie_word_embeddings": Key(default, "tie", read=read, write=lambda tie: tie == "output")}
 
 
 @dataclass(frozen=True)
@@ -145,7 +161,7 @@ class Family:
         names = {self.plain(name) for name in weights}
         values = self.values(config)
         head = self.head(config, names)
-        fields = {key.field: values[name] for name, key in self.keys.items() if key.field is not None}
+        fields = {key.field: key.read(values[name]) for name, key in self.keys.items() if key.field is not None}
         if head in ("classes", "tags"):
             fields |= {"n_classes": n_classes(config), "labels": labels(config)}
         fields |= {**self.read(values, names, head), **self.fixed}
@@ -203,7 +219,7 @@ class Family:
 
     def write_config(self, c: ModelConfig) -> dict[str, Any]:
         """The config.json of a network. What it cannot say comes back as another value when it is read again."""
-        keys = {name: getattr(c, key.field) for name, key in self.keys.items() if key.field is not None}
+        keys = {name: key.write(getattr(c, key.field)) for name, key in self.keys.items() if key.field is not None}
         config = {"model_type": self.model_type, "architectures": [self.architecture(c)], **keys, **self.write(c)}
         if c.head in ("classes", "tags"):
             config |= labels_json(c)
@@ -212,8 +228,8 @@ class Family:
 
 def check_type(name: str, value: Any, kinds: tuple[type, ...]) -> None:
     """JSON's types as they are: true is not 1."""
-    whole_list = not isinstance(value, list) or all(type(item) is int for item in value)
-    if type(value) not in kinds or not whole_list:
+    same_items = not isinstance(value, list) or {type(item) for item in value} in ({int}, {str}, set())
+    if type(value) not in kinds or not same_items:
         wanted = " or ".join("null" if kind is NOTHING else kind.__name__ for kind in kinds)
         raise FileError(f"config.json: {name} = {value!r} must be {wanted}")
 

@@ -16,13 +16,14 @@ from qkv.convert.hf_encoders import (
     ENCODER_MUST,
     OLD_NORMS,
     bert_heads,
+    encoder_block,
     encoder_keys,
     encoder_table,
     read_encoder,
     unused_pooler,
     write_encoder,
 )
-from qkv.convert.hf_family import NOTHING, Family, Json, Key, pad_id, token_ids
+from qkv.convert.hf_family import NOTHING, Family, Json, Key, token_ids, usable_pad_id
 from qkv.convert.rewrite import POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES, ZERO_SEGMENTS
 from qkv.convert.tables import Row, Weights, both, drop, layers, row
 from qkv.errors import FileError
@@ -30,26 +31,12 @@ from qkv.errors import FileError
 PRENORM = {"family": "encoder", "norm": "layer", "norm_order": "pre", "attention_bias": "all"}
 
 
-def prenorm_block(attention: str, feedforward: str) -> list[Row]:
-    """BERT's block with its norms before the sublayers, under these names."""
-    return both([
-        (f"encoder.layer.{{}}.{attention}", "stack.blocks.{}.attention.before"),
-        ("encoder.layer.{}.attention.self.query", "stack.blocks.{}.attention.layer.query"),
-        ("encoder.layer.{}.attention.self.key", "stack.blocks.{}.attention.layer.key"),
-        ("encoder.layer.{}.attention.self.value", "stack.blocks.{}.attention.layer.value"),
-        ("encoder.layer.{}.attention.output.dense", "stack.blocks.{}.attention.layer.output"),
-        (f"encoder.layer.{{}}.{feedforward}", "stack.blocks.{}.feedforward.before"),
-        ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
-        ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
-    ])  # fmt: skip
-
-
 # --- Megatron-BERT
 
 
 def megatron_table(c: ModelConfig) -> list[Row]:
     return [
-        *encoder_table(c, "cls.predictions.decoder.weight", prenorm_block("attention.ln", "ln")),
+        *encoder_table(c, "cls.predictions.decoder.weight", encoder_block("attention.ln", "ln")),
         *both([("encoder.ln", "stack.norm")]),
         *bert_heads(c),
     ]
@@ -85,9 +72,9 @@ def read_esm(values: Json, names: set[str], head: str) -> dict[str, Any]:
     if kind not in ESM_POSITIONS:
         known = ", ".join(ESM_POSITIONS)
         raise FileError(f"config.json: position_embedding_type = {kind!r} is not supported; it is one of {known}")
-    offset = pad_id(values) + 1 if kind == "absolute" else 0
+    offset = usable_pad_id(values["pad_token_id"]) + 1 if kind == "absolute" else 0
     return {
-        **read_encoder({**values, "hidden_act": "gelu"}, names, head, offset),
+        **read_encoder(values, names, head, offset),
         "position": ESM_POSITIONS[kind],
         "position_base": float(values["rope_theta"]),
         "embed_norm": bool(values["emb_layer_norm_before"]),
@@ -95,9 +82,8 @@ def read_esm(values: Json, names: set[str], head: str) -> dict[str, Any]:
 
 
 def write_esm(c: ModelConfig) -> dict[str, Any]:
-    common = {name: value for name, value in write_encoder(c).items() if name != "hidden_act"}
     kind = "absolute" if c.position == "learned" else "rotary"
-    return {**common, "position_embedding_type": kind, "rope_theta": c.position_base,
+    return {**write_encoder(c), "position_embedding_type": kind, "rope_theta": c.position_base,
             "emb_layer_norm_before": c.embed_norm, "token_dropout": False}  # fmt: skip
 
 
@@ -123,7 +109,7 @@ def esm_table(c: ModelConfig) -> list[Row]:
         return c.position_base ** -(torch.arange(0, c.head_width, 2).float() / c.head_width)  # (D / 2,)
 
     reason = "predicts contacts of amino acids from attention maps"
-    block = prenorm_block("attention.LayerNorm", "LayerNorm")
+    block = encoder_block("attention.LayerNorm", "LayerNorm")
     waves = "encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
     return [
         row("embeddings.word_embeddings.weight", "embed.tokens.weight", copies=("lm_head.decoder.weight",)),

@@ -1,10 +1,10 @@
-"""Hugging Face folders both ways: config.json and weights of thirteen families <-> ModelConfig and weights in our names.
+"""Hugging Face folders both ways: config.json and weights of fourteen families <-> ModelConfig and weights in our names.
 
     config = read_config(config_json, tensors)                 what the folder describes
     weights = from_foreign(config, config_json, tensors)       its weights in our names
     config_json, tensors = to_foreign(config, weights)         the way back
 
-Each family declares its config.json keys and one table of weights (hf_encoders, hf_prenorm_encoders, hf_decoders,
+Each family declares its config.json keys and one table of weights (hf_encoders, hf_prenorm_encoders, hf_deberta, hf_decoders,
 hf_encoder_decoders). Which family can hold a network is not declared but tried: a config.json is written, read again, and
 compared; first of the network as it stands, then of one with the same outputs in the family's parts (rewrite.py).
 """
@@ -18,6 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from qkv.config import INITIAL, ModelConfig
+from qkv.config.rules import ABSOLUTE
+from qkv.convert.hf_deberta import DEBERTA
 from qkv.convert.hf_decoders import GPT2, LLAMA, STARCODER2
 from qkv.convert.hf_encoder_decoders import BART, BLENDERBOT, MARIAN, T5
 from qkv.convert.hf_encoders import BERT, ELECTRA, ROBERTA, VIT
@@ -32,7 +34,22 @@ from qkv.models.weights import weights
 
 FAMILIES = {
     f.model_type: f
-    for f in (BERT, ROBERTA, ELECTRA, MEGATRON_BERT, ESM, GPT2, LLAMA, STARCODER2, T5, BART, MARIAN, BLENDERBOT, VIT)
+    for f in (
+        BERT,
+        ROBERTA,
+        ELECTRA,
+        DEBERTA,
+        MEGATRON_BERT,
+        ESM,
+        GPT2,
+        LLAMA,
+        STARCODER2,
+        T5,
+        BART,
+        MARIAN,
+        BLENDERBOT,
+        VIT,
+    )
 }
 
 
@@ -179,7 +196,17 @@ def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
 def effective(c: ModelConfig) -> dict[str, Any]:
     """Return the fields that decide a network's outputs: derived sizes in place of None, without idle fields and dropout."""
     wordless = c.family == "encoder" and c.image_size is not None
-    always = {"dropout", "attention_dropout", "ffn_dropout", *INITIAL, "final_norm", "bos_id", "start_id", "forced_id"}
+    always = {
+        "dropout",
+        "attention_dropout",
+        "ffn_dropout",
+        "balance_weight",
+        *INITIAL,
+        "final_norm",
+        "bos_id",
+        "start_id",
+        "forced_id",
+    }
     derived = {
         "n_kv_heads": c.kv_heads,
         "d_head": c.head_width,
@@ -189,6 +216,7 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "has_final_norm": c.has_final_norm,
         "first_id": None if wordless else c.first_id if c.family == "encoder-decoder" else c.bos_id,
         "eos_id": c.eos_ids,
+        "causal": c.is_causal,
     }
     fields, idle = c.model_dump() | derived, idle_fields(c, wordless)
     return {name: value for name, value in fields.items() if name not in always and not idle.get(name)}
@@ -201,18 +229,20 @@ def idle_fields(c: ModelConfig, wordless: bool) -> dict[str, bool]:
     return {
         "vocab_size": wordless,
         "target_vocab_size": wordless,
-        "max_length": c.position != "learned" and "linformer" not in c.mixer,
-        "position_use": c.position not in ("learned", "sinusoidal"),
-        "position_base": c.position != "sinusoidal" and not c.position.startswith("rotary"),
+        "max_length": c.position != "learned" and "linformer" not in (*c.mixer, c.cross_mixer),
+        "position_use": c.position not in ABSOLUTE,
+        "position_base": c.position in ("none", "learned", "binary", "relative", "t5", "alibi", "disentangled"),
         "position_layout": c.position != "sinusoidal",
         "position_offset": c.position != "learned",
-        "relative_distance": c.position not in ("t5", "relative"),
+        "relative_distance": c.position not in ("t5", "relative", "disentangled"),
         "relative_buckets": c.position != "t5",
         "relative_per_head": c.position != "relative",
+        "experts_per_token": c.n_experts == 0,
+        "expert_softmax": c.n_experts == 0,
         "score_rank": c.score != "low-rank",
         "window": not {"window", "compressed"} & set(c.mixer),
         "n_global": "window" not in c.mixer,
-        "mixer_rank": not {"linformer", "performer"} & set(c.mixer),
+        "mixer_rank": not {"linformer", "performer"} & {*c.mixer, c.cross_mixer},
         "compression": "compressed" not in c.mixer,
         "patch_size": c.image_size is None,
         "n_channels": c.image_size is None,

@@ -88,7 +88,12 @@ POSITIONS_AS_TABLE = Rewrite("sinusoids are stored as learned positions", with_t
 
 
 def with_halves(c: ModelConfig) -> ModelConfig | None:
-    plain = c.mixer == ("softmax",) and c.recurrent is None and c.image_size is None and c.d_embed in (None, c.d_model)
+    plain = (
+        (*c.mixer, c.cross_mixer) == ("softmax", "softmax")
+        and c.recurrent is None
+        and c.image_size is None
+        and c.d_embed in (None, c.d_model)
+    )
     fits = c.family == "encoder-decoder" and c.position == "sinusoidal" and c.position_use == "add" and plain
     if not fits or c.position_layout == "halves" or c.d_model % 2 or c.score not in ("dot", "scaled-dot"):
         return None

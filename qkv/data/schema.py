@@ -122,8 +122,9 @@ SUMMARY = Column("summary", ("summary", "highlights", "abstract", "headline", "s
 IMAGE = Column("image", ("image", "picture", "file", "filename", "file_name", "path", "image_path"), identifies=True)
 IMAGE_LABEL = Column("label", (*LABEL_NAMES, "caption"))
 CAPTION = Column("caption", ("caption", "text", "description", "sentence", "title", "label"))
+MESSAGES = Column("messages", ("messages", "conversations", "conversation", "dialog"), identifies=True)
 
 ANSWERS, TRANSLATIONS, LABELLED = (QUESTION, CONTEXT, ANSWER, START), (SOURCE, TARGET), (TEXT, LABEL)
 SCORED, SUMMARIES, TAGGED_WORDS = (TEXT, SCORE), (DOCUMENT, SUMMARY), (WORDS, TAGS)
-LAYOUTS = (ANSWERS, TRANSLATIONS, (IMAGE, IMAGE_LABEL), LABELLED, SUMMARIES, TAGGED_WORDS)
+LAYOUTS = (ANSWERS, TRANSLATIONS, (IMAGE, IMAGE_LABEL), LABELLED, SUMMARIES, TAGGED_WORDS, (MESSAGES,))
 """Columns that tables have together; a table is taken for the first that its names fit."""

@@ -1,14 +1,19 @@
-"""KVCache: the keys and values of the tokens that a decoder has read, in memory that grows by doubling."""
+"""KVCache: the keys and values of the tokens that a decoder has read, in a buffer with room for more rows and tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-MIN_CAPACITY = 16
-"""Tokens that a buffer has room for at least; a full one is copied into one of twice the size."""
+from qkv.memory import map_memory
+
+BLOCK = 16
+"""A buffer has room for a quarter more tokens than it is made for, in multiples of this; a full one is copied into a larger one."""
+MAPPED = 2**20
+"""Bytes from which a buffer has pages of its own (see map_memory)."""
 
 
 @dataclass
@@ -18,6 +23,8 @@ class Buffer:
     vectors: Tensor
     """(layers, slots, H_kv, capacity, 2, D): a key and its value, those of the next token behind them."""
     used: int = 0
+    in_order: bool = False
+    """Whether all tokens of row r must be in slot r, for keys and values that are views of it."""
 
     def has_room(self, rows: int, start: int, end: int) -> bool:
         return self.used == start and rows <= self.vectors.size(1) and end <= self.vectors.size(3)
@@ -26,104 +33,146 @@ class Buffer:
 @dataclass(frozen=True)
 class KVCache:
     """Keys and values of R rows and `length` tokens, of one layer or of all. Beams move without a copy: `slots` (R, length)
-    is the slot of the buffer in which each row finds each token; None = row r is slot r."""
+    is the slot of the buffer in which each row finds each token; None = row r is slot r. `move`, `join` and `drop` give the cache
+    up: they may rearrange its buffer."""
 
     buffer: Buffer
+    rows: int = 0
     length: int = 0
     slots: Tensor | None = None
 
     @classmethod
-    def empty(cls, layers: int, heads: int, width: int, like: Tensor) -> KVCache:
+    def empty(cls, layers: int, heads: int, width: int, like: Tensor, in_order: bool = False) -> KVCache:
         """Make a cache without tokens, of the type and on the device of `like`."""
-        return cls(Buffer(like.new_empty(layers, 0, heads, 0, 2, width)))
+        return cls(Buffer(like.new_empty(layers, 0, heads, 0, 2, width), in_order=in_order))
+
+    @classmethod
+    def stack(cls, layers: Sequence[KVCache]) -> KVCache:
+        """Make one cache of all layers from one of each, with the same rows and tokens."""
+        vectors = torch.cat([layer.dense() for layer in layers])
+        return cls(Buffer(vectors, layers[0].length), layers[0].rows, layers[0].length)
 
     def index_select(self, dim: int, rows: Tensor) -> KVCache:
         """Return the cache of other rows, repeated or left out."""
         slots = rows[:, None].expand(-1, self.length) if self.slots is None else self.slots.index_select(0, rows)
-        return KVCache(self.buffer, self.length, slots)
+        return KVCache(self.buffer, len(rows), self.length, slots)
+
+    def move(self, rows: Tensor) -> KVCache:
+        """Return the cache of other rows, as index_select does; rows that must be in order move within the buffer."""
+        vectors, count = self.buffer.vectors, len(rows)
+        if (
+            not self.buffer.in_order
+            or self.slots is not None
+            or not self.buffer.has_room(count, self.length, self.length)
+        ):
+            return self.index_select(0, rows)
+        places = torch.arange(count)
+        moved = (rows != places).nonzero()[:, 0]
+        # where every row comes from a later slot, small pieces need no memory for all of them at once
+        for some in moved.split(BLOCK if bool((rows >= places).all()) else count):
+            vectors[:, some, :, : self.length] = vectors[:, rows[some], :, : self.length]
+        return KVCache(self.buffer, count, self.length)
 
     def size(self, dim: int) -> int:
         """R, of dimension 0."""
-        return self.buffer.vectors.size(1) if self.slots is None else self.slots.size(0)
+        return self.rows
 
     def first(self, length: int) -> KVCache:
         """Return the cache of the first tokens alone."""
-        return KVCache(self.buffer, length, None if self.slots is None else self.slots[:, :length])
+        return KVCache(self.buffer, self.rows, length, None if self.slots is None else self.slots[:, :length])
 
     def join(self, other: KVCache) -> KVCache:
-        """Return a cache of the rows of both. Those of `other` go into unused slots of this buffer; `self`, which may have used
-        them before, must not be used any more. If there are too few, both go into a new buffer, the shorter ones behind
-        zeros, which are masked."""
+        """Return a cache of the rows of both. Those of `other` go into unused slots of this buffer. If there are too few, both go
+        into a new one with a quarter more slots, the shorter ones behind zeros, which are masked."""
         if (placed := self.place(other)) is not None:
             return placed
-        both, length = (self, other), max(self.length, other.length)
-        new = self.allocate(self.size(0) + other.size(0), 2 * length)
-        for part, slots in zip(both, new.split([part.size(0) for part in both], 1), strict=True):
+        length, rows = max(self.length, other.length), self.rows + other.rows
+        new = self.allocate(rows + rows // 4, length)
+        for part, slots in zip((self, other), new[:, :rows].split([self.rows, other.rows], 1), strict=True):
             slots[:, :, :, : length - part.length] = 0
-            slots[:, :, :, length - part.length : length] = part.dense(part.size(0))
-        return KVCache(Buffer(new, length), length)
+            slots[:, :, :, length - part.length : length] = part.dense()
+        return KVCache(Buffer(new, length, self.buffer.in_order), rows, length)
 
     def place(self, other: KVCache) -> KVCache | None:
         """Add the rows of `other` behind these, in the same buffer; None if it has no room for them."""
-        vectors, begin, count = self.buffer.vectors, self.length - other.length, other.size(0)
-        if begin < 0 or self.buffer.used != self.length or self.slots is None:
+        vectors, begin, count = self.buffer.vectors, self.length - other.length, other.rows
+        if begin < 0 or self.buffer.used != self.length or (self.buffer.in_order and self.slots is not None):
             return None
         taken = torch.zeros(vectors.size(1), dtype=torch.bool)
-        taken[self.slots[:, begin:]] = True
+        taken[self.all_slots()[:, begin:]] = True
         free = (~taken).nonzero()[:count]  # (rows, 1)
         if len(free) < count:
             return None
-        vectors[:, free[:, 0], :, begin : self.length] = other.dense(count)
+        vectors[:, free[:, 0], :, begin : self.length] = other.dense()
+        if self.buffer.in_order:
+            vectors[:, free[:, 0], :, :begin] = 0  # masked, but numbers
+            return KVCache(self.buffer, self.rows + count, self.length)
         before = free.new_zeros(count, begin)  # masked: slot 0, which holds numbers
         own = torch.cat([before, free.expand(-1, other.length)], 1)  # (rows, length)
-        return KVCache(self.buffer, self.length, torch.cat([self.slots, own]))
+        return KVCache(self.buffer, self.rows + count, self.length, torch.cat([self.all_slots(), own]))
+
+    def all_slots(self) -> Tensor:
+        """Return `slots` (R, length), where None is written out."""
+        return torch.arange(self.rows)[:, None].expand(-1, self.length) if self.slots is None else self.slots
 
     def drop(self, tokens: int) -> KVCache:
-        """Return a cache without the first tokens of every row, in a buffer of its own."""
-        rows, length = self.size(0), self.length - tokens
-        new = self.allocate(rows, 2 * length)
-        new[:, :, :, :length] = self.dense(rows)[:, :, :, tokens:]
-        return KVCache(Buffer(new, length), length)
+        """Return a cache without the first tokens of every row. The others move to the beginning of their slots."""
+        length = self.length - tokens
+        if self.buffer.used != self.length:  # another cache appended behind these tokens
+            new = self.allocate(self.rows, length)
+            new[:, :, :, :length] = self.dense()[:, :, :, tokens:]
+            return KVCache(Buffer(new, length, self.buffer.in_order), self.rows, length)
+        end = self.rows if self.slots is None else int(self.slots.max()) + 1
+        vectors = self.buffer.vectors[:, :end]
+        for at in range(0, length, tokens):  # pieces that do not overlap with where they go
+            size = min(tokens, length - at)
+            vectors[:, :, :, at : at + size] = vectors[:, :, :, at + tokens : at + tokens + size]
+        self.buffer.used = length
+        return KVCache(self.buffer, self.rows, length, None if self.slots is None else self.slots[:, tokens:])
 
-    def extend(self, rows: int, tokens: int, in_order: bool = False) -> KVCache:
-        """Add room for T more tokens of each of the R rows, which the caller fills: row r in slot r. With `in_order`, row r has
-        all of its tokens in slot r."""
+    def extend(self, rows: int, tokens: int) -> KVCache:
+        """Add room for T more tokens of each of the R rows, which the caller fills: row r in slot r."""
         end = self.length + tokens
-        fits = self.buffer.has_room(rows, self.length, end) and not (in_order and self.slots is not None)
-        old = self if fits else self.copy(rows, 2 * end)
+        fits = self.buffer.has_room(rows, self.length, end) and not (self.buffer.in_order and self.slots is not None)
+        old = self if fits else self.copy(rows, end)
         old.buffer.used = end
         if old.slots is None:
-            return KVCache(old.buffer, end)
+            return KVCache(old.buffer, rows, end)
         own = torch.arange(rows)[:, None].expand(-1, tokens)  # (R, T)
-        return KVCache(old.buffer, end, torch.cat([old.slots, own], 1))
+        return KVCache(old.buffer, rows, end, torch.cat([old.slots, own], 1))
 
     def append(self, key: Tensor, value: Tensor) -> KVCache:
         """Add keys and values (R, H_kv, T, D) of T more tokens, of a cache of one layer."""
-        new = self.extend(key.size(0), key.size(2), in_order=True)
-        vectors = new.buffer.vectors[0, : key.size(0), :, self.length : new.length]  # (R, H_kv, T, 2, D)
+        new = self.extend(key.size(0), key.size(2))
+        vectors = new.buffer.vectors[0, : new.rows, :, self.length : new.length]  # (R, H_kv, T, 2, D)
         vectors[..., 0, :], vectors[..., 1, :] = key, value
         return new
 
     def keys_values(self) -> tuple[Tensor, Tensor]:
         """Return keys and values (R, H_kv, length, D), as views, of a cache of one layer with its rows in order."""
-        vectors = self.buffer.vectors[0, :, :, : self.length]
+        vectors = self.buffer.vectors[0, : self.rows, :, : self.length]
         return vectors[..., 0, :], vectors[..., 1, :]
 
-    def copy(self, rows: int, capacity: int) -> KVCache:
-        """Return the same cache in a buffer of its own, each row in its slot."""
-        new = self.allocate(rows, capacity)
+    def copy(self, rows: int, tokens: int) -> KVCache:
+        """Return the same cache in a buffer of its own, with room for so many rows and tokens, each row in its slot."""
+        new = self.allocate(rows, tokens)
         if self.length:
-            new[:, :, :, : self.length] = self.dense(rows)
-        return KVCache(Buffer(new), self.length)
+            new[:, :, :, : self.length] = self.dense()
+        return KVCache(Buffer(new, in_order=self.buffer.in_order), rows, self.length)
 
-    def allocate(self, rows: int, capacity: int) -> Tensor:
-        old = self.buffer.vectors
-        return old.new_empty(old.size(0), rows, old.size(2), max(MIN_CAPACITY, capacity), *old.shape[4:])
+    def allocate(self, rows: int, tokens: int) -> Tensor:
+        """Return the vectors of a new buffer, with so many slots and room for a quarter more tokens."""
+        old, capacity = self.buffer.vectors, -(-(tokens + tokens // 4) // BLOCK) * BLOCK
+        shape = torch.Size([old.size(0), rows, old.size(2), capacity, *old.shape[4:]])
+        size = shape.numel() * old.element_size()
+        if old.device.type != "cpu" or size < MAPPED:
+            return old.new_empty(shape)
+        return torch.frombuffer(map_memory(size), dtype=old.dtype).view(shape)
 
-    def dense(self, rows: int) -> Tensor:
+    def dense(self) -> Tensor:
         """Return (layers, R, H_kv, length, 2, D)."""
         vectors = self.buffer.vectors
         if self.slots is None:
-            return vectors[:, :rows, :, : self.length]
+            return vectors[:, : self.rows, :, : self.length]
         tokens = vectors[:, self.slots, :, torch.arange(self.length)]  # (R, length, layers, H_kv, 2, D)
         return tokens.permute(2, 0, 3, 1, 4, 5)

@@ -205,12 +205,9 @@ class Pass(ctypes.Structure):
 
 
 class Heads(ctypes.Structure):
-    _fields_ = [("at", POINTER), ("row", WHOLE), ("head", WHOLE), ("token", WHOLE)]
+    """(B, H, T, D), the numbers of a token side by side: the address and the first three strides."""
 
-    @classmethod
-    def of(cls, x: Tensor) -> Heads:
-        """(B, H, T, D), the numbers of a token side by side."""
-        return cls(x.data_ptr(), *x.stride()[:3])
+    _fields_ = [("at", POINTER), ("row", WHOLE), ("head", WHOLE), ("token", WHOLE)]
 
 
 class AttentionStruct(ctypes.Structure):

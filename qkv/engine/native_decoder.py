@@ -46,6 +46,8 @@ class NativeStack(Stack):
         """As Stack.forward."""
         if state is None:
             return super().forward(x, mask, memory)
+        if mask.prefix is not None:
+            return self.read_source(x, mask)
         kept = dict(state.layer(0))
         past = kept.pop("cache", None) or KVCache.empty(len(self.blocks), self.key_heads, self.d_head, like=x)
         if memory is not None and not kept:
@@ -53,6 +55,13 @@ class NativeStack(Stack):
         cache = past.extend(x.size(0), x.size(1))
         x = self.decode(x, mask, memory, cache, kept.get("memory_heads"))
         return x, State(({"cache": cache, **kept},), mask.length, mask.keys, memory)
+
+    def read_source(self, x: Tensor, mask: Mask) -> tuple[Tensor, State]:
+        """Read the first tokens under a prefix mask, which native.cpp does not have, layer by layer."""
+        x, read = super().forward(x, mask, None, State())
+        assert read is not None
+        cache = KVCache.stack([layer["cache"] for layer in read.layers])
+        return x, State(({"cache": cache},), mask.length, mask.keys)
 
     def decode(
         self, x: Tensor, mask: Mask, memory: EncoderOutput | None, cache: KVCache, heads: Tensor | None
@@ -101,10 +110,11 @@ def block_suits(block: Any) -> bool:
     attentions = [part.layer for part in sublayers[:-1]]
     inner = block.feedforward.layer
     return (
-        all(norm_suits(norm) for part in sublayers for norm in (part.before, part.after))
+        all(type(part) is Residual for part in sublayers)
+        and all(norm_suits(norm) for part in sublayers for norm in (part.before, part.after))
         and all(type(getattr(a, "mixer", None)) is Softmax and type(a.mixer.score) is Dot for a in attentions)
         and len({a.mixer.score.scale for a in attentions}) == 1
-        and all(a.output.panels is not None for a in attentions)
+        and all(getattr(a.output, "panels", None) is not None for a in attentions)
         and type(inner) is FeedForward
         and inner.gate is None
         and inner.activation in NUMBERS

@@ -57,9 +57,9 @@ def fast_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
     """Return the fast module for this plain one, None if there is none."""
     if isinstance(module, nn.Linear):
         return PackedLinear(module.weight, module.bias)
-    if type(module) is Attention:
+    if type(module) is Attention and isinstance(module.query, nn.Linear):
         return PackedAttention(module, pack_module(module.mixer, memo))
-    if isinstance(module, Vocabulary):
+    if type(module) is Vocabulary:  # one that copies stays as it is
         return PackedVocabulary(copy_module(module, memo))
     if isinstance(module, Stack):
         packed = copy_module(module, memo)
@@ -126,8 +126,10 @@ def reorder(weight: Tensor) -> Tensor | None:
 def concatenate(*layers: nn.Linear) -> PackedLinear:
     """Return several projections of the same vectors as one: (..., in) -> (..., sum of their outputs)."""
     weight = torch.cat([layer.weight.detach() for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
-    return PackedLinear(weight, bias)
+    if all(layer.bias is None for layer in layers):
+        return PackedLinear(weight, None)
+    biases = [weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach() for layer in layers]
+    return PackedLinear(weight, torch.cat(biases))
 
 
 class PackedAttention(nn.Module):
@@ -162,7 +164,7 @@ class PackedAttention(nn.Module):
             query, key = encoding.rotate(query), encoding.rotate(key)
         if state is None:
             return query, key, value, {}
-        past = state.get("cache") or KVCache.empty(1, key.size(1), self.d_head, like=key)
+        past = state.get("cache") or KVCache.empty(1, key.size(1), self.d_head, key, in_order=True)
         cache = past.append(key, value)
         key, value = cache.keys_values()  # (B, H_kv, S, D)
         return query, key, value, {"cache": cache}
@@ -179,6 +181,8 @@ class PackedAttention(nn.Module):
 
 class PackedVocabulary(nn.Module):
     """Vocabulary with a packed matrix; `features`, `weight` and `bias` are those of the plain one, for the loss."""
+
+    copies = False
 
     def __init__(self, plain: Any):
         super().__init__()

@@ -49,6 +49,7 @@ def possible(network: nn.Module, batch: Batch) -> bool:
     return (
         batch.mask is not None
         and batch.inputs is not None
+        and getattr(network, "separator", None) is None
         and batch.inputs.device.type == "cpu"
         and batch.documents is None
         and isinstance(stack, Stack)

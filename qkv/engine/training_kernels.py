@@ -1,13 +1,14 @@
 """quicken(network): the same network, its attention, GELU and selective scans done in C++, to be trained or used.
 
-Nothing but three slots changes: `Softmax.attend`, `FeedForward.activation` and `Selective.scan` (scan.py). Weights, names and
-results (to rounding) are as before, so a quickened network is saved, loaded, packed and looked into like any other. What the C++
+Nothing but a few slots changes: the kernels of Softmax and Compressed, `FeedForward.activation`, `Selective.scan` (scan.py). Weights, names
+and results (to rounding) are as before, so a quickened network is saved, loaded, packed and looked into like any other. What the C++
 does not know, such as a mask that is a table, half precision or another device, goes the way it went.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from qkv.engine import native
 from qkv.engine.scan import quick_scan
+from qkv.parts.compressed import Compressed, SlotKernel
 from qkv.parts.feedforward import ACTIVATIONS, FeedForward
 from qkv.parts.masks import Mask
 from qkv.parts.softmax import Softmax, attend
@@ -30,6 +32,8 @@ def quicken(network: M) -> M:
         for module in network.modules():
             if isinstance(module, Softmax):
                 module.attend = quick_attend
+            elif isinstance(module, Compressed):
+                module.attend, module.slot_kernel = quick_attend, NativeKernel
             elif isinstance(module, FeedForward) and module.activation is slow_gelu:
                 module.activation = quick_gelu
             elif isinstance(module, Selective):
@@ -60,10 +64,8 @@ class Attend(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, causal: bool
     ) -> Tensor:
         """`spans` (n, 3): row, first token and end; together they hold every token."""
-        out = heads_like(query)
         sums = query.new_empty(query.shape[:3])  # (B, H, T)
-        arguments = attention_of(query, key, value, out, sums, spans, scale, causal)
-        native.library().attend(ctypes.byref(arguments))  # type: ignore[union-attr]
+        (out,) = run_kernel("attend", (query, key, value), (query,), sums, spans, scale, causal)
         ctx.save_for_backward(query, key, value, out, sums, spans)
         ctx.scale, ctx.causal = scale, causal
         return out
@@ -73,24 +75,49 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, key, value, out, sums, spans = ctx.saved_tensors
         dout = dout if dout.stride(-1) == 1 else dout.contiguous()
-        gradients = [heads_like(x) for x in (query, key, value)]
-        arguments = attention_of(query, key, value, out, sums, spans, ctx.scale, ctx.causal)
-        arguments.dout, arguments.dquery, arguments.dkey, arguments.dvalue = map(native.Heads.of, (dout, *gradients))
-        native.library().attend_back(ctypes.byref(arguments))  # type: ignore[union-attr]
+        inputs, like = (query, key, value, out, dout), (query, key, value)
+        gradients = run_kernel("attend_back", inputs, like, sums, spans, ctx.scale, ctx.causal)
         return *gradients, None, None, None
 
 
-def heads_like(x: Tensor) -> Tensor:
-    """Empty (B, H, T, D) that lies as (B, T, H, D), so that joining the heads is no copy."""
-    batch, heads, tokens, width = x.shape
-    return x.new_empty(batch, tokens, heads, width).transpose(1, 2)
+def run_kernel(name: str, inputs: Sequence[Tensor], like: Sequence[Tensor], sums: Tensor, spans: Tensor, scale: float,
+               causal: bool) -> list[Tensor]:  # fmt: skip
+    """Call a kernel with `inputs` (B, H, T, D), queries and keys first, and return its outputs, of the shapes of `like`.
+
+    An output lies in memory as (B, T, H, D), so that joining its heads is no copy.
+    """
+    lying = [torch.empty_like(x.transpose(1, 2), memory_format=torch.contiguous_format) for x in like]
+    outputs = [x.transpose(1, 2) for x in lying]
+    heads = [native.Heads(x.data_ptr(), *x.stride()[:3]) for x in (*inputs, *outputs)]
+    query, key = inputs[:2]
+    arguments = native.AttentionStruct(*heads[:4], sums.data_ptr(), spans.data_ptr(), len(spans), query.size(2), query.size(1),
+                                       key.size(1), query.size(3), scale, causal, *heads[4:])  # fmt: skip
+    getattr(native.library(), name)(ctypes.byref(arguments))
+    return outputs
 
 
-def attention_of(query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, spans: Tensor, scale: float,
-                 causal: bool) -> native.AttentionStruct:  # fmt: skip
-    heads = map(native.Heads.of, (query, key, value, out))
-    return native.AttentionStruct(*heads, sums.data_ptr(), spans.data_ptr(), len(spans), query.size(2), query.size(1),
-                            key.size(1), query.size(3), scale, causal)  # fmt: skip
+class NativeKernel(SlotKernel):
+    """Causal attention on slots by training_kernels.cpp."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """As SlotKernel.forward."""
+        if not suits(query, key, value) or query.size(3) % native.WIDE:
+            return SlotKernel.forward(query, key, value, scale)
+        sums, spans = query.new_empty(query.shape[:3]), Mask(query.size(2)).spans(len(query))  # (B, H, N), (B, 3)
+        assert spans is not None
+        (out,) = run_kernel("attend", (query, key, value), (query,), sums, spans, scale, True)
+        return out, sums
+
+    @staticmethod
+    def backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, scale: float
+                 ) -> tuple[Tensor, ...]:  # fmt: skip
+        """As SlotKernel.backward."""
+        if not suits(query, key, value, dout, out) or query.size(3) % native.WIDE:
+            return SlotKernel.backward(dout, query, key, value, out, sums, scale)
+        spans, inputs = Mask(query.size(2)).spans(len(query)), (query, key, value, out, dout)
+        assert spans is not None
+        return tuple(run_kernel("attend_back", inputs, inputs[:3], sums.contiguous(), spans, scale, True))
 
 
 # --- GPT-2's activation: torch takes two to three times as long for its tanh (but not for its erf, which is left alone)

@@ -7,6 +7,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -49,8 +50,12 @@ class BeamParams:
         if self.length_formula not in LENGTH_FORMULAS:
             raise QkvError(f"length_formula is one of {', '.join(LENGTH_FORMULAS)}, given {self.length_formula!r}")
 
-    def score(self, total: float, length: int) -> float:
-        return total / LENGTH_FORMULAS[self.length_formula](length) ** self.length_penalty
+
+@lru_cache(100)
+def length_divisors(params: BeamParams, max_tokens: int) -> list[float]:
+    """Return what the sum of the log-probabilities of 0, 1, ... `max_tokens` tokens is divided by for the score."""
+    formula = LENGTH_FORMULAS[params.length_formula]
+    return [1.0, *(formula(n) ** params.length_penalty for n in range(1, max_tokens + 1))]
 
 
 class BeamGroup:
@@ -58,6 +63,7 @@ class BeamGroup:
 
     def __init__(self, params: BeamParams, max_tokens: int, eos_ids: Sequence[int], phrases: Sequence[Phrase] = ()):
         self.params, self.max_tokens, self.eos_ids, self.phrases = params, max_tokens, eos_ids, phrases
+        self.divisors = length_divisors(params, max_tokens)
         self.size, self.n_best = params.size // params.groups, -(-params.n_best // params.groups)
         self.live = [Hypothesis([], [])]
         self.origins = [0]
@@ -81,7 +87,7 @@ class BeamGroup:
                 live.append(Hypothesis(ids, log_probs, -cost))
                 origins.append(origin)
             elif rank < self.size:
-                ended = Hypothesis(ids, log_probs, -cost, self.params.score(-cost, len(ids)), True)
+                ended = Hypothesis(ids, log_probs, -cost, -cost / self.divisors[len(ids)], True)
                 insort(self.finished, ended, key=lambda h: -h.score)
                 del self.finished[self.n_best :]
                 self.n_ended += 1
@@ -111,12 +117,12 @@ class BeamGroup:
         if len(self.finished) < self.n_best:
             return False
         length = self.max_tokens if self.params.length_penalty > 0 else len(self.live[0].ids) + 1
-        return self.finished[-1].score >= self.params.score(max(h.total for h in self.live), length)
+        return self.finished[-1].score >= max(h.total for h in self.live) / self.divisors[length]
 
     def results(self) -> list[Hypothesis]:
         """Return the best that ended; if they are too few, also those that were cut, the most constraints first."""
         scored = [
-            Hypothesis(h.ids, h.log_probs, h.total, self.params.score(h.total, len(h.ids))) for h in self.cut if h.ids
+            Hypothesis(h.ids, h.log_probs, h.total, h.total / self.divisors[len(h.ids)]) for h in self.cut if h.ids
         ]
         scored.sort(key=lambda h: (-progress(self.phrases, h.ids), -h.score))
         return [*self.finished, *scored][: self.n_best]

@@ -95,6 +95,8 @@ class ContinuousBatch:
     def advance(self) -> list[list[int]]:
         """Choose the next token of every text; return for each text the parents of its new hypotheses: which of its rows each extends."""
         head: Any = self.network.head
+        if head.copies:
+            head = head.bind(self.state.memory)
         # penalties in greedy decoding and sampling need the logits: log-probabilities have lost their signs
         penalised = any(each.processor.has_penalties and isinstance(each, Sampler) for each in self.running)
         # only the last vector goes through the head: the vocabulary is the widest matrix of all
@@ -176,7 +178,7 @@ def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[
     if processor.has_penalties:
         sampling = isinstance(generations[0], Sampler) and logits is not None
         scores = logits.clone() if sampling else log_probs.clone()  # type: ignore[union-attr]
-    if not processor.is_identity:
+    if processor.suppressed or processor.uses_history:
         generated = [[*each.prefix, *h.ids] if each.prefix else h.ids for each in generations for h in each.live]
         processor.process(scores, generated, [each.index for each in generations for _ in each.live])
     tokens, best = generations[0].select(scores, log_probs, generations)  # (R, count)

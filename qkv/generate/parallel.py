@@ -17,23 +17,19 @@ MIN_SHARE = 4
 """Fewest texts of a thread: one alone is no faster than all threads on one text after the other."""
 
 
-def run_parallel(work: Callable[[Item], Result], items: Sequence[Item], small: bool = False) -> list[Result]:
-    """Apply `work` to each item and return the results in order: as many items at once as torch has threads, one thread each;
-    a single item as in `run_serial`."""
+def run_batches(work: Callable[[Item], Result], items: Sequence[Item], small: bool = False, parallel: bool = True
+                ) -> list[Result]:  # fmt: skip
+    """Apply `work` to each item and return the results in order: as many items at once as torch has threads, one thread each.
+    A single item, or each where they are not `parallel`, uses all threads that have a free core, or one if it is `small`."""
     threads = torch.get_num_threads()
-    if threads == 1 or len(items) == 1:
-        return run_serial(work, items, small)
+    if not parallel or threads == 1 or len(items) == 1:
+        with on_free_cores(small):
+            return [work(item) for item in items]
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             return list(pool.map(work, items))
     finally:
         torch.set_num_threads(threads)  # part of the setting is the process's, not the thread's
-
-
-def run_serial(work: Callable[[Item], Result], items: Sequence[Item], small: bool = False) -> list[Result]:
-    """Apply `work` to each item, one after another, on all threads with a free core, or on one if the work is `small`."""
-    with on_free_cores(small):
-        return [work(item) for item in items]
 
 
 def iterate_on_free_cores(items: Iterator[Item], small: bool = False) -> Iterator[Item]:

@@ -24,7 +24,10 @@ class PrefixCache:
         """Yield the tokens that follow the prompt, the end token included; read only what is new since the last call."""
         ids, state = self.known
         length = common_prefix(ids, prompt[:-1])  # the last token is read in any case: its vector predicts the next
-        past = state.first(length)
+        whole = (
+            getattr(self.network, "separator", None) is not None
+        )  # a source is read in both directions, so always anew
+        past = None if whole else state.first(length)
         new = torch.tensor([prompt[0 if past is None else length :]], device=self.device)  # (1, T)
         running = ContinuousBatch(self.network)
         running.join(Batch(inputs=new), [sampler], past)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from qkv.batch import Batch
-from qkv.generate.beam import BeamParams, BeamSearch
+from qkv.generate.beam import BeamParams, BeamSearch, length_divisors
 from qkv.generate.constraints import Phrase
 from qkv.generate.continuous_batching import ContinuousBatch, GenerativeNetwork
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
@@ -32,14 +32,8 @@ def make_samplers(batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Se
                   params: SamplingParams = GREEDY, seed: int = 0, processor: LogitsProcessor = NO_PROCESSING
                   ) -> list[Sampler]:  # fmt: skip
     """Make a sampler for each row, row i with the seed `seed` + i; `max_new_tokens` is one limit, or one per row."""
-    limits = row_limits(batch, max_new_tokens)
+    limits = [max_new_tokens] * batch.size if isinstance(max_new_tokens, int) else max_new_tokens
     return [Sampler(limit, eos_ids, params, seed + row, 0, processor, row) for row, limit in enumerate(limits)]
-
-
-def row_limits(batch: Batch, limit: int | Sequence[int]) -> Sequence[int]:
-    """Return the limit of each row, where one for all or one per row is given."""
-    assert batch.inputs is not None
-    return [limit] * batch.inputs.size(0) if isinstance(limit, int) else limit
 
 
 def greedy(network: GenerativeNetwork, batch: Batch, max_new_tokens: int | Sequence[int], eos_ids: Sequence[int] = (),
@@ -73,12 +67,13 @@ def beam_search(network: GenerativeNetwork, batch: Batch, max_new_tokens: int | 
 
     `phrases` has for each row the token sequences that must occur in its text. A beam of 1 is greedy decoding.
     """
+    limits = [max_new_tokens] * batch.size if isinstance(max_new_tokens, int) else max_new_tokens
     if params.size == 1 and not any(phrases):
-        samplers = make_samplers(batch, max_new_tokens, eos_ids, processor=processor)
+        samplers = make_samplers(batch, limits, eos_ids, processor=processor)
         return [[hypothesis(each, params)] for each in decode(network, batch, samplers)]
     searches = [
         BeamSearch(params, limit, eos_ids, phrases[row] if phrases else (), processor, row)
-        for row, limit in enumerate(row_limits(batch, max_new_tokens))
+        for row, limit in enumerate(limits)
     ]
     return [each.results() for each in decode(network, batch, searches)]
 
@@ -87,5 +82,6 @@ def hypothesis(sampler: Sampler, params: BeamParams) -> Hypothesis:
     """Score a sampled text as beam search would."""
     log_probs = [token.log_prob for token in sampler.tokens]
     total = sum(log_probs)
+    divisor = length_divisors(params, sampler.max_tokens)[len(log_probs)]
     ended = sampler.ids[-1] in sampler.eos_ids
-    return Hypothesis(sampler.ids, log_probs, total, params.score(total, len(log_probs)), ended)
+    return Hypothesis(sampler.ids, log_probs, total, total / divisor, ended)

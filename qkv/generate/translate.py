@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.alignment import Link, attention, links, taps, token_spans, words_at
+from qkv.generate.alignment import Link, Span, attention, links, taps, token_spans, words_at
 from qkv.generate.beam import BeamParams
 from qkv.generate.continuous_batching import GenerativeNetwork
 from qkv.generate.logits_processor import LogitsProcessor
-from qkv.generate.parallel import run_parallel, run_serial, share
+from qkv.generate.parallel import run_batches, share
 from qkv.generate.search import beam_search
 from qkv.generate.sequence import Hypothesis
 from qkv.text.tokenizer import Tokenizer, in_words
@@ -85,30 +85,41 @@ class EncodedText:
     """A text to translate, in tokens, with the prefix and the constraints of its translation."""
 
     index: int
+    text: str
     source: list[int]
-    words: list[int | None]
-    """The word that each source token belongs to; None for special tokens."""
+    spans: list[Span]
+    """Characters of `text` that each source token stands for; none for special tokens."""
     prefix: list[int]
     phrases: list[list[int]]
 
 
 class Translator:
-    """An encoder-decoder with the tokenizers of its two sides.
+    """An encoder-decoder with the tokenizers of its two sides, or a decoder that reads source </s> <s> and continues.
 
-    `network` may be packed. A source of more than `config.max_length` tokens is not translated: truncating it would lose
-    text silently.
+    `network` may be packed. A source of more than `max_source` tokens is not translated: truncating it would lose text
+    silently.
     """
 
     def __init__(self, config: ModelConfig, network: GenerativeNetwork, source: Tokenizer, target: Tokenizer):
-        if config.family != "encoder-decoder" or config.image_size is not None or config.head != "vocabulary":
+        if config.family == "encoder" or config.image_size is not None or config.head != "vocabulary":
             raise QkvError(
-                f"translating needs an encoder-decoder of words, this is a model of family {config.family!r}"
+                "translating needs an encoder-decoder or decoder of words, this is a model of family "
+                f"{config.family!r} with head {config.head!r}"
             )
         if config.first_id is None or not config.eos_ids:
             raise QkvError(
                 "this model does not say which tokens open and end a text: set bos_id (or start_id) and eos_id"
             )
         self.config, self.network, self.source, self.target = config, network, source, target
+        self.one_row = config.family == "decoder"
+        """Whether source and target are one sequence."""
+        self.max_source = config.max_length // 2 if self.one_row else config.max_length
+        """Longest source in tokens, with its end token; a decoder needs as much room for the target."""
+
+    @cached_property
+    def suppressed(self) -> tuple[int, ...]:
+        """Tokens that no target text contains."""
+        return suppressed_tokens(self.config)
 
     def translate(self, texts: Sequence[str], params: TranslationParams) -> list[Translation]:
         """Translate each text; return the translations in the same order."""
@@ -129,8 +140,8 @@ class Translator:
         on_cpu = next(self.network.parameters()).device.type == "cpu"
         parallel = on_cpu and not params.alignments  # recorded attention weights belong to one pass of the network
         batches = list(make_batches(encoded, params.batch_tokens, share(len(encoded)) if parallel else len(encoded)))
-        run, work = run_parallel if parallel else run_serial, partial(self.translate_batch, params=params)
-        for batch, translations in zip(batches, run(work, batches, self.config.d_model < MIN_WIDTH), strict=True):
+        work, small = partial(self.translate_batch, params=params), self.config.d_model < MIN_WIDTH
+        for batch, translations in zip(batches, run_batches(work, batches, small, parallel), strict=True):
             results.update(zip((one.index for one in batch), translations, strict=True))
         return [results.get(index, Translation("")) for index in range(len(texts))]
 
@@ -140,11 +151,9 @@ class Translator:
             raise QkvError(f"a text is a string, given {type(text).__name__}")
         if not text.strip():
             return None
-        source, words = self.read(text)
-        if len(source) > self.config.max_length:
-            raise QkvError(
-                f"{len(source)} tokens, but this model reads at most {self.config.max_length}: split the text"
-            )
+        source, spans = self.read(text)
+        if len(source) > self.max_source:
+            raise QkvError(f"{len(source)} tokens, but this model reads at most {self.max_source}: split the text")
         prefix = (
             self.target.plain([params.prefixes[index].strip()])[0] if params.prefixes and params.prefixes[index] else []
         )
@@ -161,22 +170,22 @@ class Translator:
             raise QkvError(
                 f"prefix and constraints take {needed} tokens, a translation has at most {room}: raise max_length"
             )
-        return EncodedText(index, source, words, prefix, phrases)
+        return EncodedText(index, text, source, spans, prefix, phrases)
 
-    def read(self, text: str) -> tuple[list[int], list[int | None]]:
-        """Return ids that end with an end token, and the word of each. Special tokens in the text, such as "</s>", are read
-        as plain text. An end token that the tokenizer does not add itself is added here, as in training.
+    def read(self, text: str) -> tuple[list[int], list[Span]]:
+        """Return ids that end with an end token, and the characters of each. Special tokens in the text, such as "</s>", are
+        read as plain text. An end token that the tokenizer does not add itself is added here, as in training.
         """
         with in_words():
             found = self.source.literal.encode(text)
-            if not found.ids or found.ids[-1] not in self.config.eos_ids:
+            if self.one_row or not found.ids or found.ids[-1] not in self.config.eos_ids:
                 found = self.source.literal.encode(text, add_special_tokens=False)
-        ids, words = list(found.ids), words_at(text, found.offsets)  # special tokens have no characters, so no word
+        ids, spans = list(found.ids), list(found.offsets)
         if max(ids, default=0) >= self.config.vocab_size:
             raise QkvError("the tokenizer gives ids that this model does not have: they do not belong together")
         if not ids or ids[-1] not in self.config.eos_ids:
-            ids, words = [*ids, self.config.eos_ids[0]], [*words, None]
-        return ids, words
+            ids, spans = [*ids, self.config.eos_ids[0]], [*spans, (0, 0)]
+        return ids, spans
 
     def encode_phrase(self, phrase: str) -> list[int]:
         """Return the tokens of a phrase within a text, where a space precedes it."""
@@ -188,7 +197,8 @@ class Translator:
         """Return the length limit, which depends on the text alone: a translation is the same in any batch."""
         bounds = [] if params.max_length is None else [params.max_length]
         bounds += [] if params.extra_length is None else [len(source) + params.extra_length]
-        return min(*(bounds or [2 * len(source) + 20]), self.config.max_length)
+        room = self.config.max_length - (len(source) if self.one_row else 0)
+        return min(*(bounds or [2 * len(source) + 20]), room)
 
     def translate_batch(self, texts: Sequence[EncodedText], params: TranslationParams) -> list[Translation]:
         """Translate texts of similar length together."""
@@ -206,17 +216,20 @@ class Translator:
                   ) -> LogitsProcessor:  # fmt: skip
         """Make the logits processor of translations; `end_at`: length at which each must end."""
         c = self.config
-        return LogitsProcessor(c.eos_ids, suppressed_tokens(c), params.min_length, params.no_repeat_ngram,
+        return LogitsProcessor(c.eos_ids, self.suppressed, params.min_length, params.no_repeat_ngram,
                                params.repetition_penalty, prefixes=prefixes if any(prefixes) else (),
                                forced_first=() if c.forced_id is None else (c.forced_id,), forced_end_at=end_at)  # fmt: skip
 
-    def prompt(self, text: EncodedText) -> tuple[list[int], list[int] | None]:
-        """Return what generation starts from: the first target token, and the source."""
-        return [self.config.first_id or 0], text.source
+    def prompt(self, source: list[int]) -> tuple[list[int], list[int] | None]:
+        """Return what generation starts from: the first target token, and the source; of a decoder one after the other."""
+        first = self.config.first_id or 0
+        return ([*source, first], None) if self.one_row else ([first], source)
 
     def make_batch(self, texts: Sequence[EncodedText]) -> Batch:
         """Return the prompts of several texts as a batch."""
         c = self.config
+        if self.one_row:
+            return Batch(*pad([self.prompt(one.source)[0] for one in texts], c.pad_id))
         source, mask = pad([one.source for one in texts], c.pad_id if c.pad_id < c.vocab_size else 0)
         inputs = source.new_full((len(texts), 1), c.first_id or 0)
         return Batch(inputs, source=source, source_mask=mask)
@@ -240,8 +253,9 @@ class Translator:
         result: list[list[Alignment]] = [[] for _ in found]
         for (row, h), own in zip(pairs, weights, strict=True):
             ids = h.ids[:-1] if h.ended else h.ids
+            source = words_at(texts[row].text, texts[row].spans)
             target = words_at(self.target.decode(ids), token_spans(ids, self.target))
-            result[row].append(links(own[: len(ids), : len(texts[row].words)], texts[row].words, target))
+            result[row].append(links(own[: len(ids), : len(source)], source, target))
         return result
 
 

@@ -65,13 +65,14 @@ def looks(model: Model, text: str) -> tuple[list[str], list[str], Tensor]:
     found = model.translate([text], scores=True, fast=False)[0]
     ids = [translator.target.id_of(token) or 0 for token in found.tokens]
     ids += [] if ids and ids[-1] in model.config.eos_ids else [model.config.eos_ids[0]]  # one that was cut off
-    source_ids, source_words = translator.read(text)
+    source_ids, source_spans = translator.read(text)
     place = lambda row: Tensor([row]).long().to(model.device)  # noqa: E731
     batch = Batch(place([model.start_id(), *ids[:-1]]), source=place(source_ids))
     network: Any = translator.network
     weights = attention(network, batch)[0].cpu()  # (T, S)
     spans = token_spans(ids[:-1], translator.target)
     target_words = [*words_at(found.text, spans), None]  # the end token is no word
+    source_words = words_at(text, source_spans)
     source, target = [*text.split(), "(end)"], found.text.split()
     table = weights.new_zeros(len(target), len(source))
     for t, j in enumerate(target_words):

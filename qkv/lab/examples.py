@@ -1,13 +1,17 @@
-"""The lectures' worked examples B1-B7, computed by the parts that every model here is built from; nothing is pasted."""
+"""The lectures' worked examples B1-B7 and small demonstrations D1-D12, computed by the parts of the package; nothing is pasted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
+from qkv.lab.comparison_examples import d8, d9, d10, d11, d12
+from qkv.lab.example_steps import ExampleTable, Step, heads, numbers
+from qkv.lab.ladder_examples import d6
+from qkv.lab.lookup_examples import d1, d2, d3
+from qkv.lab.position_examples import d7
+from qkv.lab.probability_examples import d4, d5
 from qkv.models.params import count
 from qkv.parts.attention import Attention
 from qkv.parts.masks import Mask, causal
@@ -15,26 +19,6 @@ from qkv.parts.positions import sinusoids
 from qkv.parts.scores import Dot, make_score
 from qkv.parts.softmax import Softmax
 from qkv.presets import PRESETS, preset
-
-
-@dataclass(frozen=True)
-class ExampleTable:
-    """A small table of one step; cells are text."""
-
-    titles: list[str]
-    rows: list[list[str]]
-
-
-Step = str | ExampleTable
-
-
-def heads(*vectors: Sequence[float]) -> Tensor:
-    """Vectors as one head of one sequence: (1, 1, T, D)."""
-    return torch.tensor(vectors, dtype=torch.float32)[None, None]
-
-
-def numbers(x: Tensor, digits: int) -> list[str]:
-    return [f"{v:.{digits}f}" for v in x.flatten().tolist()]
 
 
 def b1() -> list[Step]:
@@ -134,5 +118,9 @@ def b7() -> list[Step]:
     return [ExampleTable(["preset", "layers", "d_model", "d_ff", "heads", "d_head", "parameters"], rows)]
 
 
-EXAMPLES: dict[str, Callable[[], list[Step]]] = {"B1": b1, "B2": b2, "B3": b3, "B4": b4, "B5": b5, "B6": b6, "B7": b7}
-"""Each gives the steps that lead to the answer the lecture states."""
+EXAMPLES: dict[str, Callable[..., list[Step]]] = {
+    "B1": b1, "B2": b2, "B3": b3, "B4": b4, "B5": b5, "B6": b6, "B7": b7,
+    "D1": d1, "D2": d2, "D3": d3, "D4": d4, "D5": d5, "D6": d6, "D7": d7, "D8": d8, "D9": d9, "D10": d10, "D11": d11, "D12": d12,
+}  # fmt: skip
+"""Each gives the steps that lead to its answer; those in WITH_MODEL take the path of a model, None = the one that ships with qkv."""
+WITH_MODEL = ("D4", "D5")

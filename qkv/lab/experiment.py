@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from qkv.convert.files import read_json, write_text
 from qkv.errors import QkvError
+from qkv.lab.workers import MeasurementPool
 
+Progress = Callable[[str, int, int], None]
 Verdict = Literal["holds", "holds in part", "does not hold"]
 
 
@@ -62,31 +64,69 @@ class Experiment:
 
     folder: `measurements.json` in it holds every finished measurement, so that an interrupted experiment resumes.
     full: the long version, closer to the sizes of the papers.
-    progress: called with the name of each measurement before it starts.
+    progress: called with the name of each measurement, how many are done and how many are planned so far.
+    data: folder of real data sets.
+    pool: the processes in which the measurements of a grid run; None = this one.
     """
 
-    def __init__(self, folder: Path, seeds: int = 3, full: bool = False, progress: Callable[[str], None] | None = None,
-                 data: Path | None = None):  # fmt: skip
+    def __init__(self, folder: Path, seeds: int = 3, full: bool = False, progress: Progress | None = None,
+                 data: Path | None = None, pool: MeasurementPool | None = None):  # fmt: skip
         self.folder, self.seeds, self.full, self.data = folder, range(1, seeds + 1), full, data
-        self.progress = progress or (lambda name: None)
+        self.progress, self.pool = progress or (lambda name, done, planned: None), pool or MeasurementPool(1)
         self.file = folder / "measurements.json"
         self.measured: dict[str, Any] = read_json(self.file) if self.file.is_file() else {}
         self.settings = {"full": full}
         if self.measured.setdefault("settings", self.settings) != self.settings:
             self.measured = {"settings": self.settings}  # the quick version's numbers are of other sizes
+        self.done = self.planned = 0
 
     def measure(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the JSON value of `work(*arguments)`, from an earlier run of this experiment where it has one."""
+        """Return the JSON value of `work(*arguments)`, from an earlier run of this experiment where it has one.
+
+        It runs alone, in this process, with all threads: for what takes little time, or measures time.
+        """
+        self.planned += 1
+        self.progress(name, self.done, self.planned)
         if name not in self.measured:
-            self.progress(name)
-            self.measured[name] = work(*arguments)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.file, json.dumps(self.measured))
+            self.keep(name, work(*arguments))
+        self.done += 1
         return self.measured[name]
 
     def per_seed(self, name: str, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Return `work(*arguments, seed)` for every seed."""
+        """Return `work(*arguments, seed)` for every seed, one after the other."""
         return [self.measure(f"{name}, seed {seed}", work, *arguments, seed) for seed in self.seeds]
+
+    def grid(self, work: Callable[..., Any], settings: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """Return {name: [work(*arguments, seed) for every seed]} for {name: arguments}, in parallel processes.
+
+        work: a function of a module; its arguments and its value travel between processes.
+        """
+        keys = {
+            f"{name}, seed {seed}": (*arguments, seed) for name, arguments in settings.items() for seed in self.seeds
+        }
+        missing = {key: (work, arguments) for key, arguments in keys.items() if key not in self.measured}
+        self.planned += len(keys)
+        self.done += len(keys) - len(missing)
+        self.progress(next(iter(missing), ""), self.done, self.planned)
+        for key, value in self.pool.run(missing):
+            self.keep(key, value)
+            self.done += 1
+            self.progress(key, self.done, self.planned)
+        return {name: [self.measured[f"{name}, seed {seed}"] for seed in self.seeds] for name in settings}
+
+    def of(self, claim: str) -> Experiment:
+        """Return the experiment of another claim in the same folder, whose measurements this one shares."""
+        return Experiment(self.folder.parent / claim, len(self.seeds), self.full, self.progress, self.data, self.pool)
+
+    def keep(self, name: str, value: Any) -> None:
+        """Write a measurement to the folder."""
+        self.measured[name] = value
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.file, json.dumps(self.measured))
+
+    @property
+    def basis(self) -> str:
+        return f"{len(self.seeds)} seeds"
 
     def require_data(self, name: str) -> Path:
         """Return the folder of a real data set; raise QkvError where there is none."""
@@ -95,6 +135,11 @@ class Experiment:
                 f"this experiment reads the data set {name!r}: pass --data FOLDER, the folder that contains {name}/"
             )
         return self.data / name
+
+
+def decide(holds: bool, in_part: bool = False) -> Verdict:
+    """Return the verdict of a rule: all of the claim, a part of it, or nothing."""
+    return "holds" if holds else "holds in part" if in_part else "does not hold"
 
 
 def to_json(claim: Claim, result: ClaimResult) -> dict[str, Any]:

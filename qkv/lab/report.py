@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -13,6 +14,7 @@ import torch
 
 from qkv.convert.files import read_json, write_json, write_text
 from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, to_json
+from qkv.text.wording import format_duration
 
 STYLE = """
 :root { color-scheme: light dark; --ground: light-dark(#fff, #14151a); --ink: light-dark(#1d1f27, #e9eaef);
@@ -31,11 +33,10 @@ svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px } .hol
 CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
 
 
-def write_result(claim: Claim, result: ClaimResult, lab: Experiment, command: str) -> dict[str, Any]:
+def write_result(claim: Claim, result: ClaimResult, lab: Experiment, command: str, seconds: float) -> dict[str, Any]:
     """Write the files of one experiment and return what results.json holds."""
     found = to_json(claim, result) | {
-        "seeds": list(lab.seeds), "full": lab.full, "date": f"{datetime.date.today()}", "command": command,
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
+        "seeds": list(lab.seeds), "full": lab.full, "command": command, "seconds": round(seconds, 1), **describe_measurement(),
     }  # fmt: skip
     lab.folder.mkdir(parents=True, exist_ok=True)
     write_json(lab.folder / "results.json", found)
@@ -43,6 +44,13 @@ def write_result(claim: Claim, result: ClaimResult, lab: Experiment, command: st
     write_text(lab.folder / "figure.svg", result.figure)
     write_text(lab.folder / "index.html", page(f"{claim.id}: {result.verdict}", [section(found, result.figure)]))
     return found
+
+
+def describe_measurement() -> dict[str, str]:
+    """Return when and on what machine the numbers were measured."""
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return {"date": f"{datetime.date.today()}", "machine": f"{machine}, {versions}"}
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
@@ -72,14 +80,13 @@ def section(found: Mapping[str, Any], figure: str) -> str:
     facts = {
         "Set-up": found["setup"], "Finding": found["finding"], "Would refute it": found["refuted_by"],
         "Basis": f"{found['basis']}{', full version' if found['full'] else ''}", "Command": found["command"],
-        "Measured": f"{found['date']}, {found['machine']}",
+        "Measured": f"{found['date']}, in {format_duration(found['seconds'])}, {found['machine']}",
     }  # fmt: skip
     verdict = f'<p class="{CLASSES[found["verdict"]]}"><strong>Verdict: {escape(found["verdict"])}</strong></p>'
-    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(text))}</dd>" for name, text in facts.items())
     table = table_html(Table(found["table"]["columns"], found["table"]["rows"]))
     return (
         f'<section id="{escape(found["id"])}"><h2>{escape(found["id"])}: {escape(found["claim"])}</h2>'
-        f"<p>Lectures {escape(found['lectures'])}</p>{verdict}<dl>{listed}</dl>{figure}{table}</section>"
+        f"<p>Lectures {escape(found['lectures'])}</p>{verdict}{facts_html(facts)}{figure}{table}</section>"
     )
 
 
@@ -87,3 +94,9 @@ def table_html(table: Table) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in table.columns)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def facts_html(facts: Mapping[str, Any]) -> str:
+    """A list of names with their texts."""
+    listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(text))}</dd>" for name, text in facts.items())
+    return f"<dl>{listed}</dl>"

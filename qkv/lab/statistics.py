@@ -1,4 +1,4 @@
-"""Mean, 95 % interval and paired difference of a few seeds."""
+"""Mean, 95 % interval and paired difference of a few seeds; p-values combined over tests and corrected for their number."""
 
 from __future__ import annotations
 
@@ -48,3 +48,19 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Fit y = a + b x by least squares and return b."""
     mx, my = fmean(x), fmean(y)
     return sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
+
+
+def combine_p_values(values: Sequence[float]) -> float:
+    """Combine the p-values of K tests of one question, however they depend on each other: K / k times the k-th smallest one,
+    k = ceil(K / 2) (Rüger 1978). One p-value stays as it is."""
+    k = math.ceil(len(values) / 2)
+    return min(1.0, len(values) / k * sorted(values)[k - 1])
+
+
+def correct_p_values(values: Sequence[float]) -> list[float]:
+    """Correct p-values for the number of tests (Holm 1979): the i-th smallest of m times m - i + 1, never below the one before."""
+    found, last = [0.0] * len(values), 0.0
+    for rank, at in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        last = max(last, min(1.0, (len(values) - rank) * values[at]))
+        found[at] = last
+    return found

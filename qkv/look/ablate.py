@@ -62,8 +62,8 @@ def head_taps(network: nn.Module, heads: Collection[Head], kind: str | None) -> 
         return {}
     own: dict[Site, list[int]] = {}
     for layer, head in heads:  # -1 and 5 may name the same layer
-        (site,) = select_sites(network, layer, kind)
-        own.setdefault(site, []).append(head)
+        for site in select_sites(network, layer, kind):
+            own.setdefault(site, []).append(head)
     return {tap_of(network, site): to_index(some, site.heads, "head") for site, some in own.items()}
 
 

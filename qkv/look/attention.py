@@ -89,12 +89,11 @@ def sites(network: nn.Module, kind: str | None = None) -> list[Site]:
     for name, module in network.named_modules(remove_duplicate=False):
         parts = name.split(".")
         if isinstance(module, Attention):
-            heads = module.query.out_features // module.d_key
             own = parts[0] if hasattr(network, "encoder") else "self"
             layer = int(parts[parts.index("blocks") + 1])
             weighs, plain = isinstance(module.mixer, Softmax | Window | Linear), type(module) is Attention
             walks = plain and isinstance(module.mixer, Softmax)
-            found.append(Site(name, "cross" if module.cross else own, layer, heads, weighs, walks))
+            found.append(Site(name, "cross" if module.cross else own, layer, module.n_heads, weighs, walks))
         elif isinstance(module, StepAttention):
             found.append(Site(name, "cross", 0, 1, walks=True))
     return [site for site in found if kind in (None, site.kind)]
@@ -122,7 +121,9 @@ def select_sites(
     own = [site for site in every if site.kind == kind]
     if layer is None:
         return own
-    found = own[layer:][:1] if -len(own) <= layer < 0 else [site for site in own if site.layer == layer]
+    numbers = list(dict.fromkeys(site.layer for site in own))  # a bidirectional layer has two of the same number
+    wanted = numbers[layer] if -len(numbers) <= layer < 0 else layer
+    found = [site for site in own if site.layer == wanted]
     if not found and any(site.layer == layer and site.kind == kind for site in there):
         raise QkvError(f"layer {layer} has no attention weights: choose one of {layer_numbers(own)}")
     if not found:

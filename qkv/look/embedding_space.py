@@ -13,8 +13,10 @@ from qkv.errors import QkvError
 from qkv.look.pictures import BarChart, Heatmap, Picture
 from qkv.look.residual_stream import side_modules
 from qkv.look.result import LookResult
+from qkv.parts.disentangled import Disentangled
 from qkv.parts.embed import TokenEmbed
 from qkv.parts.masks import Mask
+from qkv.parts.position_candidates import CandidatePosition, Unitary
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
 
 CHUNK = 65_536
@@ -48,13 +50,13 @@ class Positions(LookResult):
     )
 
     scheme: str
-    """sinusoidal, learned, rotary, relative, t5 or alibi."""
+    """sinusoidal, learned, linear, geometric, exponential, binary, unitary, rotary, relative, disentangled, t5 or alibi."""
     table: Tensor
     """(T, C) position vectors; (T, D/2) rotary angles; (H, T, T) score biases of t5 and alibi; (distances, D) key vectors of
-    relative positions."""
+    relative positions; (distances, C) vectors of disentangled ones."""
     similarity: Tensor
     """(T, T): cosine of two positions' vectors; for rotary, of one vector rotated by both; for t5 and alibi the mean bias over
-    heads; for relative positions, (distances, distances)."""
+    heads; for relative and disentangled positions, (distances, distances)."""
 
     def picture(self) -> Picture:
         places = [str(i) for i in range(len(self.similarity))]
@@ -105,16 +107,19 @@ def positions(network: Any, length: int = 64, source: bool = False) -> Positions
 
 def position_table(scheme: Any, mask: Mask) -> Positions:
     """Return the vectors (or angles, or biases) of a position scheme, and their similarity."""
-    if isinstance(scheme, Sinusoidal | Learned):
+    if isinstance(scheme, Sinusoidal | Learned | CandidatePosition | Unitary):
         vectors = scheme.vectors(mask)[0]  # (T, C)
-        return Positions(type(scheme).__name__.lower(), vectors, cosines(vectors))
+        name = scheme.kind if isinstance(scheme, CandidatePosition) else type(scheme).__name__.lower()
+        return Positions(name, vectors, cosines(vectors))
     if isinstance(scheme, Rotary):
         angles = mask.positions[0, :, None] * scheme.rates  # type: ignore[operator]  # (T, D/2)
         # one vector with equal components rotated by both: the mean over pairs of cos(angle_m - angle_n)
         return Positions("rotary", angles, (angles[:, None] - angles[None]).cos().mean(-1))
     if isinstance(scheme, T5Bias | Alibi):
-        bias = scheme(mask).score_bias(torch.zeros(()))[0]  # (H, T, T)
+        bias = scheme(mask).score_bias(torch.zeros(()), torch.zeros(()))[0]  # (H, T, T)
         return Positions("t5" if isinstance(scheme, T5Bias) else "alibi", bias, bias.mean(0))
+    if isinstance(scheme, Disentangled):
+        return Positions("disentangled", scheme.vectors, cosines(scheme.vectors))  # of the distances -k ... k - 1
     assert isinstance(scheme, Relative)
     # vectors of separate heads are concatenated
     keys = scheme.keys if scheme.keys.dim() == 2 else scheme.keys.transpose(0, 1).flatten(1)  # (2k+1, D or H * D)

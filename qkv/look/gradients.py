@@ -16,7 +16,7 @@ def gradient_by_distance(network: Decoder, ids: Tensor, directions: Tensor) -> T
     |d out_T / d x_(T-k)|^2 / C, that of the whole Jacobian. In an Elman network it is a product of k matrices,
     diag(1 - hidden^2) U, which vanishes or explodes (Bengio et al. 1994; Pascanu et al. 2013).
     """
-    mask = Mask(ids.size(1), causal=True, device=ids.device)
+    mask = Mask(ids.size(1), causal=network.causal, device=ids.device)
     with torch.enable_grad():
         x = network.embed(ids, mask).detach().requires_grad_()  # (B, T, C)
         out, _ = network.stack(x, mask)

@@ -201,9 +201,12 @@ class Look:
     def up_to(self, target: Target) -> tuple[Batch, Target]:
         """Return the input as far as the target depends on it: a decoder reads nothing after its position."""
         ids, mask = self.batch.inputs, self.batch.mask
-        if self.config.family == "encoder" or ids is None or target.position is None:
+        c = self.config
+        if c.family == "encoder" or not c.is_causal or ids is None or target.position is None:
             return self.batch, target
         end = target.position % ids.size(1) + 1
+        if c.prefix_mask and c.first_id not in ids[0, :end].tolist():  # within the source, which is read as a whole
+            return self.batch, target
         return replace(self.batch, inputs=ids[:, :end], mask=mask if mask is None else mask[:, :end]), replace(
             target, position=-1
         )

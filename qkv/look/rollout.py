@@ -1,8 +1,9 @@
 """Attention rollout: how much of each input token is in each output vector, through all layers (Abnar and Zuidema 2020).
 
 Each layer keeps half of its input (the residual connection) and adds half of the mean over its heads:
-R_l = (I + mean_h A_l) / 2 . R_(l-1). Layers without weights are skipped. In a Vision Transformer the row of the [class] vector
-shows which patches it is made of.
+R_l = (I + mean_h A_l) / 2 . R_(l-1); without residual connections
+R_l = mean_h A_l . R_(l-1). Layers without weights are skipped. In a Vision Transformer the row of the [class] vector shows which
+patches it is made of.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from qkv.errors import QkvError
 from qkv.look.attention import Site, select_sites, visit
 from qkv.look.pictures import Heatmap, Picture
 from qkv.look.result import LookResult
+from qkv.parts.block import NoResidual
 
 LONGEST = 4096
 """Maximum number of tokens: two tables (T, T) are held, 64 MB each at this length."""
@@ -61,13 +63,19 @@ def rollout(network: Any, batch: Batch, kind: str | None = None) -> Tensor:
             )
         if not total.numel():
             total = torch.eye(length, device=weights.device).expand(weights.size(0), -1, -1)  # (B, T, T)
-        new.append((total[:, rows] + weights.mean(1) @ total) / 2)  # (B, r, T)
+        mixed = weights.mean(1) @ total  # (B, r, T)
+        new.append(mixed if replaces_stream(network, site) else (total[:, rows] + mixed) / 2)
         if sum(part.size(1) for part in new) == length:
             total = torch.cat(new, 1)
             new.clear()
 
     visit(network, batch, own, fold)
     return total
+
+
+def replaces_stream(network: Any, site: Site) -> bool:
+    """Whether the layer has no residual connection."""
+    return isinstance(network.get_submodule(site.name.rpartition(".")[0]), NoResidual)
 
 
 def patch_grid(weights: Tensor) -> Tensor:

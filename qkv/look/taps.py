@@ -24,6 +24,8 @@ MEANING = {
     "tap_step": "attention weights of one step of a recurrent decoder, once for each step",
     "tap_mixed": "the weighted average of the values of each head: ablate a head here",
     "tap_inner": "hidden layer of the feed-forward network, after the activation",
+    "tap_router": "router logits of the experts",
+    "tap_balance": "load-balancing loss of each input; computed only while the tap is read",
     "tap_out": "what this sublayer adds to the residual stream: ablate a layer here",
     "tap_stream": "the residual stream after this sublayer",
 }

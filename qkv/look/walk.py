@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.batch import Batch
 from qkv.errors import QkvError
@@ -133,19 +133,21 @@ def trace_head(network: Any, batch: Batch, site: Site, head: int) -> dict[str, A
     each = query.size(1) // key.size(1)  # heads of one group
     group = head // each
     scores = attention.mixer.score(query, repeat_heads(key, query.size(1)))  # (B, H, T, S)
-    bias = None if encoding is None else encoding.score_bias(query)
+    bias = None if encoding is None else encoding.score_bias(query, key)
     scores = scores if bias is None else scores + bias
     weights = attention.mixer.weights(query, key, mask, encoding)  # (B, H, T, S)
     mixed = kept["mixed"][0, head]  # (T, D)
-    columns = attention.output.weight[:, head * attention.d_head : (head + 1) * attention.d_head]  # (C, D)
+    own = slice(head * attention.d_head, (head + 1) * attention.d_head)
+    projected = isinstance(attention.output, nn.Linear)
+    output = attention.output.weight if projected else torch.eye(kept["x"].size(-1)).to(kept["x"])  # (C, H * D)
     memory = kept["x"] if kept["memory"] is None else kept["memory"]
     found = {
         "x": kept["x"][0], "memory": memory[0], "value": value[0, group], "scores": scores[0, head],
         "query": attention.split(kept["query"], attention.d_key)[0, head],  # (T, D)
         "key": attention.split(kept["key"], attention.d_key)[0, group],  # (S, D)
         "allowed": mask.dense.expand(scores.size(0), 1, *scores.shape[2:])[0, 0], "weights": weights[0, head],
-        "mixed": mixed, "output": mixed @ columns.T, "residual": kept["residual"][0],
-        "shared": list(range(group * each, (group + 1) * each)), "biased": attention.query.bias is not None,
+        "mixed": mixed, "output": mixed @ output[:, own].T, "residual": kept["residual"][0],
+        "shared": list(range(group * each, (group + 1) * each)), "biased": projected and attention.query.bias is not None,
         "bias": None if bias is None else bias.expand_as(scores)[0, head],  # (T, S)
         "value_bias": encoding.value_bias(weights)[0, head] if encoding is not None and encoding.weighs_values else None,  # (T, D)
     }  # fmt: skip

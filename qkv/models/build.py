@@ -13,13 +13,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qkv.config import ModelConfig
+from qkv.config.rules import CARRIED
 from qkv.models.decoder import Decoder
 from qkv.models.encoder import Encoder
 from qkv.models.encoder_decoder import EncoderDecoder
 from qkv.models.initial import initialise
-from qkv.parts.attention import Attention
-from qkv.parts.block import Block, ParallelBlock, Residual
+from qkv.parts.attention import Attention, SummaryAttention
+from qkv.parts.bidirectional import Bidirectional
+from qkv.parts.block import Block, NoResidual, ParallelBlock, Residual
+from qkv.parts.compressed import Compressed
+from qkv.parts.disentangled import Disentangled, distance_vectors
 from qkv.parts.embed import Bigrams, PatchEmbed, TokenEmbed
+from qkv.parts.experts import Experts
 from qkv.parts.feedforward import GATED, FeedForward
 from qkv.parts.heads import (
     Classes,
@@ -35,11 +40,13 @@ from qkv.parts.heads import (
     Vocabulary,
 )
 from qkv.parts.linear_attention import GatedLinear, Linear, LinearAttention, Performer, Taylor
-from qkv.parts.mixers import Compressed, Linformer, Window
+from qkv.parts.mixers import Linformer, Window
 from qkv.parts.norm import LayerNorm, RMSNorm
+from qkv.parts.pointer import PointerGenerator
+from qkv.parts.position_candidates import CANDIDATES, CandidatePosition, LearnedRotary, Unitary
 from qkv.parts.positions import Alibi, Learned, Relative, Rotary, Sinusoidal, T5Bias
 from qkv.parts.recurrent import RecurrentStack
-from qkv.parts.scores import make_score
+from qkv.parts.scores import Dot, make_score
 from qkv.parts.softmax import Softmax
 from qkv.parts.stack import Stack
 from qkv.parts.state_space import Selective, StateSpace
@@ -50,19 +57,27 @@ Network = Encoder | Decoder | EncoderDecoder
 def build(c: ModelConfig) -> Network:
     """Return the network that `c` describes, with newly initialised weights."""
     if c.family == "encoder-decoder":
-        source, target = embedding(c, c.vocab_size), token_embedding(c, c.target_size)
+        side = c.changed(d_model=c.d_encoder, d_encoder=None) if c.d_encoder else c
+        source, target = embedding(side, c.vocab_size), token_embedding(c, c.target_size)
         if c.tie in ("embeddings", "all") and isinstance(source, TokenEmbed):
             target.tokens = source.tokens
-        encoder, decoder = stack(c, c.n_layers), stack(c, c.decoder_layers, causal=True, cross=True)
-        network: Network = EncoderDecoder(source, encoder, target, decoder, head(c, target), n_patches(c))
+        encoder, decoder = stack(side, c.n_layers), stack(c, c.decoder_layers, causal=c.is_causal, cross=True)
+        if c.share_encoder_decoder:
+            share_sublayers(encoder, decoder)
+        network: Network = EncoderDecoder(source, encoder, target, decoder, head(c, target), n_patches(c), c.is_causal)
     elif c.family == "encoder":
         embed = embedding(c, c.vocab_size)
-        network = Encoder(embed, stack(c, c.n_layers), head(c, embed), n_patches(c))
+        network = Encoder(embed, stack(c, c.n_layers, causal=c.is_causal), head(c, embed), n_patches(c), c.is_causal)
     else:
         embed = embedding(c, c.vocab_size)
-        network = Decoder(embed, stack(c, c.n_layers, causal=True), head(c, embed))
+        network = Decoder(embed, stack(c, c.n_layers, causal=c.is_causal), head(c, embed), c.is_causal, separator(c))
     initialise(network, c)
     return network
+
+
+def separator(c: ModelConfig) -> int | None:
+    """Return the token before which a decoder with a prefix mask attends in both directions; no token is -1."""
+    return None if not c.prefix_mask else -1 if c.first_id is None else c.first_id
 
 
 def skeleton(c: ModelConfig) -> Network:
@@ -107,10 +122,18 @@ def stack(c: ModelConfig, n_layers: int, causal: bool = False, cross: bool = Fal
     if c.recurrent is not None:
         return recurrent_stack(c, n_layers, causal, cross)
     if c.share_layers:  # ALBERT: one block, applied n_layers times
-        blocks = [block(c, 0, cross)] * n_layers
+        blocks = [block(c, 0, causal, cross)] * n_layers
     else:
-        blocks = [block(c, index, cross) for index in range(n_layers)]
+        blocks = [block(c, index, causal, cross) for index in range(n_layers)]
     return Stack(blocks, norm(c) if c.has_final_norm else None, stack_positions(c, n_layers, causal))
+
+
+def share_sublayers(encoder: Any, decoder: Any) -> None:
+    """Let the decoder use the self-attention and feed-forward layers of the encoder; each keeps its own norms."""
+    for own, other in zip(decoder.blocks, encoder.blocks, strict=True):
+        own.attention.layer = other.attention.layer
+        if own.feedforward is not None:
+            own.feedforward.layer = other.feedforward.layer
 
 
 def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) -> nn.Module:
@@ -120,17 +143,18 @@ def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) ->
         bidirectional=encodes and c.bidirectional, reverse=encodes and c.reverse_source,
         score=c.decoder_attention if cross else None, score_rank=c.score_rank, input_feeding=cross and c.input_feeding,
         fixed_context=cross and c.fixed_context, starts_from_memory=cross,
-        bridge=cross and (c.bidirectional or c.n_layers != c.decoder_layers),
+        bridge=cross and (c.bidirectional or c.n_layers != c.decoder_layers or c.d_encoder not in (None, c.d_model)),
+        d_memory=c.d_encoder, projections=c.projections,
     )  # fmt: skip
 
 
-def block(c: ModelConfig, index: int, cross: bool) -> nn.Module:
+def block(c: ModelConfig, index: int, causal: bool, cross: bool) -> nn.Module:
     """Return layer `index` of a stack: self-attention or what replaces it, feed-forward, and with `cross` cross-attention."""
-    self_attention, feedforward = self_attention_layer(c, index), feed_forward(c)
+    self_attention, feedforward = self_attention_layer(c, index, causal), feed_forward(c)
     if c.norm_order == "parallel":
         assert feedforward is not None
         return ParallelBlock(norm(c), self_attention, feedforward, c.dropout)
-    cross_attention = attention(c, softmax(c), cross=True) if cross else None
+    cross_attention = cross_attention_layer(c) if cross else None
     return Block(
         residual(c, self_attention),
         None if feedforward is None else residual(c, feedforward),
@@ -138,23 +162,36 @@ def block(c: ModelConfig, index: int, cross: bool) -> nn.Module:
     )
 
 
-def feed_forward(c: ModelConfig) -> FeedForward | None:
+def feed_forward(c: ModelConfig) -> nn.Module | None:
+    """Return the feed-forward layer of a block, or the experts in its place."""
     if c.feedforward == "none":
         return None
-    return FeedForward(c.d_model, c.d_ff, c.feedforward, c.ffn_bias, c.ffn_dropout)
+    layers = [FeedForward(c.d_model, c.d_ff, c.feedforward, c.ffn_bias, c.ffn_dropout) for _ in range(c.n_experts or 1)]
+    if not c.n_experts:
+        return layers[0]
+    return Experts(layers, c.d_model, c.experts_per_token, c.expert_softmax, c.balance_weight)
 
 
 def residual(c: ModelConfig, layer: nn.Module) -> Residual:
     pre = c.norm_order == "pre"
-    return Residual(layer, norm(c) if pre else None, None if pre else norm(c), c.dropout)
+    kind = Residual if c.residual else NoResidual
+    return kind(layer, norm(c) if pre else None, None if pre else norm(c), c.dropout)
 
 
-def self_attention_layer(c: ModelConfig, index: int) -> nn.Module:
+def self_attention_layer(c: ModelConfig, index: int, causal: bool) -> nn.Module:
     """Return the self-attention of layer `index`, or the linear attention or state space in its place.
 
-    The kinds in `model.mixer` alternate: ("window", "softmax") gives window, softmax, window, ...
+    The kinds in `model.mixer` alternate: ("window", "softmax") gives window, softmax, window, ... Those that read in one
+    direction are doubled in an encoder.
     """
     kind = c.mixer[index % len(c.mixer)]
+    if kind in CARRIED and not causal:
+        return Bidirectional(mixer_layer(c, kind), mixer_layer(c, kind))
+    return mixer_layer(c, kind)
+
+
+def mixer_layer(c: ModelConfig, kind: str) -> nn.Module:
+    """Return an attention layer with this mixer, or the layer that replaces attention."""
     heads = c.d_model, c.n_heads, c.kv_heads, c.head_width
     if kind == "gated-linear":
         return GatedLinear(*heads, c.attention_bias, c.d_key, c.head_norm_eps)
@@ -164,21 +201,35 @@ def self_attention_layer(c: ModelConfig, index: int) -> nn.Module:
         return Selective(c.d_model, c.d_state, c.attention_bias == "all")
     if kind in ("linear", "performer", "taylor"):
         d_key = c.d_key if kind == "taylor" else None
-        return LinearAttention(*heads, self_mixer(c, kind), c.attention_bias, d_key=d_key)
-    return attention(c, self_mixer(c, kind))
+        return LinearAttention(*heads, make_mixer(c, kind), c.attention_bias, d_key=d_key, projections=c.projections)
+    return attention(c, make_mixer(c, kind))
+
+
+def cross_attention_layer(c: ModelConfig) -> Attention:
+    if c.cross_mixer == "softmax":
+        return attention(c, softmax(c), cross=True)
+    heads, d_key = (c.d_model, c.n_heads, c.kv_heads, c.head_width), c.d_key if c.cross_mixer == "taylor" else None
+    mixer = make_mixer(c, c.cross_mixer)
+    return SummaryAttention(*heads, mixer, c.attention_bias, True, d_key, c.projections, c.d_encoder)
 
 
 def attention(c: ModelConfig, mixer: nn.Module, cross: bool = False) -> Attention:
-    return Attention(c.d_model, c.n_heads, c.kv_heads, c.head_width, mixer, c.attention_bias, cross)
+    heads = c.d_model, c.n_heads, c.kv_heads, c.head_width
+    return Attention(*heads, mixer, c.attention_bias, cross, None, c.projections, c.d_encoder if cross else None)
 
 
 def softmax(c: ModelConfig) -> Softmax:
     return Softmax(make_score(c.score, c.n_heads, c.head_width, c.score_rank), c.attention_dropout)
 
 
-def self_mixer(c: ModelConfig, kind: str) -> nn.Module:
-    """Return the mixer of a self-attention layer: how its heads compute weights from scores and average the values."""
-    scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
+def score_scale(c: ModelConfig, terms: int = 1) -> float:
+    """Return the factor of the dot products in attention, where a score is the sum of so many of them."""
+    return 1 / math.sqrt(terms * c.head_width) if c.score == "scaled-dot" else 1.0
+
+
+def make_mixer(c: ModelConfig, kind: str) -> nn.Module:
+    """Return the mixer of an attention layer: how its heads compute weights from scores and average the values."""
+    scale = score_scale(c)
     if kind == "window":
         return Window(scale, c.window, c.n_global)
     if kind == "linformer":
@@ -191,11 +242,13 @@ def self_mixer(c: ModelConfig, kind: str) -> nn.Module:
         return Taylor(1 / math.sqrt(c.d_key or c.head_width) if c.score == "scaled-dot" else 1.0)
     if kind == "compressed":
         return Compressed(scale, c.kv_heads, c.head_width, c.compression)
-    return softmax(c)
+    return Softmax(Dot(score_scale(c, 3)), c.attention_dropout) if c.position == "disentangled" else softmax(c)
 
 
 def norm(c: ModelConfig, width: int | None = None) -> nn.Module:
     width = width or c.d_model
+    if c.norm == "none":
+        return nn.Identity()
     return RMSNorm(width, c.norm_eps) if c.norm == "rms" else LayerNorm(width, c.norm_eps, c.norm == "layer")
 
 
@@ -203,30 +256,35 @@ def norm(c: ModelConfig, width: int | None = None) -> nn.Module:
 
 
 def absolute_position(c: ModelConfig, width: int) -> nn.Module | None:
-    """Return sinusoidal or learned position vectors; None for the schemes that act inside the stack (rotary, T5, ALiBi, Shaw)."""
+    """Return the scheme of position vectors; None for the schemes that act inside the stack (rotary, T5, ALiBi, Shaw, DeBERTa)."""
     if c.position == "sinusoidal":
         return Sinusoidal(width, c.position_base, c.position_layout)
     if c.position == "learned":
         return Learned(c.max_length, width, c.position_offset)
-    return None
+    if c.position == "unitary":
+        return Unitary(width, c.position_base)
+    return CandidatePosition(c.position, width, c.position_base) if c.position in CANDIDATES else None
 
 
 def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Module]:
-    """Return the position encodings inside a stack: none, one for all layers, or (Shaw) one per layer."""
+    """Return the position encodings inside a stack: none, one for all layers, or (Shaw, DeBERTa, learned rotation) one per layer."""
     if c.position_use == "every-layer":
         return [p] if (p := absolute_position(c, c.d_model)) else []
+    layers = 1 if c.share_layers else n_layers
+    if c.position == "rotary-learned":
+        return [LearnedRotary(c.head_width, c.position_base) for _ in range(layers)]
     if c.position.startswith("rotary"):
         return [Rotary(c.head_width, c.position_base, c.position == "rotary-interleaved", c.rotary_scaling)]
     if c.position == "t5":
-        return [T5Bias(c.n_heads, c.relative_buckets, c.relative_distance, causal)]
+        return [T5Bias(c.n_heads, c.relative_buckets, c.relative_distance, causal and not c.prefix_mask)]
     if c.position == "alibi":
         return [Alibi(c.n_heads)]
+    if c.position == "disentangled":
+        vectors = distance_vectors(c.relative_distance, c.d_model)
+        return [Disentangled(vectors, c.n_heads, c.head_width, score_scale(c, 3), c.dropout) for _ in range(layers)]
     if c.position == "relative":
-        scale = 1 / math.sqrt(c.head_width) if c.score == "scaled-dot" else 1.0
         heads = c.n_heads if c.relative_per_head else None
-        return [
-            Relative(c.head_width, c.relative_distance, scale, heads) for _ in range(1 if c.share_layers else n_layers)
-        ]
+        return [Relative(c.head_width, c.relative_distance, score_scale(c), heads) for _ in range(layers)]
     return []
 
 
@@ -267,7 +325,8 @@ def n_patches(c: ModelConfig) -> int:
 
 
 def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
-    activation = GATED.get(c.feedforward, c.feedforward)
+    plain = "gelu" if c.feedforward in ("none", "linear") else c.feedforward  # heads keep their non-linearity
+    activation = GATED.get(plain, plain)
     if c.head == "vocabulary":
         return vocabulary(c, embed, c.d_model)
     if c.head == "masked":
@@ -276,7 +335,7 @@ def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
         return MaskedNext(masked_word(c, embed, activation), Classes(c.d_model, 2, Pooler(c.d_model)))
     if c.head == "classes":
         return Classes(
-            c.d_model, c.n_classes, pooler(c), c.dropout, bias=c.family == "encoder"
+            c.d_model, c.n_classes, pooler(c), c.dropout, bias=c.family != "decoder"
         )  # GPT's has none (eq. 3)
     if c.head == "classes-words":
         return ClassesWords(c.d_model, c.n_classes, pooler(c), vocabulary(c, embed, c.d_model), c.dropout)
@@ -303,4 +362,6 @@ def vocabulary(c: ModelConfig, embed: nn.Module, d_in: int) -> Vocabulary:
     tied = embed.tokens.weight if c.tie in ("output", "all") else None  # type: ignore[union-attr]
     width = (c.d_embed or c.d_model) if tied is not None else d_in
     scale = c.d_model**-0.5 if c.output_scale else 1.0
+    if c.copy_source:
+        return PointerGenerator(c.target_size, width, d_in, tied, c.output_bias, scale, c.d_encoder)  # type: ignore[arg-type]
     return Vocabulary(c.target_size, width, d_in, tied, c.output_bias, scale)  # type: ignore[arg-type]

@@ -5,16 +5,26 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from qkv.batch import Batch
+from qkv.errors import QkvError
 from qkv.models.output import Output
 from qkv.parts.masks import Mask
 from qkv.parts.state import State
 
 
 class Decoder(nn.Module):
-    """Each position predicts the next token from the tokens up to it."""
+    """Each position predicts the next token from the tokens up to it.
 
-    def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module):
+    With `causal` off it sees all tokens when they are given at once, the ones to predict included; steps with a state are causal
+    nonetheless, as later tokens do not exist yet. With a `separator`, the tokens before the first one of a row (a source) see
+    each other in both directions; a state must be given all of them at once.
+    """
+
+    def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module, causal: bool = True,
+                 separator: int | None = None):  # fmt: skip
         super().__init__()
+        self.causal = causal
+        self.separator = separator
+        """Id of the token between source and target; None = no prefix mask."""
         self.embed = embed
         self.stack = stack
         self.head = head
@@ -42,5 +52,20 @@ class Decoder(nn.Module):
         """Embed ids (B, T) and run the stack: hidden vectors (B, T, C) and the new state. `mask` (B, T) marks real tokens."""
         past = State() if state is None else state
         length = ids.size(1)  # T
-        attention_mask = Mask(length, past.seen(length, mask), past.length + length, True, ids.device, documents)
+        causal = self.causal or state is not None
+        prefix = self.source_part(ids, mask, documents) if past.length == 0 else None
+        attention_mask = Mask(
+            length, past.seen(length, mask), past.length + length, causal, ids.device, documents, prefix
+        )
         return self.stack(self.embed(ids, attention_mask), attention_mask, None, state)
+
+    def source_part(self, ids: Tensor, mask: Tensor | None, documents: Tensor | None) -> Tensor | None:
+        """(B, T): the real tokens before the first separator of each row; none in a row without one. None = there are none."""
+        if self.separator is None:
+            return None
+        if documents is not None:
+            raise QkvError("prefix_mask = true takes one text per row: texts cannot be packed")
+        ends = ids == self.separator if mask is None else (ids == self.separator) & mask
+        prefix = (ends.cumsum(-1) == 0) & ends.any(-1, keepdim=True)
+        prefix = prefix if mask is None else prefix & mask
+        return prefix if bool(prefix.any()) else None

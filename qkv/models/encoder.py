@@ -12,17 +12,18 @@ from qkv.parts.masks import Mask
 class Encoder(nn.Module):
     """Each position sees all others; the head decides what is asked of them."""
 
-    def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module, n_patches: int = 0):
+    def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module, n_patches: int = 0, causal: bool = False):
         super().__init__()
         self.embed = embed
         self.stack = stack
         self.head = head
         self.n_patches = n_patches
+        self.causal = causal
 
     def forward(self, batch: Batch) -> Output:
         x = batch.images if batch.inputs is None else batch.inputs
         assert x is not None
         length = 1 + self.n_patches if batch.inputs is None else x.size(1)
-        mask = Mask(length, batch.mask, device=x.device, documents=batch.documents)
+        mask = Mask(length, batch.mask, causal=self.causal, device=x.device, documents=batch.documents)
         hidden, _ = self.stack(self.embed(x, mask, batch.segments), mask)
         return Output(hidden, self.head, batch.mask)

@@ -16,8 +16,11 @@ def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None, 
     side = lambda size: torch.randint(size, (rows, length), generator=draw)  # noqa: E731
     image = c.image_size is not None
     shape = (rows, c.n_channels, c.image_size or 1, c.image_size or 1)
+    inputs = None if image and c.family == "encoder" else side(c.target_size)
+    if c.prefix_mask and inputs is not None and c.first_id is not None:
+        inputs[:, length // 2] = c.first_id  # source and target
     return Batch(
-        inputs=None if image and c.family == "encoder" else side(c.target_size),
+        inputs=inputs,
         targets=targets(c, rows, length, draw),
         answers=torch.randint(2, (rows,), generator=draw) if c.head == "masked-next" else None,
         source=side(c.vocab_size) if c.family == "encoder-decoder" and not image else None,

@@ -1,66 +1,48 @@
-"""How many floating-point operations learning takes, from the network and the shapes of its batches.
+"""Floating-point operations of a network, counted from its modules and the shapes of a batch.
 
-Counted are the matrix products, 2 operations for each multiply-add, padding and the masked half of causal attention as if
-they were real. What is done number by number (norms, gates, softmax, dropout, the optimiser) is little beside them and left
-out, as in the figures of papers.
+Counted are matrix products, 2 operations per multiply-add, as torch.utils.flop_counter counts them; padding and the masked half of
+causal attention count as if they were real. Elementwise operations (norms, gates, softmax, dropout, the scan of a state space) and
+Fourier transforms are left out, as in the figures of papers. products.py and mixer_products.py have a small function for each type
+of module that multiplies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
 from qkv.config import ModelConfig
-from qkv.errors import QkvError
+from qkv.models import mixer_products  # noqa: F401  adds its functions to `products`
 from qkv.models.build import skeleton
-from qkv.parts.attention import Attention
-from qkv.parts.heads import Vocabulary
-from qkv.parts.recurrent import RecurrentStack, StepAttention
+from qkv.models.products import PassShape, Product, products
 
 Shape = tuple[int, int, int]
 """Rows, tokens of each (of the target, where there are two sides), tokens of the source (0 = none)."""
 
 
-def training_flops(c: ModelConfig, batches: Iterable[Shape]) -> int:
-    """Of an update from each batch. The way back has two products for each one of the way forth: one for the gradient of
-    what went in, one for that of the matrix."""
-    return 3 * forward_flops(c, batches)
-
-
 def forward_flops(c: ModelConfig, batches: Iterable[Shape]) -> int:
-    """Of the words' logits for each batch."""
-    if set(c.mixer) != {"softmax"} or c.position == "relative" or c.head != "vocabulary" or c.image_size is not None:
-        raise QkvError(
-            "operations are counted of recurrent networks and softmax attention over words, and not of this one"
-        )
+    """Operations of one forward pass over each batch, logits included."""
     network = skeleton(c)
-    return sum(2 * rows * multiplications(network, target, source) for rows, target, source in batches)
+    return sum(2 * one.forward for shape in batches for *_, one in walk(network, PassShape(*shape)))
 
 
-def multiplications(network: nn.Module, target: int, source: int) -> int:
-    """Multiply-adds of one row: every matrix once for each token that it sees, and every query with every key."""
-    total, seen = 0, dict[nn.Module, int]()  # how many tokens, where it is not those of its half
-    for name, module in network.named_modules(remove_duplicate=False):
-        own = source if name.startswith(("source", "encoder")) else target
-        if isinstance(module, Attention):
-            read = source if module.cross else own
-            seen |= {module.key: read, module.value: read}
-            total += own * (2 * read * module.query.out_features + matrices(module.mixer))  # scores, average
-        elif isinstance(module, StepAttention):
-            seen[module.key] = source
-            total += own * (2 * source * module.query.out_features + matrices(module.score))
-        elif isinstance(module, RecurrentStack):
-            seen |= dict.fromkeys(module.bridge or (), 1)
-        elif isinstance(module, nn.Linear | nn.RNNBase):
-            total += seen.get(module, own) * matrices(module)
-        elif isinstance(module, Vocabulary):
-            total += own * module.weight.numel()
-    return total
+def training_flops(c: ModelConfig, batches: Iterable[Shape]) -> int:
+    """Operations of an update from each batch: forward and backward pass."""
+    network = skeleton(c)
+    passes = (PassShape(*shape, training=True) for shape in batches)
+    return sum(2 * (one.forward + one.backward) for at in passes for *_, one in walk(network, at))
 
 
-def matrices(module: nn.Module) -> int:
-    """The numbers in its matrices, each of which is multiplied once for a token: of a linear map, of a cell with all its
-    gates, of a score that changes the query (H, D, D); additive attention's v (H, D) belongs to the pairs."""
-    least = 2 if isinstance(module, nn.Linear | nn.RNNBase) else 3
-    return sum(p.numel() for p in module.parameters() if p.dim() >= least)
+Path = tuple[nn.Module, ...]
+"""A module after all those around it, outermost first."""
+
+
+def walk(module: nn.Module, at: PassShape, path: Path = ()) -> Iterator[tuple[Path, PassShape, Product]]:
+    """Yield every product of `module` and its children, with the path of the module and the shapes of its pass."""
+    path = (*path, module)
+    for item in products(module, at):
+        if isinstance(item, Product):
+            yield path, at, item
+        else:
+            yield from walk(*item, path)

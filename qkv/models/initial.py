@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch import Tensor, nn
 
 from qkv.config import ModelConfig
@@ -53,10 +55,11 @@ def residual_outputs(network: nn.Module, c: ModelConfig) -> dict[nn.Module, floa
     for stack in network.modules() if c.init_residual else ():
         if isinstance(stack, Stack):
             outputs = [
-                module
-                for block in stack.blocks
+                (number, re.sub(r"experts\.\d+", "experts", name), module)  # the experts of a block are one sublayer
+                for number, block in enumerate(stack.blocks)
                 for name, module in block.named_modules()
                 if name.split(".")[-1] in ("output", "down")
             ]
-            found |= dict.fromkeys(outputs, len(outputs) ** -0.5)
+            sublayers = {(number, name) for number, name, _ in outputs}
+            found |= {module: len(sublayers) ** -0.5 for *_, module in outputs}
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
-from qkv.config.rules import CARRIED
+from qkv.config.rules import ABSOLUTE, CARRIED
 from qkv.errors import QkvError
 from qkv.models.build import n_patches
 
@@ -46,19 +46,20 @@ def batch_of(c: ModelConfig, ids: Ids, target_ids: Ids | None = None, mask: Ids 
 
 def has_fixed_length(c: ModelConfig) -> bool:
     """Whether max_length is a wall (learned positions, Linformer) and not only what the model was trained on."""
-    return c.position == "learned" or "linformer" in c.mixer
+    return c.position == "learned" or "linformer" in (*c.mixer, c.cross_mixer)
 
 
 def packs(c: ModelConfig) -> bool:
     """Whether several documents can share a row without seeing each other; other mixers and cells would mix them."""
-    return c.family != "encoder-decoder" and c.recurrent is None and set(c.mixer) <= {"softmax", "window"}
+    alone = c.family == "encoder-decoder" or c.recurrent is not None or c.prefix_mask
+    return not alone and set(c.mixer) <= {"softmax", "window"}
 
 
 def carries(c: ModelConfig) -> bool:
     """Whether what is remembered of a text is of fixed size, however long it was, and no place in it is counted: the state
     after it can then be carried to the next text."""
     if c.recurrent is not None:
-        return c.position not in ("sinusoidal", "learned")  # the others act in attention blocks alone
+        return c.position not in ABSOLUTE  # the others act in attention blocks alone
     return c.position == "none" and CARRIED.issuperset(c.mixer)
 
 

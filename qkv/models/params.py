@@ -38,12 +38,15 @@ class Count:
     """All parameters of a network; shared ones count once."""
 
     parameters: int
+    active: int
+    """Parameters that one token uses: of a mixture of experts the chosen ones, otherwise all."""
     lecture: Lecture | None
     rows: list[ParameterRow]
 
     def as_json(self) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
+            "active": self.active,
             "lecture": None if self.lecture is None else asdict(self.lecture),
             "rows": [{**asdict(row), "total": row.total} for row in self.rows],
         }
@@ -56,7 +59,10 @@ def count(config: ModelConfig) -> Count:
         key = re.sub(r"\.\d+(?=\.|$)", ".*", name), tuple(weight.shape)
         groups[key] = groups.get(key, 0) + 1
     rows = [ParameterRow(name, shape, times) for (name, shape), times in groups.items()]
-    return Count(sum(row.total for row in rows), lecture_count(config, rows), rows)
+    total = sum(row.total for row in rows)
+    experts = sum(row.total for row in rows if ".experts.*." in row.name)
+    unused = experts // config.n_experts * (config.n_experts - config.experts_per_token) if experts else 0
+    return Count(total, total - unused, lecture_count(config, rows), rows)
 
 
 def lecture_count(c: ModelConfig, rows: list[ParameterRow]) -> Lecture | None:

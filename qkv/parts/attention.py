@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,19 +18,23 @@ class Attention(nn.Module):
 
     Shapes: B rows, T queries, S keys, C = d_model, H query heads, H_kv key and value heads (fewer than H in grouped-query
     attention), D numbers per head. `mixer` computes the formula per head, or a variant of it (window, Linformer, linear).
+    Without `projections` queries, keys and values are the input itself and there is no output map: softmax(x x^T / sqrt(D)) x.
     Cross-attention takes keys and values from `memory`, the encoder's output; they are computed once and stored in the state.
     Each `tap_*` is an identity at which hooks read or change an activation (parts/tap.py).
     """
 
     def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, mixer: nn.Module, bias: str = "all",
-                 cross: bool = False, d_key: int | None = None):  # fmt: skip
+                 cross: bool = False, d_key: int | None = None, projections: bool = True,
+                 d_memory: int | None = None):  # fmt: skip
         super().__init__()
-        self.d_head, self.cross = d_head, cross
+        self.n_heads, self.d_head, self.cross = n_heads, d_head, cross
         self.d_key = d_key or d_head  # differs only in linear attention, where values need not be as wide
-        self.query = nn.Linear(d_model, n_heads * self.d_key, bias != "none")
-        self.key = nn.Linear(d_model, n_kv_heads * self.d_key, bias != "none")
-        self.value = nn.Linear(d_model, n_kv_heads * d_head, bias != "none")
-        self.output = nn.Linear(n_heads * d_head, d_model, bias == "all")
+        project: Any = nn.Linear if projections else nn.Identity
+        self.query = project(d_model, n_heads * self.d_key, bias != "none")
+        d_memory = d_memory or d_model  # width of the vectors that cross-attention reads
+        self.key = project(d_memory, n_kv_heads * self.d_key, bias not in ("none", "all-but-key"))
+        self.value = project(d_memory, n_kv_heads * d_head, bias != "none")
+        self.output = project(n_heads * d_head, d_model, bias.startswith("all"))
         self.mixer = mixer
         self.tap_query, self.tap_key, self.tap_value, self.tap_mixed = Tap(), Tap(), Tap(), Tap()
 
@@ -70,7 +76,47 @@ class Attention(nn.Module):
     def mix_beams(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None
                   ) -> Tensor:  # fmt: skip
         """Let the K beams of a sentence, query (B * K, H, T, D), share the keys and values (B, H_kv, S, D) of its source."""
-        # (B * K, H, T, D) -> (B, K, H, T, D) -> (B, H, K, T, D) -> (B, H, K * T, D): beams become queries of one sentence
-        queries = query.unflatten(0, (len(key), -1)).transpose(1, 2).flatten(2, 3)
-        mixed = self.mixer(queries, key, value, mask, encoding)
-        return mixed.unflatten(2, (-1, query.size(2))).transpose(1, 2).flatten(0, 1)  # (B * K, H, T, D)
+        mixed = self.mixer(join_beams(query, len(key)), key, value, mask, encoding)
+        return split_beams(mixed, query.size(2))
+
+
+def join_beams(query: Tensor, sentences: int) -> Tensor:
+    """Make the beams queries of one sentence: (B * K, H, T, D) -> (B, K, H, T, D) -> (B, H, K, T, D) -> (B, H, K * T, D)."""
+    return query.unflatten(0, (sentences, -1)).transpose(1, 2).flatten(2, 3)
+
+
+def split_beams(mixed: Tensor, queries: int) -> Tensor:
+    """Undo `join_beams`: (B, H, K * T, D) -> (B * K, H, T, D)."""
+    return mixed.unflatten(2, (-1, queries)).transpose(1, 2).flatten(0, 1)
+
+
+class SummaryAttention(Attention):
+    """Cross-attention to a summary of the memory, which is of fixed size: sums of features (linear attention), or a few keys and
+    values (Linformer).
+
+    Its mixer has `summarise(key, value, mask)` and `read(query, summary)`, which its forward does one after the other. The summary,
+    a NamedTuple of tensors with the rows first, is computed once and stored in the state in place of keys and values.
+    """
+
+    def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
+                state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
+        """As Attention.forward."""
+        query = self.tap_query(self.split(self.query(x), self.d_key))  # (B, H, T, D_k)
+        mixer: Any = self.mixer
+        if state:
+            summary = mixer.summary(*(state[f"memory_{name}"] for name in mixer.summary._fields))
+        else:
+            assert memory is not None, "cross-attention needs a memory"
+            key = self.tap_key(self.split(self.key(memory), self.d_key))  # (B, H_kv, S, D_k)
+            value = self.tap_value(self.split(self.value(memory)))  # (B, H_kv, S, D)
+            if state is None:
+                mixed = mixer(query, key, value, mask, None)
+                return self.join_heads(mixed[0] if isinstance(mixed, tuple) else mixed), {}
+            summary = mixer.summarise(key, value, mask)
+        mixed = mixer.read(join_beams(query, len(summary[0])), summary)
+        kept = {f"memory_{name}": part for name, part in summary._asdict().items()}
+        return self.join_heads(split_beams(mixed, query.size(2))), kept
+
+    def join_heads(self, mixed: Tensor) -> Tensor:
+        """(B, H, T, D) -> (B, T, H * D) -> (B, T, C)."""
+        return self.output(self.tap_mixed(mixed).transpose(1, 2).flatten(2))

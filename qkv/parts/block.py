@@ -8,14 +8,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from qkv.parts.dropout import dropout_layer
-from qkv.parts.feedforward import FeedForward
 from qkv.parts.masks import Mask
 from qkv.parts.positions import PositionEncoding
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
 
-MEMORY = ("memory_key", "memory_value")
-"""The entries of a layer's state that belong to cross-attention."""
+MEMORY = "memory_"
+"""How the names of those entries of a layer's state begin that belong to cross-attention."""
 
 
 class Residual(nn.Module):
@@ -38,6 +37,14 @@ class Residual(nn.Module):
         return self.tap_stream(self.after(x + self.dropout(self.tap_out(y))))
 
 
+class NoResidual(Residual):
+    """after(dropout(layer(before(x)))): a sublayer without a residual connection, whose output replaces the stream."""
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the sublayer's output y (B, T, C) in place of the stream x."""
+        return self.tap_stream(self.after(self.dropout(self.tap_out(y))))
+
+
 class Block(nn.Module):
     """One layer of a stack, x -> attention -> (cross-attention) -> (feed-forward); x is (B, T, C) all along."""
 
@@ -53,18 +60,18 @@ class Block(nn.Module):
         y, new = self.attention.layer(self.attention.before(x), mask, encoding, None, state)
         x = self.attention.add(x, y)
         if self.cross is not None:
-            past = None if state is None else {name: state[name] for name in MEMORY if name in state}
+            past = None if state is None else {name: kept for name, kept in state.items() if name.startswith(MEMORY)}
             y, memory_state = self.cross.layer(self.cross.before(x), memory_mask, None, memory, past)
             x, new = self.cross.add(x, y), {**new, **memory_state}
         if self.feedforward is not None:
-            x = self.feedforward.add(x, self.feedforward.layer(self.feedforward.before(x)))
+            x = self.feedforward.add(x, self.feedforward.layer(self.feedforward.before(x), mask))
         return x, new
 
 
 class ParallelBlock(nn.Module):
     """x + attention(norm(x)) + feedforward(norm(x)): one norm, both sublayers in parallel (PaLM, GPT-J)."""
 
-    def __init__(self, norm: nn.Module, attention: nn.Module, feedforward: FeedForward, dropout: float = 0.0):
+    def __init__(self, norm: nn.Module, attention: nn.Module, feedforward: nn.Module, dropout: float = 0.0):
         super().__init__()
         self.norm = norm
         self.attention = attention
@@ -76,4 +83,4 @@ class ParallelBlock(nn.Module):
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
         normed = self.norm(x)
         y, new = self.attention(normed, mask, encoding, None, state)
-        return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed)))), new
+        return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed, mask)))), new

@@ -42,7 +42,7 @@ def previous(ids: Tensor, mask: Mask) -> Tensor:
 class TokenEmbed(nn.Module):
     """dropout(project(norm((word + bigram) [* sqrt(C)] + segment + position))); absent parts are skipped.
 
-    `position` is a Sinusoidal or Learned scheme, added or, with `concat`, put beside the word vector.
+    `position` is a scheme of position vectors (Sinusoidal, Learned, Unitary, ...), added or, with `concat`, put beside the word vector.
     """
 
     def __init__(self, tokens: nn.Embedding, d_model: int, position: nn.Module | None = None, concat: bool = False,

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.parts.dropout import dropout_layer
+from qkv.parts.masks import Mask
 from qkv.parts.tap import Tap
 
 
@@ -18,13 +19,18 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "gelu-tanh": gelu_tanh,
     "silu": F.silu,
     "tanh": torch.tanh,
-    "bilinear": lambda x: x,
+    "bilinear": identity,
+    "linear": identity,
 }
 
 GATED = {"reglu": "relu", "geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu": "silu", "bilinear": "bilinear"}
@@ -43,7 +49,8 @@ class FeedForward(nn.Module):
         self.dropout = dropout_layer(dropout)
         self.tap_inner = Tap()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
+        """(B, T, C) -> (B, T, C), or (N, C) -> (N, C); `mask` is for layers that treat padding apart (Experts)."""
         if self.gate is None:
             inner = self.activation(self.up(x))  # (B, T, d_ff)
         else:

@@ -13,6 +13,9 @@ from qkv.parts.feedforward import ACTIVATIONS
 class Vocabulary(nn.Module):
     """One score per word: x W^T + b. Tied, W is the embedding matrix itself (Press and Wolf 2017)."""
 
+    copies = False
+    """Whether it copies words of a source (pointer.py): it is then bound to the source of a batch before it is used."""
+
     def __init__(self, vocab_size: int, width: int, d_model: int, tied: nn.Parameter | None = None, bias: bool = False,
                  scale: float = 1.0):  # fmt: skip
         super().__init__()
@@ -37,6 +40,8 @@ class Vocabulary(nn.Module):
 
 class MaskedWord(nn.Module):
     """BERT's masked-word head: words(norm(gelu(dense(x))))."""
+
+    copies = False
 
     def __init__(self, words: Vocabulary, d_model: int, width: int, activation: str, norm: nn.Module):
         super().__init__()

@@ -77,6 +77,7 @@ class Linear(nn.Module):
     """
 
     chunk = 128
+    summary = Sum
     rotates = True
     """Whether rotary positions rotate its queries and keys; refused with elu(x) + 1, which loses the relative position."""
 
@@ -96,23 +97,36 @@ class Linear(nn.Module):
                 ) -> tuple[Tensor, Sum]:  # fmt: skip
         """(B, H, T, D_k), (B, H_kv, T, D_k), (B, H_kv, T, D) and the sum before them -> (B, H, T, D) and the sum after."""
         mask.forbid_packing("a linear mixer")
-        dtype, heads, number = query.dtype, query.size(1), wide(query)
-        reads = self.query_features(query.to(number))  # (B, H, T, F)
-        features, sizes = self.key_features(repeat_heads(key, heads).to(number))  # (B, H, T, F), (B, H, T)
-        if mask.real is not None:
-            # beside any real key padding then weighs exp(-infinity) = 0; finite, so that alone it is no 0 / 0
-            sizes = sizes.masked_fill(~mask.real.to(key.device)[:, None], torch.finfo(number).min)
-        value = repeat_heads(value, heads).to(number)
-        value = F.pad(value, (0, 1), value=1.0)  # (B, H, T, D + 1): the last column sums the weights themselves
-
+        heads = query.size(1)
+        features, sizes, value = self.prepare(repeat_heads(key, heads), repeat_heads(value, heads), mask)
         total = Sum.empty(features, value) if past is None else past
-        if mask.causal:
-            mixed, total = self.prefixes(reads, features, sizes, value, total)
-        else:
+        if not mask.causal:
             total = total.add(features, sizes, value)
-            mixed = reads @ total.total  # (B, H, T, D + 1)
-        least = torch.finfo(number).tiny ** 0.75  # extreme queries and keys may round to 0; gradients divide twice
-        return (mixed[..., :-1] / mixed[..., -1:].clamp(min=least)).to(dtype), total
+            return self.read(query, total), total
+        reads = self.query_features(query.to(wide(query)))  # (B, H, T, F)
+        mixed, total = self.prefixes(reads, features, sizes, value, total)
+        return divide(mixed).to(query.dtype), total
+
+    def prepare(self, key: Tensor, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, H, S, D_k), (B, H, S, D), the last S keys of the mask -> features (B, H, S, F), sizes (B, H, S) and values with a
+        last column of ones (B, H, S, D + 1), which sums the weights themselves."""
+        number = wide(key)
+        features, sizes = self.key_features(key.to(number))
+        real = mask.real if key.size(2) == mask.queries else mask.keys  # in self-attention the new keys alone
+        if real is not None:
+            # beside any real key padding then weighs exp(-infinity) = 0; finite, so that alone it is no 0 / 0
+            sizes = sizes.masked_fill(~real.to(key.device)[:, None], torch.finfo(number).min)
+        return features, sizes, F.pad(value.to(number), (0, 1), value=1.0)
+
+    def summarise(self, key: Tensor, value: Tensor, mask: Mask) -> Sum:
+        """Return the sum over all keys (B, H_kv, S, D_k) and values (B, H_kv, S, D)."""
+        features, sizes, value = self.prepare(key, value, mask)
+        return Sum.empty(features, value).add(features, sizes, value)
+
+    def read(self, query: Tensor, total: Sum) -> Tensor:
+        """Let each query (B, H, T, D_k) read the sum over all keys: (B, H, T, D)."""
+        reads = self.query_features(query.to(wide(query)))  # (B, H, T, F)
+        return divide(reads @ repeat_heads(total.total, query.size(1))).to(query.dtype)
 
     def prefixes(self, reads: Tensor, features: Tensor, sizes: Tensor, value: Tensor, total: Sum) -> tuple[Tensor, Sum]:
         """Each query on what came before these T tokens and on the tokens up to its own: (B, H, T, D + 1)."""
@@ -124,6 +138,12 @@ class Linear(nn.Module):
             mixed.append(inside + q @ total.total * (total.size - top).exp()[..., None])
             total = total.add(k, size, v)
         return torch.cat(mixed, 2), total
+
+
+def divide(mixed: Tensor) -> Tensor:
+    """Divide weighted sums by the sums of the weights, their last column: (B, H, T, D + 1) -> (B, H, T, D)."""
+    least = torch.finfo(mixed.dtype).tiny ** 0.75  # extreme queries and keys may round to 0; gradients divide twice
+    return mixed[..., :-1] / mixed[..., -1:].clamp(min=least)
 
 
 def future(query: Tensor) -> Tensor:

@@ -35,15 +35,18 @@ class Mask:
 
     `documents` (B, S) numbers the documents of a row where several are packed into it (T = S): the tokens of one are
     adjacent, attend to no other, and count their positions from its beginning. None = one a row.
+
+    `prefix` (B, S) marks tokens at the start of each row that all attend to each other although the mask is causal (T = S).
     """
 
     def __init__(self, queries: int, keys: Tensor | None = None, length: int | None = None, causal: bool = False,
-                 device: torch.device | None = None, documents: Tensor | None = None):  # fmt: skip
+                 device: torch.device | None = None, documents: Tensor | None = None, prefix: Tensor | None = None):  # fmt: skip
         self.queries = queries
         self.length = queries if length is None else length  # S
         self.keys = keys
         self.causal = causal
         self.documents = documents
+        self.prefix = prefix
         self.device = device if keys is None else keys.device
         self.padded_right = keys is None or bool((keys[:, 1:] <= keys[:, :-1]).all())
         """Whether every row is real tokens first, padding after."""
@@ -88,9 +91,16 @@ class Mask:
         is_causal aligns the first query with the first key, so it is right only for T = S; a single last query sees all keys.
         """
         square = self.queries == self.length
-        if self.padding_hidden and (not self.causal or square or self.queries == 1):
+        if self.prefix is None and self.padding_hidden and (not self.causal or square or self.queries == 1):
             return None, self.causal and square and self.queries > 1
-        return self.dense, False
+        return self.dense if self.causal or self.documents is not None else self.visible_keys, False
+
+    @property
+    def visible_keys(self) -> Tensor:
+        """(1 or B, 1, 1, S): the keys that every query sees where neither a causal rule nor documents hide some."""
+        if self.keys is None:
+            return torch.ones(1, 1, 1, self.length, dtype=torch.bool, device=self.device)
+        return (self.keys | ~self.keys.any(-1, keepdim=True))[:, None, None, :]  # all of a row that is only padding
 
     @cached_property
     def dense(self) -> Tensor:
@@ -98,10 +108,10 @@ class Mask:
         if self.documents is not None:
             return self.within_documents[:, None]  # (B, 1, T, S)
         if not self.causal:
-            if self.keys is None:
-                return torch.ones(1, 1, 1, self.length, dtype=torch.bool, device=self.device)
-            return (self.keys | ~self.keys.any(-1, keepdim=True))[:, None, None, :]  # (B, 1, 1, S)
+            return self.visible_keys
         table = causal(self.queries, self.length, self.device)[None, None]  # (1, 1, T, S)
+        if self.prefix is not None:  # for queries after the prefix this adds nothing: all of it is before them
+            table = table | self.prefix[:, None, None, :]  # (B, 1, T, S)
         if self.keys is None:
             return table
         # a padded query sees itself
@@ -111,13 +121,15 @@ class Mask:
     def spans(self, rows: int) -> Tensor | None:
         """(n, 3): row, first token and end of each stretch in which all tokens see each other (or, causal, those before
         them) and no others; None where only a table can express it."""
-        if self.queries != self.length or (self.documents is None and not self.padding_hidden):
+        if (
+            self.queries != self.length
+            or (self.documents is None and not self.padding_hidden)
+            or self.prefix is not None
+        ):
             return None
         if self.documents is not None:
             return None if self.keys is not None else self.document_spans
-        whole_rows = torch.tensor([0, 0, self.length]).repeat(rows, 1)  # (B, 3)
-        whole_rows[:, 0] = torch.arange(rows)
-        return whole_rows
+        return torch.tensor([[row, 0, self.length] for row in range(rows)])
 
     @cached_property
     def document_spans(self) -> Tensor:
@@ -148,7 +160,7 @@ class SomeRows(Mask):
     """The mask of a few queries at any positions."""
 
     def __init__(self, whole: Mask, rows: Tensor):
-        super().__init__(len(rows), whole.keys, whole.length, whole.causal, whole.device, whole.documents)
+        super().__init__(len(rows), whole.keys, whole.length, whole.causal, whole.device, whole.documents, whole.prefix)
         self.rows = rows + whole.length - whole.queries  # (r,): their indices among the keys
 
     @property
@@ -163,9 +175,10 @@ class SomeRows(Mask):
     def dense(self) -> Tensor:
         """(1 or B, 1, 1 or r, S), as in the whole table."""
         if not self.causal and self.documents is None:
-            return super().dense
+            return self.visible_keys
         columns, rows = torch.arange(self.length, device=self.rows.device), self.rows[:, None]
         table = (columns <= rows if self.causal else torch.ones_like(columns <= rows))[None]  # (1, r, S)
+        table = table if self.prefix is None else table | self.prefix[:, None, :]  # (B, r, S)
         if self.documents is not None:
             table = table & (self.documents[:, self.rows, None] == self.documents[:, None, :])
         table = table if self.keys is None else table & self.keys[:, None, :]

@@ -8,6 +8,7 @@ tokens (`mask.key_positions`), so padding on either side changes nothing.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -142,11 +143,20 @@ class Window(nn.Module):
         return masked_softmax(query @ key.transpose(-1, -2) * self.scale, allowed) @ value
 
 
+class Short(NamedTuple):
+    """The keys and values of Linformer."""
+
+    short_key: Tensor  # (B, H_kv, rank, D)
+    short_value: Tensor  # (B, H_kv, rank, D)
+
+
 class Linformer(nn.Module):
     """softmax(Q (E K)^T) F V: learned E, F (rank, n) make n keys and values into `rank` (Wang et al. 2020): O(n rank).
 
     Each of the `rank` rows mixes all positions, the future with the past: there is no causal form.
     """
+
+    summary = Short
 
     def __init__(self, scale: float, max_length: int, rank: int):
         super().__init__()
@@ -161,9 +171,16 @@ class Linformer(nn.Module):
         if mask.causal:
             raise ValueError("linformer mixes all positions, so it cannot be causal")
         mask.forbid_packing("mixer 'linformer'")
-        key, value = self.shorten(key, self.project_key, mask), self.shorten(value, self.project_value, mask)
-        scores = query @ repeat_heads(key, query.size(1)).transpose(-1, -2) * self.scale  # (B, H, T, rank)
-        return scores.softmax(-1) @ repeat_heads(value, query.size(1))
+        return self.read(query, self.summarise(key, value, mask))
+
+    def summarise(self, key: Tensor, value: Tensor, mask: Mask) -> Short:
+        """(B, H_kv, S, D) twice -> (B, H_kv, rank, D) twice."""
+        return Short(self.shorten(key, self.project_key, mask), self.shorten(value, self.project_value, mask))
+
+    def read(self, query: Tensor, short: Short) -> Tensor:
+        """(B, H, T, D) and the shortened keys and values -> (B, H, T, D)."""
+        scores = query @ repeat_heads(short.short_key, query.size(1)).transpose(-1, -2) * self.scale  # (B, H, T, rank)
+        return scores.softmax(-1) @ repeat_heads(short.short_value, query.size(1))
 
     def shorten(self, x: Tensor, projection: Tensor, mask: Mask) -> Tensor:
         """(B, H, S, D) -> (B, H, rank, D); padding is zeros and so adds nothing."""
@@ -173,58 +190,3 @@ class Linformer(nn.Module):
                 raise QkvError(f"a sequence of {longest} tokens, but linformer's projections end at {self.max_length}")
         x = pack(x, mask)[:, :, : self.max_length]
         return projection[:, : x.size(2)] @ x
-
-
-class Compressed(nn.Module):
-    """Attention on keys and values shortened by a strided convolution (Liu et al. 2018): O(n^2 / stride).
-
-    Slot s holds the positions from s * stride to (s + 1) * stride - 1. Its vector is their sum, each through a (D, D)
-    matrix of its place and key head; with fresh matrices it is the average of the slot's tokens.
-
-    Without the causal rule a query sees every slot that holds a token. With it, one sees the slots that are complete
-    at its position and, as they are, the tokens of the next one up to itself: all of the past, nothing of the future.
-    Rotary positions turn the keys before the convolution, whose trained matrices mix the turned channels: scores then depend on
-    absolute positions too.
-    """
-
-    def __init__(self, scale: float, n_kv_heads: int, d_head: int, stride: int):
-        super().__init__()
-        self.scale, self.stride = scale, stride
-        average = torch.eye(d_head).repeat(n_kv_heads, stride, 1, 1) / stride  # (H_kv, stride, D, D)
-        self.key_kernel, self.value_kernel = nn.Parameter(average), nn.Parameter(average.clone())
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None = None
-                ) -> Tensor:  # fmt: skip
-        """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
-        mask.forbid_packing("mixer 'compressed'")
-        heads, device = query.size(1), query.device
-        key, value = self.slots(pack(key, mask)), self.slots(pack(value, mask))  # (B, H_kv, N, stride, D)
-        short_key = repeat_heads(convolve(key, self.key_kernel), heads)  # (B, H, N, D)
-        short_value = repeat_heads(convolve(value, self.value_kernel), heads)
-        query = query * self.scale
-        scores = query @ short_key.transpose(-1, -2)  # (B, H, T, N)
-        slots = torch.arange(key.size(2), device=device)
-        if not mask.causal:
-            filled = slots * self.stride < real_lengths(mask, device)[:, None, None, None]  # (1 or B, 1, 1, N)
-            return masked_softmax(scores, filled) @ short_value
-
-        positions = mask.positions.to(device)[:, None, :, None]  # (1 or B, 1, T, 1)
-        complete = (positions + 1) // self.stride  # how many slots end at or before each query
-        next_slot = complete.clamp(max=key.size(2) - 1)[..., None]  # (1 or B, 1, T, 1, 1)
-        next_key = repeat_heads(key.take_along_dim(next_slot, 2), heads)  # (B, H, T, stride, D)
-        next_value = repeat_heads(value.take_along_dim(next_slot, 2), heads)
-        next_scores = (next_key * query[..., None, :]).sum(-1)  # (B, H, T, stride)
-        begun = complete * self.stride + torch.arange(self.stride, device=device) <= positions  # (1 or B, 1, T, stride)
-        allowed = torch.cat([slots < complete, begun], -1)
-        weights = masked_softmax(torch.cat([scores, next_scores], -1), allowed)  # (B, H, T, N + stride)
-        of_slots, of_tokens = weights.split([key.size(2), self.stride], -1)
-        return of_slots @ short_value + (of_tokens[..., None] * next_value).sum(-2)
-
-    def slots(self, x: Tensor) -> Tensor:
-        """(B, H_kv, S, D) -> (B, H_kv, N, stride, D), the last slot filled up with zeros."""
-        return F.pad(x, (0, 0, 0, -x.size(2) % self.stride)).unflatten(2, (-1, self.stride))
-
-
-def convolve(slots: Tensor, kernel: Tensor) -> Tensor:
-    """The convolution: (B, H_kv, N, stride, D), (H_kv, stride, D, D) -> (B, H_kv, N, D)."""
-    return torch.einsum("bhnrd,hrde->bhne", slots, kernel)

@@ -1,4 +1,5 @@
-"""Position schemes: sinusoidal, learned, rotary, relative, T5 bias, ALiBi.
+"""Position schemes: sinusoidal, learned, rotary, relative, T5 bias, ALiBi; DeBERTa's is in disentangled.py, lecture 004's
+candidates and learned rotations are in position_candidates.py.
 
 Each acts on the embeddings, on queries and keys, or on the scores. A scheme is called once per forward pass, `scheme(mask)`, and
 returns a PositionEncoding that every layer uses.
@@ -31,8 +32,8 @@ class PositionEncoding:
         """Change queries or new keys (B, H, T, D)."""
         return x
 
-    def score_bias(self, query: Tensor) -> Tensor | None:
-        """Return what is added to the scores: (B or 1, H, T, S)."""
+    def score_bias(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return what is added to the scores of query (B, H, T, D) and key (B, H_kv, S, D): (B or 1, H, T, S)."""
         return None
 
     def value_bias(self, weights: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ class Rotary(Fixed):
 
     def forward(self, mask: Mask) -> PositionEncoding:
         rates: Tensor = self.rates  # type: ignore[assignment]
-        angles = mask.positions[:, None, :, None] * rates  # (B or 1, 1, T, D/2)
+        angles = mask.positions[:, None, :, None] * rates.float()  # (B or 1, 1, T, D/2)
         return Rotation(angles, self.interleaved)
 
 
@@ -174,7 +175,7 @@ class ScoreBias(PositionEncoding):
     def __init__(self, scores: Tensor):
         self.scores = scores
 
-    def score_bias(self, query: Tensor) -> Tensor:
+    def score_bias(self, query: Tensor, key: Tensor) -> Tensor:
         return self.scores.to(query.dtype)
 
     def select(self, heads: Tensor, rows: Tensor) -> PositionEncoding:
@@ -256,7 +257,7 @@ class RelativeVectors(PositionEncoding):
     def __init__(self, clipped: Tensor, keys: Tensor, values: Tensor, scale: float):
         self.clipped, self.keys, self.values, self.scale = clipped, keys, values, scale
 
-    def score_bias(self, query: Tensor) -> Tensor:
+    def score_bias(self, query: Tensor, key: Tensor) -> Tensor:
         per_distance = query @ self.keys.transpose(-1, -2) * self.scale  # (B, H, T, 2k+1)
         return per_distance.gather(-1, self._index(per_distance))  # (B, H, T, S)
 

@@ -58,19 +58,24 @@ def keep(real: Tensor | None, new: Layer, old: Layer) -> Layer:
 class StepAttention(nn.Module):
     """weights = softmax(score(W hidden, U memory)), context = weights . memory: one head, one query, no value projection.
 
+    The memory may have another width, E = `d_memory`. Without `projections` W and U are absent, score(hidden, memory): a bilinear
+    score is then hidden^T W memory with W (C, E), as in Luong et al. 2015.
+
     `tap_step` is where one step's weights (B, 1, 1, S) can be read and edited; `tap_weights` shows those of all T steps
     together once the pass is over, (B, 1, T, S): the alignment picture.
     """
 
-    def __init__(self, d_model: int, score: str, rank: int | None = None):
+    def __init__(self, d_model: int, score: str, rank: int | None = None, d_memory: int | None = None,
+                 projections: bool = True):  # fmt: skip
         super().__init__()
-        self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key = nn.Linear(d_model, d_model, bias=False)
-        self.score = make_score(score, 1, d_model, rank)
+        self.d_model, self.d_memory = d_model, d_memory or d_model
+        self.query = nn.Linear(d_model, d_model, bias=False) if projections else nn.Identity()
+        self.key = nn.Linear(self.d_memory, d_model, bias=False) if projections else nn.Identity()
+        self.score = make_score(score, 1, d_model, rank, d_model if projections else self.d_memory)
         self.tap_step, self.tap_weights = Tap(), Tap()
 
     def forward(self, hidden: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
-        """hidden (B, C), key (B, 1, S, C), value (B, S, C) -> context (B, C), weights (B, 1, 1, S).
+        """hidden (B, C), key (B, 1, S, C or E), value (B, S, E) -> context (B, E), weights (B, 1, 1, S).
 
         K beams of a sentence may ask its one memory: hidden is then (B * K, C), and so are the answers.
         """
@@ -98,27 +103,30 @@ class RecurrentStack(nn.Module):
 
     With `starts_from_memory` the top layer starts from the last state of the encoder's top layer, the one below from
     the one below (further ones from its lowest), as it is (Sutskever) or with `bridge` through tanh(W state + b), for
-    an encoder of another make: bidirectional, or of other depth (Bahdanau).
+    an encoder of another make: bidirectional, or of other depth (Bahdanau), or of another width, `d_memory`.
     """
 
     def __init__(self, kind: str, d_model: int, n_layers: int, *, dropout: float, bidirectional: bool = False,
                  reverse: bool = False, score: str | None = None, score_rank: int | None = None,
                  input_feeding: bool = False, fixed_context: bool = False, starts_from_memory: bool = False,
-                 bridge: bool = False):  # fmt: skip
+                 bridge: bool = False, d_memory: int | None = None, projections: bool = True):  # fmt: skip
         super().__init__()
-        directions = 2 if bidirectional else 1
+        directions, d_memory = 2 if bidirectional else 1, d_memory or d_model
+        beside = (
+            d_model if input_feeding else d_memory if score or fixed_context else 0
+        )  # width of what enters beside x
         self.d_model, self.reverse, self.starts_from_memory = d_model, reverse, starts_from_memory
         self.fixed_context = fixed_context
         self.equation = EQUATIONS[kind]
         self.names = ("hidden", "cell") if kind == "lstm" else ("hidden",)
         self.cells = FUSED[kind](
-            2 * d_model if score or fixed_context else d_model, d_model // directions, n_layers, batch_first=True,
+            d_model + beside, d_model // directions, n_layers, batch_first=True,
             bidirectional=bidirectional, dropout=dropout if n_layers > 1 else 0.0,
         )  # fmt: skip
-        self.attention = None if score is None else StepAttention(d_model, score, score_rank)
-        self.feed = nn.Linear(2 * d_model, d_model, bias=False) if input_feeding else None
-        width = len(self.names) * d_model
-        self.bridge = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers)) if bridge else None
+        self.attention = None if score is None else StepAttention(d_model, score, score_rank, d_memory, projections)
+        self.feed = nn.Linear(d_memory + d_model, d_model, bias=False) if input_feeding else None
+        widths = len(self.names) * d_memory, len(self.names) * d_model
+        self.bridge = nn.ModuleList(nn.Linear(*widths) for _ in range(n_layers)) if bridge else None
         self.dropout = nn.Dropout(dropout)
         self.fast = True
         """False: always the readable path."""
@@ -171,7 +179,7 @@ class RecurrentStack(nn.Module):
         """All layers over all tokens, by the kernel or step by step."""
         run = self.kernel if self.fast else self.readable
         if (context := layers[-1].get("context")) is not None:
-            y, layers = run(torch.cat([x, context[:, None].expand_as(x)], -1), keys, layers)
+            y, layers = run(torch.cat([x, context[:, None].expand(-1, x.size(1), -1)], -1), keys, layers)
             return y, [*layers[:-1], layers[-1] | {"context": context}]
         if not self.reverse:
             return run(x, keys, layers)

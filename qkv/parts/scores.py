@@ -1,4 +1,5 @@
 """Attention scores, lecture 000's five: dot, scaled dot, bilinear, low-rank bilinear, additive; q (B, H, T, D), k (B, H, S, D).
+The bilinear ones take queries and keys of different widths, D and E.
 
 The multiplicative ones are a dot product after the query has been changed ("folded"), q M k = (q M) . k, so the fast
 kernel serves them all. The additive one is not, and takes the readable path.
@@ -32,30 +33,31 @@ class Dot(nn.Module):
 
 
 class Bilinear(Dot):
-    """score(q, k) = q W k with one W (D, D) per head (Luong et al. 2015, "general")."""
+    """score(q, k) = q W k with one W (D, E) per head (Luong et al. 2015, "general"); k may have another width E than q."""
 
     plain = False
 
-    def __init__(self, n_heads: int, width: int):
+    def __init__(self, n_heads: int, width: int, key_width: int | None = None):
         super().__init__(1.0)
-        self.weight = nn.Parameter(torch.eye(width).repeat(n_heads, 1, 1) / math.sqrt(width))
+        identity = torch.eye(width, key_width or width)
+        self.weight = nn.Parameter(identity.repeat(n_heads, 1, 1) / math.sqrt(width))
 
     def fold(self, query: Tensor) -> Tensor:
-        return query @ self.weight  # (B, H, T, D) @ (H, D, D)
+        return query @ self.weight  # (B, H, T, D) @ (H, D, E)
 
 
 class LowRankBilinear(Dot):
-    """score(q, k) = (U q) . (V k) = q U^T V k: W of rank r, r (D + D) weights in place of D^2."""
+    """score(q, k) = (U q) . (V k) = q U^T V k: W of rank r, r (D + E) weights in place of D E."""
 
     plain = False
 
-    def __init__(self, n_heads: int, width: int, rank: int):
+    def __init__(self, n_heads: int, width: int, rank: int, key_width: int | None = None):
         super().__init__(1.0)
         self.left = nn.Parameter(torch.randn(n_heads, width, rank) * (width * rank) ** -0.25)
-        self.right = nn.Parameter(torch.randn(n_heads, rank, width) * (width * rank) ** -0.25)
+        self.right = nn.Parameter(torch.randn(n_heads, rank, key_width or width) * (width * rank) ** -0.25)
 
     def fold(self, query: Tensor) -> Tensor:
-        return query @ self.left @ self.right  # (B, H, T, D) @ (H, D, r) @ (H, r, D)
+        return query @ self.left @ self.right  # (B, H, T, D) @ (H, D, r) @ (H, r, E)
 
 
 class Additive(nn.Module):
@@ -72,15 +74,17 @@ class Additive(nn.Module):
         return torch.einsum("bhtsd,hd->bhts", inside, self.weight)
 
 
-def make_score(kind: str, n_heads: int, width: int, rank: int | None = None) -> Dot | Additive:
-    """Return the score of that name for H heads of width D."""
+def make_score(kind: str, n_heads: int, width: int, rank: int | None = None, key_width: int | None = None
+               ) -> Dot | Additive:  # fmt: skip
+    """Return the score of that name for H heads of width D, and keys of width E if that differs (bilinear ones only)."""
+    assert kind in ("bilinear", "low-rank") or key_width in (None, width), f"{kind} needs keys as wide as queries"
     if kind == "additive":
         return Additive(n_heads, width)
     if kind == "bilinear":
-        return Bilinear(n_heads, width)
+        return Bilinear(n_heads, width, key_width)
     if kind == "low-rank":
         assert rank is not None
-        return LowRankBilinear(n_heads, width, rank)
+        return LowRankBilinear(n_heads, width, rank, key_width)
     return Dot(1 / math.sqrt(width) if kind == "scaled-dot" else 1.0)
 
 

@@ -38,7 +38,7 @@ class Softmax(nn.Module):
         """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         if not self.can_use_kernel(query, encoding):
             return self.readable(query, key, value, mask, encoding)
-        bias = None if encoding is None else encoding.score_bias(query)  # (B or 1, H, T, S)
+        bias = None if encoding is None else encoding.score_bias(query, key)  # (B or 1, H, T, S)
         score: Dot = self.score  # type: ignore[assignment]
         query = query if score.plain else score.fold(query)
         scale, dropout = score.scale, self.dropout.p if self.training else 0.0
@@ -65,7 +65,7 @@ class Softmax(nn.Module):
     def weights(self, query: Tensor, key: Tensor, mask: Mask, encoding: PositionEncoding | None = None) -> Tensor:
         """Return the attention weights (B, H, T, S), rows sum to 1; the kernel computes the same but does not return them."""
         scores = self.score(query, repeat_heads(key, query.size(1)))  # (B, H, T, S)
-        bias = None if encoding is None else encoding.score_bias(query)
+        bias = None if encoding is None else encoding.score_bias(query, key)
         scores = scores if bias is None else scores + bias
         return scores.masked_fill(~mask.dense, float("-inf")).softmax(-1)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 Layer = dict[str, Any]
 """What one layer remembers: keys and values, or hidden vectors. Tensors with the batch first, or something else that knows
-how to `index_select` its rows, to `join` those of another, to keep its `first` tokens and to `drop` them."""
+how to `index_select` its rows, to `move` them, to `join` those of another, to keep its `first` tokens and to `drop` them."""
 TOKENS = {"key": 2, "value": 2}
 SOURCE = {"memory_key": 2, "memory_value": 2, "memory_heads": 3}
 """What has a place for each token that was read, and for each token of the source, and on which axis."""
@@ -24,10 +24,13 @@ class EncoderOutput:
     vectors: Tensor
     mask: Tensor | None = None
     state: State | None = None
+    ids: Tensor | None = None
+    """(B, S) the source tokens, for a head that copies them."""
 
     def select(self, rows: Tensor) -> EncoderOutput:
         mask = None if self.mask is None else self.mask[rows]
-        return EncoderOutput(self.vectors[rows], mask, None if self.state is None else self.state.select(rows))
+        state = None if self.state is None else self.state.select(rows)
+        return EncoderOutput(self.vectors[rows], mask, state, None if self.ids is None else self.ids[rows])
 
     def join(self, other: EncoderOutput) -> EncoderOutput:
         """The sources of both, the shorter ones padded on the right."""
@@ -38,7 +41,12 @@ class EncoderOutput:
         real = [m.vectors.new_ones(m.vectors.shape[:2], dtype=torch.bool) if m.mask is None else m.mask for m in both]
         mask = None if even else torch.cat([pad(each, 1, length, left=False) for each in real])
         state = None if self.state is None or other.state is None else self.state.join(other.state)
-        return EncoderOutput(vectors, mask, state)
+        ids = (
+            None
+            if self.ids is None or other.ids is None
+            else [pad(x, 1, length, left=False) for x in (self.ids, other.ids)]
+        )
+        return EncoderOutput(vectors, mask, state, None if ids is None else torch.cat(ids))
 
     def trimmed(self) -> EncoderOutput:
         """Without the last places, as far as they are padding in every row."""
@@ -46,7 +54,8 @@ class EncoderOutput:
             return self
         length = int(self.mask.any(0).nonzero().max()) + 1
         mask = self.mask[:, :length]
-        return EncoderOutput(self.vectors[:, :length], None if bool(mask.all()) else mask, self.state)
+        ids = None if self.ids is None else self.ids[:, :length]
+        return EncoderOutput(self.vectors[:, :length], None if bool(mask.all()) else mask, self.state, ids)
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,8 @@ class State:
         return 0 if self.keys is None else int((~self.keys).all(0).long().cumprod(0).sum())
 
     def trimmed(self) -> State:
-        """Without the first places, and the last ones of the source, that no row needs any more."""
+        """Without the first places, and the last ones of the source, that no row needs any more. This state is given up, as in
+        `join`."""
         first, memory = self.padding, None if self.memory is None else self.memory.trimmed()
         source = 0 if memory is None else memory.vectors.size(1)
 
@@ -162,13 +172,14 @@ class State:
         """Beams move within their sentences: what was written follows `rows` (B * K,), which may be repeated or left out.
 
         What belongs to the source stands once for all K beams of a sentence and stays where it is; `sentences` says
-        which go on, None = all. So K is the number of rows over the number of sentences, wherever both meet.
+        which go on, None = all. So K is the number of rows over the number of sentences, wherever both meet. This state is
+        given up: packed layers move rows within their memory. `select` leaves it as it is.
         """
 
         def moved(name: str, kept: Any) -> Any:
             if name.startswith("memory_"):
                 return kept if sentences is None else kept.index_select(0, sentences)
-            return kept.index_select(0, rows)
+            return kept.index_select(0, rows) if isinstance(kept, Tensor) else kept.move(rows)
 
         layers = tuple({name: moved(name, kept) for name, kept in layer.items()} for layer in self.layers)
         keys = None if self.keys is None else self.keys[rows]

@@ -32,7 +32,8 @@ def has_hooks(network: nn.Module) -> bool:
 def attach_hooks(network: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None]:
     """Attach a hook to each named module, of whatever kind, within the block.
 
-    A layer that is called several times in one pass (ALBERT) has several names: its k-th call has the k-th of them.
+    A layer that is called several times in one pass (ALBERT) has several names: its k-th call has the k-th of them. Of a layer
+    that encoder and decoder share, only the names within the running one count.
     """
     modules = dict(network.named_modules(remove_duplicate=False))
     if missing := [name for name in hooks if name not in modules]:
@@ -41,14 +42,21 @@ def attach_hooks(network: nn.Module, hooks: Mapping[str, Hook]) -> Iterator[None
     for name, module in modules.items():
         names.setdefault(module, []).append(name)
     calls: dict[nn.Module, int] = {}
+    running = ""  # the child of the network that is being computed: embed, stack, encoder ...
+
+    def begin(child: str) -> None:
+        nonlocal running
+        running = child
+        calls.clear()
 
     def run_hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         number = calls[module] = calls.get(module, -1) + 1
-        own = names[module]
+        own = [name for name in names[module] if name.partition(".")[0] == running] or names[module]
         hook = hooks.get(own[number % len(own)])
         return None if hook is None else hook(inputs, output)
 
-    handles = [network.register_forward_pre_hook(lambda *_: calls.clear())]  # a forward pass begins
+    children = network.named_children()
+    handles = [child.register_forward_pre_hook(lambda *_, name=name: begin(name)) for name, child in children]
     handles += [module.register_forward_hook(run_hook) for module in dict.fromkeys(modules[name] for name in hooks)]
     try:
         yield

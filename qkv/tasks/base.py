@@ -297,9 +297,11 @@ def task_class(name: str) -> type[Task]:
 
 ONLY = {
     "train.label_smoothing": ("translation", "summary", "language", "masked", "span-corruption", "denoising", "captions",
-                              "classification"),
-    "train.source_weight": ("summary",),
+                              "classification", "conversation"),
+    "train.source_weight": ("translation", "summary"),
+    "model.prefix_mask": ("translation", "summary"),
     "data.carry": ("language",),
+    "model.copy_source": ("translation", "summary"),
     "tune.auxiliary": ("classification", "regression"),
     "corrupt": ("masked", "replaced", "span-corruption", "denoising"),
     "corrupt.generator_size": ("replaced",),
@@ -323,5 +325,6 @@ TASKS = {
     "answering": "answering:AnsweringTask",
     "images": "images:ImagesTask",
     "captions": "captions:CaptionsTask",
+    "conversation": "conversation:ConversationTask",
 }
 """Module and class of each task."""

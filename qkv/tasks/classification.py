@@ -2,6 +2,7 @@
 
 A pair is read as one sequence, [CLS] first [SEP] second [SEP] (Devlin et al. 2019), so that every layer compares the two.
 One vector stands for the whole (`model.pooling`), and a linear layer on it gives a score per class, or the number itself.
+An encoder-decoder reads the text twice, with the encoder and with the decoder, whose last vector is classified (Lewis et al. 2020).
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class ClassificationTask(Task):
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
         c = recipe.model
-        if recipe.data is None or c.family == "encoder-decoder" or c.image_size is not None:
+        if recipe.data is None or c.image_size is not None:
             raise ConfigError(
-                f"{cls.name} needs [data] and a model that reads text, of family 'encoder' or 'decoder'; this is of "
+                f"{cls.name} needs [data] and a model that reads text; this is of "
                 f"family {c.family!r}" + ("" if c.image_size is None else ' and reads images (task = "images")')
             )
-        if c.family == "decoder" and c.pooling == "first":
+        if c.family != "encoder" and c.pooling == "first":
             raise ConfigError('a decoder\'s first vector has seen one word: set model.pooling = "last" or "mean"')
         cls.fits(recipe)
         if recipe.tune.auxiliary and c.head != "classes-words":

@@ -92,7 +92,19 @@ def collate(rows: Sequence[TextRow], c: ModelConfig) -> Batch:
     segments = pad([list(row.segments) for row in rows], 0)[0] if c.n_segments else None
     targets = torch.tensor([row.target for row in rows])  # (B,)
     targets = targets if c.n_classes == 1 else targets.long()
+    if c.family == "encoder-decoder":
+        shifted = pad([decoder_ids(row.ids, c) for row in rows], c.pad_id)[0]  # (B, T)
+        return Batch(shifted, mask, targets, source=inputs, source_mask=mask)
     return Batch(inputs, mask, targets, segments=segments)
+
+
+def decoder_ids(ids: Sequence[int], c: ModelConfig) -> list[int]:
+    """Return what the decoder half of a classifier reads: the start token and the text without its last token (BART)."""
+    if c.first_id is None:
+        raise QkvError(
+            "this model does not say which token opens the target: set start_id or bos_id in its configuration"
+        )
+    return [c.first_id, *ids[:-1]]
 
 
 # --- predictions

@@ -53,8 +53,11 @@ class Reading(NamedTuple):
 class Looker:
     """A network that is looked into, with its tokenizers where it has some."""
 
-    def __init__(self, c: ModelConfig, network: Any, source: Tokenizer | None, target: Tokenizer | None):
+    def __init__(self, c: ModelConfig, network: Any, source: Tokenizer | None, target: Tokenizer | None,
+                 task: str | None = None):  # fmt: skip
         self.config, self.network, self.source, self.target = c, network, source, target
+        self.task = task
+        """What it was trained for, where that is known."""
         self.device = next(network.parameters()).device
 
     def look(self, given: Any, target: str | Sequence[int] | None = None, pair: str | None = None, summary: bool = False
@@ -62,24 +65,30 @@ class Looker:
         """A text, the ids of one, or a picture (path, Pillow image, array, or a tensor as the network reads it). Of an
         encoder-decoder also what it writes: `target`, or without one its own greedy answer. Of a classifier of pairs the second
         text: `pair`; of a reader that answers questions, `pair` is the question about the text. (first, second) is a pair too, in
-        the order in which the network reads it: a question comes before its text. A decoder does not say that it was trained
-        to write a summary behind its text: where `summary` does, the text is followed by `target` or its own greedy summary, and
-        where ids are given, with the token that opens the summary, by `target`."""
+        the order in which the network reads it: a question comes before its text. A decoder that was trained to write a
+        summary or translation behind its text (`summary`, or its task) reads the text followed by `target` or its own greedy
+        output, and where ids are given, with the token that opens the output, by `target`."""
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given):
             given, pair = given if self.config.head != "span" else reversed(given)
         decodes = self.config.family == "decoder" and self.config.head == "vocabulary" and pair is None
-        if decodes and summary and isinstance(given, str):
-            return self.summarized(given, target)
+        if decodes and isinstance(given, str) and (summary or self.task in ("summary", "translation")):
+            return self.behind_source(given, target, summary or self.task == "summary")
         read = self.read(given, pair)
         if decodes and target is not None and not isinstance(given, str):
             return self.behind(read.first[0], self.target_ids(target))
         if self.config.family != "encoder-decoder":
             if target is not None:
-                raise QkvError("only an encoder-decoder, or a writer of summaries, has a target: leave it out")
+                raise QkvError(
+                    "only an encoder-decoder, or a writer of summaries or translations, has a target: leave it out"
+                )
             segments = [list(read.segments)] if read.segments is not None and self.config.n_segments else None
             batch = batch_of(self.config, read.first, segments=segments).to(self.device)
             gap = "" if self.filler is None else self.filler.name
             return Look(self.config, self.network, batch, read.names, [], self.answer, read.place, gap)
+        if self.config.head in classifier.HEADS:
+            shifted = classifier.decoder_ids(read.first[0], self.config)
+            batch = batch_of(self.config, read.first, [shifted]).to(self.device)
+            return Look(self.config, self.network, batch, self.displayed(shifted), read.names, self.answer)
         start = self.config.first_id
         if start is None:
             raise QkvError(
@@ -89,14 +98,17 @@ class Looker:
         batch = batch_of(self.config, read.first, [[start, *ids]]).to(self.device)
         return Look(self.config, self.network, batch, self.displayed([start, *ids]), read.names, self.answer)
 
-    def summarized(self, text: str, target: str | Sequence[int] | None) -> Look:
-        """A decoder that has read text </s> <s> and the summary: `target`, or the one that it writes itself."""
+    def behind_source(self, text: str, target: str | Sequence[int] | None, summary: bool) -> Look:
+        """A decoder that has read text </s> <s> and its summary or translation: `target`, or the one that it writes itself."""
         c = self.config
-        writer = Summarizer(c, self.network, self.words(), self.target or self.words())
+        kind = Summarizer if summary else Translator
+        writer = kind(c, self.network, self.words(), self.target or self.words())
         opened = [*writer.read(text)[0], c.first_id or 0]
         if target is not None:
             return self.behind(opened, self.target_ids(target))
-        how = TranslationParams(max_length=LONGEST_SUMMARY, no_repeat_ngram=NO_REPEAT)
+        how = (
+            TranslationParams(max_length=LONGEST_SUMMARY, no_repeat_ngram=NO_REPEAT) if summary else TranslationParams()
+        )
         most = min(writer.max_tokens(opened[:-1], how), c.max_length - len(opened))  # what is written is also read
         (found,) = greedy(self.network, batch_of(c, [opened]).to(self.device), most, c.eos_ids, writer.processor(how))
         return self.behind(opened, [token for token in found if token not in c.eos_ids])
@@ -126,7 +138,7 @@ class Looker:
             ids = given[0] if isinstance(given, list | tuple) and given and isinstance(given[0], list) else given
             ids = ids.reshape(-1).tolist() if isinstance(ids, Tensor) else list(ids)
             return Reading([ids], self.displayed(ids, self.source), None, self.gap(ids))
-        if c.family == "encoder-decoder":
+        if c.family == "encoder-decoder" and c.head == "vocabulary":
             ids, _ = Translator(c, self.network, self.words(), self.target or self.words()).read(given)
             return Reading([ids], self.displayed(ids, self.words()))
         return self.as_the_task_reads(given, pair) or self.plainly(given)

@@ -23,7 +23,7 @@ from qkv.batch import IGNORED, Batch
 from qkv.convert.files import read_json, write_text
 from qkv.errors import FileError
 from qkv.models.output import Output
-from qkv.objectives import real_rows
+from qkv.objectives import copy_losses, real_rows
 
 FILE = "test.losses.json"
 BLOCKS, SMALLEST = 1000, 50
@@ -62,6 +62,11 @@ class Losses:
 @torch.no_grad()
 def token_losses(output: Output, targets: Tensor) -> Tensor:
     """-log p of each target that counts, (B, T) -> (N,), in the order of rows and places."""
+    head: Any = output.head
+    if getattr(head, "copies", False):
+        rows = torch.arange(len(targets), device=targets.device).split(max(1, ROWS // targets.size(1)))
+        losses = torch.cat([copy_losses(output, output.hidden[some], targets[some], some) for some in rows])  # (B, T)
+        return losses[targets != IGNORED].cpu()
     hidden, real = real_rows(output.hidden, targets)  # (N, C), (N,)
     parts = zip(hidden.split(ROWS), real.split(ROWS), strict=True)
     return torch.cat([F.cross_entropy(output.head(h).float(), t, reduction="none").cpu() for h, t in parts])

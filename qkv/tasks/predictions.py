@@ -23,7 +23,7 @@ from qkv.evaluate.significance import Measure
 from qkv.tasks import losses
 
 HYPOTHESIS, REFERENCE, SOURCE = "test.hyp.txt", "test.ref.txt", "test.src.txt"
-TAGGED = "test.tagged.conll"
+TAGGED, ANSWERS = "test.tagged.conll", "test.answers.jsonl"
 EXAMPLES, LONGEST = 4, 1000
 """Example inputs, and characters of one of them."""
 MOST = 2_000_000_000
@@ -61,8 +61,16 @@ def example_inputs(folder: Path) -> tuple[str, ...]:
     elif (folder / TAGGED).is_file():
         blocks = beginning(folder / TAGGED).split("\n\n")
         texts = [" ".join(line.split("\t")[0] for line in block.split("\n")) for block in blocks]
+    elif (folder / ANSWERS).is_file():
+        texts = first_messages(beginning(folder / ANSWERS).split("\n"))
     short = (text for text in dict.fromkeys(map(str.strip, texts[:-1])) if 0 < len(text) <= LONGEST)
     return tuple(islice(short, EXAMPLES))
+
+
+def first_messages(lines: Sequence[str]) -> list[str]:
+    """Return the first messages of conversations; questions about a text are no texts of their own."""
+    rows = [json.loads(line).get("messages", []) for line in lines[:-1]]
+    return [*(row[0]["content"] for row in rows if len(row) == 1), ""]
 
 
 def beginning(path: Path) -> str:
@@ -131,7 +139,7 @@ def of_numbers(folder: Path) -> Predictions:
 
 def of_answers(folder: Path) -> Predictions:
     """A line of JSON for each question."""
-    path = folder / "test.answers.jsonl"
+    path = folder / ANSWERS
     try:
         found = [json.loads(line) for line in read_text(path, MOST).split("\n")[:-1]]
         pairs = [(one["found"], one["answers"]) for one in found]
@@ -140,6 +148,20 @@ def of_answers(folder: Path) -> Predictions:
         raise FileError(f"{path} is not a file of answers ({type(error).__name__}): evaluate the run again") from None
     f1, exact = (np.array([metric(*pair) for pair in pairs]) for metric in (m.answer_f1, m.exact_match))
     return Predictions(examples, {"f1": Measure(f1, mean), "exact": Measure(exact, mean, binary=True)})
+
+
+def of_conversations(folder: Path) -> Predictions:
+    """A line of JSON for each answer of the assistant."""
+    path = folder / ANSWERS
+    try:
+        found = [json.loads(line) for line in read_text(path, MOST).split("\n")[:-1]]
+        examples = [(one["messages"], one["reference"]) for one in found]
+        same = np.array([one["answer"] == one["reference"] for one in found], float)
+        nats = np.array([(one["nats"], one["tokens"]) for one in found], float)  # (N, 2)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileError(f"{path} is not a file of answers ({type(error).__name__}): evaluate the run again") from None
+    loss = Measure(nats, lambda units: float(units[:, 0].sum() / units[:, 1].sum()))
+    return Predictions(examples, {"exact": Measure(same, mean, binary=True), "loss": loss})
 
 
 # --- sentences with a tag per word
@@ -212,7 +234,8 @@ READERS: dict[str, tuple[Callable[[Path], Predictions], tuple[str, ...]]] = {
     "classification": (of_classes, ("test.predictions.tsv",)),
     "regression": (of_numbers, ("test.predictions.tsv",)),
     "images": (of_pictures, ("test.answers.tsv",)),
-    "answering": (of_answers, ("test.answers.jsonl",)),
+    "answering": (of_answers, (ANSWERS,)),
+    "conversation": (of_conversations, (ANSWERS,)),
     "tagging": (of_tags, (TAGGED,)),
     "translation": (of_translations, (HYPOTHESIS, REFERENCE)),
     "captions": (of_captions, (HYPOTHESIS, REFERENCE)),

@@ -13,10 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from qkv.batch import IGNORED, Batch, pad
 from qkv.config import ModelConfig, Recipe
 from qkv.config.usage import Usage
 from qkv.data.batching import Unusable
@@ -26,10 +24,11 @@ from qkv.data.schema import SUMMARIES
 from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.evaluate.rouge import rouge
+from qkv.generate.alignment import Span
 from qkv.generate.continuous_batching import GenerativeNetwork
-from qkv.generate.translate import EncodedText, TranslationParams, Translator
+from qkv.generate.translate import TranslationParams, Translator
 from qkv.tasks.base import usable
-from qkv.tasks.translation import Ids, TranslationTask, beam_of, length, two_sides
+from qkv.tasks.translation import TranslationTask, beam_of, length, one_vocabulary, two_sides, weight_of_source
 from qkv.text.tokenizer import Tokenizer
 
 ASKED = 500
@@ -53,39 +52,14 @@ class Summarizer(Translator):
             raise QkvError(
                 f'this model writes no summaries, it is of family {config.family!r}: train one with task = "summary"'
             )
-        if config.family == "decoder" and config.first_id is not None and config.eos_ids:
-            self.config, self.network, self.source, self.target = config, network, source, target
-        else:
-            super().__init__(config, network, source, target)
-        room = config.max_length // 2 if config.family == "decoder" else config.max_length
-        self.most = min(longest or room, config.max_length)
-        """Tokens of the text that are read."""
+        super().__init__(config, network, source, target)
+        self.max_source = min(longest or self.max_source, config.max_length)
 
-    def read(self, text: str) -> tuple[list[int], list[int | None]]:
-        """As a translator reads, cut to fit; a decoder reads the text and an end token."""
-        if self.config.family == "decoder":
-            ids = [*self.source.plain([text])[0], self.config.eos_ids[0]]
-        else:
-            ids, _ = super().read(text)
-        ids = ids[:-1][: self.most - 1] + ids[-1:]
-        return ids, [None] * len(ids)
-
-    def max_tokens(self, source: Sequence[int], params: TranslationParams) -> int:
-        """A decoder has to have room for text and summary."""
-        most = super().max_tokens(source, params)
-        return min(most, self.config.max_length - len(source)) if self.config.family == "decoder" else most
-
-    def prompt(self, text: EncodedText) -> tuple[list[int], list[int] | None]:
-        """A decoder reads the text and then the token that opens the summary."""
-        if self.config.family != "decoder":
-            return super().prompt(text)
-        return [*text.source, self.config.first_id or 0], None
-
-    def make_batch(self, texts: Sequence[EncodedText]) -> Batch:
-        if self.config.family != "decoder":
-            return super().make_batch(texts)
-        inputs, mask = pad([self.prompt(one)[0] for one in texts], self.config.pad_id)
-        return Batch(inputs, mask)
+    def read(self, text: str) -> tuple[list[int], list[Span]]:
+        """As a translator reads, cut to fit."""
+        ids, _ = super().read(text)
+        ids = ids[:-1][: self.max_source - 1] + ids[-1:]
+        return ids, [(0, 0)] * len(ids)
 
 
 class SummaryTask(TranslationTask):
@@ -102,15 +76,8 @@ class SummaryTask(TranslationTask):
         if data is None or c.family == "encoder" or c.head != "vocabulary" or c.image_size is not None:
             raise ConfigError(f"summaries need [data] and a model that writes; this is of family {c.family!r}")
         two_sides(data)
-        if not data.joint and (c.family == "decoder" or c.tie in ("embeddings", "all")):
-            raise ConfigError(
-                "data.joint = false has two vocabularies, and this model one word matrix: set data.joint = true"
-            )
-        if c.family != "decoder" and "source_weight" in recipe.train.model_fields_set:
-            raise ConfigError(
-                f"train.source_weight is for family 'decoder', whose row holds the text too; this is of family {c.family!r}: "
-                "leave it out"
-            )
+        one_vocabulary(recipe)
+        weight_of_source(recipe)
         together = data.max_length + data.target_length + 2  # text </s> <s> summary
         needed = together if c.family == "decoder" else max(data.max_length, data.target_length) + 1
         if needed > c.max_length:
@@ -129,18 +96,6 @@ class SummaryTask(TranslationTask):
 
     def readable(self, records: list[Record]) -> tuple[list[Record], Any]:
         return records, self.left_out
-
-    def collate(self, examples: list[Any]) -> Batch:
-        c = self.config
-        return (
-            one_row(examples, c, self.recipe.train.source_weight)
-            if c.family == "decoder"
-            else super().collate(examples)
-        )
-
-    def scored(self, examples: list[Any]) -> Batch:
-        """The summary alone: comparable whatever the network has learned beside it."""
-        return one_row(examples, self.config, 0.0) if self.config.family == "decoder" else super().scored(examples)
 
     # --- asking
 
@@ -178,18 +133,3 @@ class SummaryTask(TranslationTask):
 
     def use(self, folder: str) -> tuple[str, str]:
         return f"qkv summarize {folder} FILE", 'model.summarize(["A long text."])'
-
-
-def one_row(examples: Sequence[Ids], c: ModelConfig, source_weight: float) -> Batch:
-    """text </s> <s> summary </s> as a decoder reads it, each token but the first predicted from those before it; what belongs
-    to the text, <s> included, counts with `source_weight`, and is left out where that is 0."""
-    end, first = c.eos_ids[0], c.first_id or 0
-    rows = [[*s, end, first, *t, end] for s, t in examples]
-    inputs, mask = pad([row[:-1] for row in rows], c.pad_id)  # (B, T)
-    targets, _ = pad([row[1:] for row in rows], IGNORED)  # (B, T)
-    lengths = torch.tensor([len(s) + 1 for s, _ in examples])  # targets of the text
-    text = torch.arange(targets.size(1))[None] < lengths[:, None]  # (B, T)
-    if source_weight == 0:
-        targets = targets.masked_fill(text, IGNORED)
-    weights = None if source_weight in (0, 1) else torch.where(text, source_weight, 1.0)
-    return Batch(inputs, mask, targets, weights=weights)

@@ -1,4 +1,4 @@
-"""The translation task: train an encoder-decoder on pairs of sentences, score it by BLEU."""
+"""The translation task: train an encoder-decoder, or a decoder on source and target in one row, on pairs of sentences; score by BLEU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from qkv.evaluate.scores import METRICS, bleu, score
 from qkv.generate.beam import BeamParams
 from qkv.generate.translate import TranslationParams, Translator
 from qkv.models.output import Output
-from qkv.objectives import translation
+from qkv.objectives import cross_entropy
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import end_only, given_target, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
@@ -87,6 +87,53 @@ def collate_pairs(pairs: Sequence[Ids], c: ModelConfig) -> Batch:
     return Batch(inputs, mask, targets, source, source_mask)
 
 
+def one_row(examples: Sequence[Ids], c: ModelConfig, source_weight: float) -> Batch:
+    """Make a batch: source </s> <s> target </s> as a decoder reads it, each token but the first predicted from those before it; what
+    belongs to the source, <s> included, counts with `source_weight`, and is left out where that is 0."""
+    end, first = c.eos_ids[0], c.first_id or 0
+    rows = [[*s, end, first, *t, end] for s, t in examples]
+    inputs, mask = pad([row[:-1] for row in rows], c.pad_id)  # (B, T)
+    targets, _ = pad([row[1:] for row in rows], IGNORED)  # (B, T)
+    lengths = torch.tensor([len(s) + 1 for s, _ in examples])  # targets of the source
+    of_source = torch.arange(targets.size(1))[None] < lengths[:, None]  # (B, T)
+    if source_weight == 0:
+        targets = targets.masked_fill(of_source, IGNORED)
+    weights = None if source_weight in (0, 1) else torch.where(of_source, source_weight, 1.0)
+    return Batch(inputs, mask, targets, weights=weights)
+
+
+def weight_of_source(recipe: Recipe) -> float:
+    """Return how much the source counts in the loss of a decoder: train.source_weight, or its default. A ConfigError if there is
+    no such loss: in family 'encoder-decoder', or where the prefix mask shows each token those it should predict."""
+    given, c = "source_weight" in recipe.train.model_fields_set, recipe.model
+    if given and c.family != "decoder":
+        raise ConfigError(
+            f"train.source_weight is for family 'decoder', whose row holds the text too; this is of family {c.family!r}: "
+            "leave it out"
+        )
+    if given and c.prefix_mask and recipe.train.source_weight > 0:
+        raise ConfigError(
+            f"train.source_weight = {recipe.train.source_weight:g}: with model.prefix_mask = true the source is visible in both "
+            "directions, so it cannot be predicted: set 0 or leave it out"
+        )
+    usual = 1.0 if recipe.task == "summary" and not c.prefix_mask else 0.0
+    return recipe.train.source_weight if given else usual
+
+
+def one_vocabulary(recipe: Recipe) -> None:
+    """Raise a ConfigError if the model has one word matrix for two vocabularies."""
+    assert recipe.data is not None
+    if not recipe.data.joint and recipe.model.copy_source:
+        raise ConfigError(
+            "model.copy_source = true copies source tokens, which need the target's vocabulary: set data.joint = true"
+        )
+    if not recipe.data.joint and (recipe.model.family == "decoder" or recipe.model.tie in ("embeddings", "all")):
+        raise ConfigError(
+            "data.joint = false has two vocabularies, and this model one word matrix: set data.joint = true"
+            + ("" if recipe.model.family == "decoder" else ' or model.tie = "output"')
+        )
+
+
 # --- the task
 
 
@@ -102,16 +149,18 @@ class TranslationTask(Task):
     def possible(cls, recipe: Recipe) -> None:
         """Raise a ConfigError if the recipe cannot train a translator."""
         data, c = recipe.data, recipe.model
-        if data is None or c.family != "encoder-decoder" or c.image_size is not None:
+        if data is None or c.family == "encoder" or c.head != "vocabulary" or c.image_size is not None:
             raise ConfigError(
-                "translation needs [data] and a model of family 'encoder-decoder', which reads one text and writes another; "
-                f"this is of family {c.family!r} (another task? set task = ... in the recipe)"
+                "translation needs [data] and a model of family 'encoder-decoder' or 'decoder', which reads one text and writes "
+                f"another; this is of family {c.family!r} (another task? set task = ... in the recipe)"
             )
         two_sides(data)
-        if not data.joint and c.tie in ("embeddings", "all"):
+        one_vocabulary(recipe)
+        weight_of_source(recipe)
+        if c.family == "decoder" and 2 * data.max_length + 2 > c.max_length:  # source </s> <s> target
             raise ConfigError(
-                f"model.tie = {c.tie!r} shares one word matrix, and data.joint = false has two vocabularies: set "
-                'model.tie = "output", or data.joint = true'
+                f"source and target of up to data.max_length = {data.max_length} tokens each do not fit model.max_length = "
+                f"{c.max_length} in one row: it must be at least {2 * data.max_length + 2}"
             )
         if data.max_length >= c.max_length:
             raise ConfigError(
@@ -152,7 +201,7 @@ class TranslationTask(Task):
 
     def readable(self, records: list[Record]) -> tuple[list[Record], Counter[str]]:
         """Return the records that fit model.max_length, and how many do not."""
-        most = self.config.max_length - 1
+        most = (self.config.max_length - 2) // 2 if self.config.family == "decoder" else self.config.max_length - 1
         fits = [max(map(len, row)) <= most for row in zip(*self.ids(records), strict=True)]
         if not any(fits):
             raise QkvError(f"every sentence of the valid set has more than {most} tokens: give data.valid shorter ones")
@@ -160,10 +209,11 @@ class TranslationTask(Task):
         return [record for record, fit in zip(records, fits, strict=True) if fit], left_out
 
     def collate(self, examples: list[Any]) -> Batch:
-        return collate_pairs(examples, self.config)
+        c, r = self.config, self.recipe
+        return collate_pairs(examples, c) if c.family != "decoder" else one_row(examples, c, weight_of_source(r))
 
     def objective(self, output: Output, batch: Batch) -> Loss:
-        return translation(output, batch, self.recipe.train.label_smoothing)
+        return cross_entropy(output, batch.targets, self.recipe.train.label_smoothing, batch.weights)
 
     # --- evaluation
 
@@ -183,14 +233,15 @@ class TranslationTask(Task):
         return self.mean_loss(network, list(zip(*self.ids(list(self.valid)), strict=True)))
 
     def scored(self, examples: list[Any]) -> Batch:
-        """A batch whose targets are those that the loss of the held-out set is of."""
-        return self.collate(examples)
+        """Make a batch whose targets are those that the loss of the held-out set is of: the output alone, so that it is
+        comparable whatever the network has learned beside it."""
+        return one_row(examples, self.config, 0.0) if self.config.family == "decoder" else self.collate(examples)
 
     @torch.no_grad()
     def mean_loss(self, network: nn.Module, rows: list[Any]) -> float:
         total, count, device = 0.0, 0, next(network.parameters()).device
         for batch in (self.scored(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
-            found = translation(network(batch), batch, smoothing=0.0)
+            found = cross_entropy(network(batch), batch.targets, weights=batch.weights)
             total, count = total + found.sum.item(), count + found.count
         return total / max(count, 1)
 

@@ -14,13 +14,17 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from qkv.errors import QkvError
 
 MEMORY, SECONDS, OUTPUT = 500_000_000, 5.0, 10_000_000
 """Bytes of the process, seconds for a template, and characters of a prompt, at the most."""
+TOGETHER = 64
+"""Prompts that are sent at once, for which the limit in seconds holds together."""
 STARTED, START = b"started\n", 60.0
 """The first line of the process, and seconds until it comes."""
 STOPPED = f"takes more than {SECONDS:g} s or {MEMORY // 1_000_000} MB on these messages, and was stopped"
@@ -33,20 +37,21 @@ class Renderer:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[bytes] | None = None
 
-    def render(self, template: str, values: dict[str, Any]) -> str:
-        """The text of a template; QkvError where it fails or goes beyond a limit."""
-        try:
-            line = json.dumps({"template": template, "values": values}).encode() + b"\n"
-        except (TypeError, ValueError, RecursionError) as error:
-            raise QkvError(f"these messages are not plain data: {' '.join(str(error).split())[:200]}") from None
-        with self.lock:
-            answer = exchange(self.started(), line, SECONDS)
-            if not answer:
-                self.close()
-        found = json.loads(answer) if answer else {"error": STOPPED}
-        if "text" not in found:
-            raise QkvError(f"the chat template {found['error']}")
-        return found["text"]
+    def render(self, template: str, values: Sequence[dict[str, Any]]) -> list[str | QkvError]:
+        """Render a template with each of some values: the text, or the error where it fails or goes beyond a limit."""
+        found: list[dict[str, str]] = []
+        for at in range(0, len(values), TOGETHER):
+            some = list(values[at : at + TOGETHER])
+            try:
+                line = json.dumps({"template": template, "values": some}).encode() + b"\n"
+            except (TypeError, ValueError, RecursionError) as error:
+                raise QkvError(f"these messages are not plain data: {' '.join(str(error).split())[:200]}") from None
+            with self.lock:
+                answer = exchange(self.started(), line, SECONDS)
+                if not answer:
+                    self.close()
+            found += json.loads(answer) if answer else [{"error": STOPPED}] * len(some)
+        return [one["text"] if "text" in one else QkvError(f"the chat template {one['error']}") for one in found]
 
     def started(self) -> subprocess.Popen[bytes]:
         """The process that runs, or a new one."""
@@ -104,7 +109,8 @@ def main() -> None:
     send(STARTED)
     for line in sys.stdin.buffer:
         limit_time(math.ceil(SECONDS) + 1)  # the parent's limit, where there is still a parent, is first
-        answer = attempt(**json.loads(line))
+        job = json.loads(line)
+        answer = [attempt(job["template"], values) for values in job["values"]]
         limit_time(0)
         send(json.dumps(answer).encode() + b"\n")
 
@@ -137,7 +143,7 @@ def limit_memory() -> None:
 def attempt(template: str, values: dict[str, Any]) -> dict[str, str]:
     """{"text": ...}, or {"error": ...} in words that follow "the chat template"."""
     try:
-        text = environment().from_string(template).render(values)
+        text = parse(template).render(values)
     except QkvError as error:
         return {"error": str(error)}
     except MemoryError:
@@ -145,6 +151,11 @@ def attempt(template: str, values: dict[str, Any]) -> dict[str, str]:
     except Exception as error:  # whatever a program from outside can cause
         return {"error": f"fails on these messages: {' '.join(str(error).split())[:200]}"}
     return {"text": text} if len(text) <= OUTPUT else {"error": f"writes more than {OUTPUT:,} characters"}
+
+
+@lru_cache(maxsize=4)
+def parse(template: str) -> Any:
+    return environment().from_string(template)
 
 
 def environment() -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 
 from qkv.errors import FileError, QkvError
-from qkv.text.chat import render
+from qkv.text.chat import Messages, render_all
 from qkv.text.display import Display
 
 
@@ -120,14 +120,33 @@ class Tokenizer:
             found = named.get("default")
         return found if isinstance(found, str) else None
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+    def chat(self, messages: Messages) -> list[int]:
         """Ids of a conversation, up to where the assistant's answer begins."""
+        found = self.chats([(messages, True)])[0]
+        if isinstance(found, QkvError):
+            raise found
+        return found
+
+    def chats(self, conversations: Sequence[tuple[Messages, bool]]) -> list[list[int] | QkvError]:
+        """Ids of each conversation, or the error of the template; True = up to where the assistant's answer begins."""
         if self.chat_template is None:
             raise QkvError(
                 "this model has no chat template: it was not made for conversations; give it a prompt instead"
             )
-        text = render(self.chat_template, messages, self.special_names())
-        return self.encode(text, special=False)  # the template writes special tokens itself
+        texts = render_all(self.chat_template, conversations, self.special_names())
+        good = [text for text in texts if isinstance(text, str)]
+        with in_words():  # the template writes special tokens itself
+            rows = iter(self.backend.encode_batch_fast(good, add_special_tokens=False))
+        return [next(rows).ids if isinstance(text, str) else text for text in texts]
+
+    def special_tokens(self) -> list[str]:
+        """The names of all special tokens."""
+        return [token.content for token in self.backend.get_added_tokens_decoder().values() if token.special]
+
+    def add_special(self, names: Sequence[str]) -> None:
+        """Add special tokens at the end of the vocabulary; those that it has stay where they are."""
+        new = [name for name in names if self.id_of(name) is None]
+        self.backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in new])
 
     def special_names(self) -> dict[str, str]:
         """bos_token, eos_token ... as the settings name them."""

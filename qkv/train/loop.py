@@ -30,7 +30,7 @@ from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import make_optimizer, moving_average
 from qkv.train.schedule import learning_rate, warmup_share
-from qkv.train.step import LossModule, data_parallel, step
+from qkv.train.step import LossModule, data_parallel, loss_module, step
 from qkv.train.workers import agree, broadcast, rank, world
 
 Model = LossModule | DistributedDataParallel
@@ -106,7 +106,7 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
     if task.carries and not t.carried:
         t.carried = [State()] * c.accumulate
     stream = iter(task.batches)
-    model = data_parallel(LossModule(t.network, task.objective, t.half))
+    model = data_parallel(loss_module(t.network, task.objective, t.half))
     with catch_signals() as signals:
         clock = Clock(t.progress, c, signals)
         while not clock.ending and not clock.signal:
@@ -152,7 +152,8 @@ class Clock:
         if self.workers > 1:
             p.seconds, self.signal = agree(p.seconds, self.signal)
         self.mark = p.step, share_of_run(p, self.c), p.seconds / 60
-        self.ending = self.ending or end_reason(p, self.c)
+        if self.mark[1] >= 1 or p.waited:
+            self.ending = self.ending or end_reason(p, self.c)
         self.evaluation_due = self.mark[self.next_evaluation[0]] >= self.next_evaluation[1]
         self.checkpoint_due = self.mark[self.next_checkpoint[0]] >= self.next_checkpoint[1]
 
@@ -205,12 +206,12 @@ def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: T
     try:
         loss = step(model, t.optimizer, batches, c.clip, t.carried)
     except QkvError as error:
-        where = f"update {p.step}, batch {at.batch} of pool {at.pool}, epoch {at.epoch}"
-        raise QkvError(f"{where}: {error}") from None
+        raise QkvError(f"update {p.step}, batch {at.batch} of pool {at.pool}, epoch {at.epoch}: {error}") from None
     if t.average is not None:
         t.average.update_parameters(t.network)
     p.position = at
-    return {"step": p.step, "epoch": at.epoch, "loss": loss.mean.item(), "learning_rate": rate}, loss.count
+    measures: Any = getattr(model, "module", model).measures  # of a DistributedDataParallel its own module
+    return {"step": p.step, "epoch": at.epoch, "loss": loss.mean.item(), "learning_rate": rate, **measures}, loss.count
 
 
 def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def apply(network: nn.Module, rank: int, alpha: float = 16.0, feedforward: bool 
     stays as it is, but for the head. Word vectors that are also the output are no head."""
     chosen = dict(projections(network, feedforward))
     if not chosen:
-        raise ConfigError("tune.lora_rank is for networks with attention, this one has none: set it to 0")
+        raise ConfigError("tune.lora_rank is for networks with attention projections, this one has none: set it to 0")
     smallest = min(min(linear.weight.shape) for linear in chosen.values())
     if not 0 < rank <= smallest:
         raise ConfigError(f"tune.lora_rank = {rank}, but a matrix of this network has only rank {smallest}: lower it")

@@ -38,7 +38,7 @@ class Report:
         self.forecast: Forecast | None = None
         self.next_forecast = 0.0
         """When the forecast is considered again."""
-        self.loss, self.scores, self.short, self.phase = 0.0, "", "", "preparing the data"
+        self.loss, self.short, self.phase = 0.0, "", "preparing the data"
         self.printed = time.monotonic()
         """When the last line was printed."""
 
@@ -112,17 +112,21 @@ class Report:
         self.pace.tick(line["step"], line["tokens"])
         if f"valid_{self.metric}" in line:
             held = {name.removeprefix("valid_"): value for name, value in line.items() if name.startswith("valid_")}
-            first = sorted(held.items(), key=lambda item: item[0] != self.metric)
-            self.scores = ", ".join(f"{self.label(name)} {digits(value)}" for name, value in first)
-            chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
-            self.short = "".join(f", {self.label(name)} {digits(held[name])}" for name in chosen if name in held)
-            self.say(f"update {line['step']:,}: loss {self.loss:.3f}, {self.scores}{self.speed()}")
+            self.print_scores(line["step"], held)
         if self.pace.tokens and self.pace.recent[-1][0] >= self.next_forecast:
             self.estimate()
         if self.bar:
             now = f"loss {self.loss:.3f}{self.short}{self.speed()}"
             done = share_of_run(self.training.progress, self.train)
             self.bar.update(self.bar.task_ids[0], completed=done, count=f"update {line['step']:,}", now=now)
+
+    def print_scores(self, step: int, held: dict[str, float]) -> None:
+        """Print the scores of the held-out sets; the bar shows those of the metric from now on."""
+        first = sorted(held.items(), key=lambda item: item[0] != self.metric)
+        scores = ", ".join(f"{self.label(name)} {digits(value)}" for name, value in first)
+        chosen = [self.metric, *(f"{name}_{self.metric}" for name in self.extra)]
+        self.short = "".join(f", {self.label(name)} {digits(held[name])}" for name in chosen if name in held)
+        self.say(f"update {step:,}: loss {self.loss:.3f}, {scores}{self.speed()}")
 
     def label(self, score: str) -> str:
         """Name a score for people: valid loss, BLEU; of a further held-out set general BLEU, general loss."""

@@ -14,12 +14,16 @@ from torch import nn
 from qkv.config import CorpusConfig, CorruptConfig, DataConfig, DecodeConfig, ModelConfig, Recipe, TaskName, load_recipe
 from qkv.config.usage import Usage
 from qkv.convert.detect import find_run, open_config, open_model, open_target, open_usage
+from qkv.data.conversations import holds_conversations
 from qkv.data.corpora import corpus, describe_headers
 from qkv.data.corpus_files import Columns, corpus_of
 from qkv.data.sources import Record
 from qkv.device import pick_device
+from qkv.engine.pack import pack
 from qkv.errors import ConfigError, FileError
-from qkv.tasks.base import Say, Task, Words, held_out, task_of
+from qkv.tasks.base import Say, Task, Words, held_out, task_class, task_of
+from qkv.tasks.few_shot import SCHEMA as FEW_SHOT
+from qkv.tasks.few_shot import Prompting, evaluate_few_shot
 from qkv.tasks.translation import SCHEMA as TRANSLATION
 from qkv.text.tokenizer import Tokenizer
 
@@ -135,17 +139,49 @@ def rescore_model(trained: Trained, name: str, say: Say, paths: Paths = (), colu
     return {"task": task.name, "set": "valid", "examples": len(task.valid), "how": task.how, "scores": scores}
 
 
+def rescore_few_shot(trained: Trained, path: str | Path, columns: Columns, pool: str | Path | None, how: Prompting,
+                     say: Say) -> dict[str, Any]:  # fmt: skip
+    """Score a language model on a table of texts and labels by prompts with solved examples from the table `pool`, or else
+    from the other rows."""
+    if trained.words.source is None:
+        raise ConfigError("this model came without a tokenizer: put tokenizer.json beside it")
+    data = DataConfig(train=(CorpusConfig(text="none"),), valid=CorpusConfig(text="none"))
+
+    def read(file: str | Path) -> list[Record]:
+        c = corpus_of([file], columns, FEW_SHOT)
+        for line in describe_headers(data.model_copy(update={"valid": c}), FEW_SHOT):
+            say(line)
+        return held_out(corpus(c, data, "test", FEW_SHOT), "test")
+
+    records = read(path)
+    examples = records if pool is None else read(pool)
+    device = next(trained.network.parameters()).device
+    network = pack(trained.network) if device.type == "cpu" else trained.network
+    found = evaluate_few_shot(trained.config, network, trained.words.source, records, examples, how)  # type: ignore[arg-type]
+    for note, count in found["notes"].items():
+        say(f"{count:,} of {len(records):,} prompts {note}")
+    return {"task": "few-shot", "set": Path(path).name, **found}
+
+
 def build_task(trained: Trained, paths: Paths, columns: Columns) -> Task:
     """Build the task with its own sets, or with the given files in place of all of them: training data are not needed then."""
     recipe = trained.recipe
     assert recipe.data is not None
     if paths:
-        c = corpus_of(paths, columns, task_of(recipe).schema, [recipe.data.valid])
+        task_name = task_for_files(recipe.task, trained.words.source, paths)
+        c = corpus_of(paths, columns, task_class(task_name).schema, [recipe.data.valid])
         data = recipe.data.model_copy(update={"train": (c,), "valid": c, "test": c})
-        recipe = recipe.model_copy(update={"data": data})
+        recipe = recipe.model_copy(update={"task": task_name, "data": data})
     task = task_of(recipe)(recipe, trained.config, trained.words)
     task.like(trained.recipe)
     return task
+
+
+def task_for_files(task: TaskName, tokenizer: Tokenizer | None, paths: Paths) -> TaskName:
+    """Return the task to score a model by: one with a chat template reads conversations as well as plain text."""
+    if task not in ("language", "conversation") or tokenizer is None or tokenizer.chat_template is None:
+        return task
+    return "conversation" if holds_conversations(paths[0]) else "language"
 
 
 def read_pairs(folder: Path, say: Say, paths: Paths, columns: Columns) -> list[Record]:

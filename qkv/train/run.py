@@ -83,17 +83,9 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
     workers: processes that share each batch; None = chosen by launch.worker_count.
     changed_data: continue although the training data have changed since the run began.
     """
-    if recipe.data is None or not recipe.data.train:
-        raise ConfigError("no training data: name a corpus in data.train")
     if by_torchrun() and workers not in (None, 1):
         raise ConfigError(f"--workers {workers}: torchrun has started the workers already; leave --workers out")
-    if recipe.tune.lora_rank and not (recipe.tune.start or recipe.tune.lora_from_scratch):
-        raise ConfigError(
-            f"tune.lora_rank = {recipe.tune.lora_rank} without tune.start would adapt random weights: name the model to adapt in "
-            "tune.start, or set tune.lora_from_scratch = true"
-        )
-    unused(recipe)
-    task_of(recipe).possible(recipe)
+    check_recipe(recipe)
     with lock_folder(folder) if is_first() else nullcontext(), report.heartbeat():
         if is_first():
             checkpoint.set_aside_damaged_checkpoints(folder, report.say)
@@ -104,6 +96,19 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
         if is_first():
             conclude(r, report)
         return r
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """ConfigError for a recipe that can never be trained; no data are read."""
+    if recipe.data is None or not recipe.data.train:
+        raise ConfigError("no training data: name a corpus in data.train")
+    if recipe.tune.lora_rank and not (recipe.tune.start or recipe.tune.lora_from_scratch):
+        raise ConfigError(
+            f"tune.lora_rank = {recipe.tune.lora_rank} without tune.start would adapt random weights: name the model to adapt in "
+            "tune.start, or set tune.lora_from_scratch = true"
+        )
+    unused(recipe)
+    task_of(recipe).possible(recipe)
 
 
 def train_in_group(recipe: Recipe, folder: Path, report: Report, changed_data: bool = False) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from qkv.config import TrainConfig
 
@@ -19,7 +20,7 @@ def learning_rate(c: TrainConfig, step: int, done: float) -> float:
     warmup = c.warmup * done / max(step - 1, 1)  # share of the run; with steps alone warmup / steps
     warmup = min(warmup, LONGEST_WARMUP) if c.time_budget or c.epochs else warmup
     after = max(min(done, 1.0) - warmup, 0.0) / (1 - warmup) if warmup < 1 else 0.0  # share of the rest that is done
-    return c.learning_rate * min(warmup_share(c, step, done), 1.0) * decay(c, step, after)
+    return c.learning_rate * min(warmup_share(c, step, done), 1.0) * DECAYS[c.schedule](c, step, after)
 
 
 def warmup_share(c: TrainConfig, step: int, done: float) -> float:
@@ -27,14 +28,12 @@ def warmup_share(c: TrainConfig, step: int, done: float) -> float:
     return max(step / max(c.warmup, 1), done / LONGEST_WARMUP if c.time_budget or c.epochs else 0.0)
 
 
-def decay(c: TrainConfig, step: int, done: float) -> float:
-    """Return the factor after the warm-up, when the share `done` of the rest of the run is done."""
-    if c.schedule == "inverse-sqrt":  # Vaswani et al. 2017, 5.3
-        return min(1.0, math.sqrt(max(c.warmup, 1) / step))
-    if c.schedule == "cosine":  # Loshchilov and Hutter 2017
-        return c.cosine_floor + (1 - c.cosine_floor) * (1 + math.cos(math.pi * done)) / 2
-    if c.schedule == "linear":
-        return 1 - done
-    if c.schedule == "stable-decay":  # constant, then linear in the last fifth
-        return min(1.0, (1 - done) / 0.2)
-    return 1.0
+DECAYS: dict[str, Callable[[TrainConfig, int, float], float]] = {
+    "constant": lambda c, step, done: 1.0,
+    "linear": lambda c, step, done: 1 - done,
+    "stable-decay": lambda c, step, done: min(1.0, (1 - done) / 0.2),  # constant, then linear in the last fifth
+    "inverse-sqrt": lambda c, step, done: min(1.0, math.sqrt(max(c.warmup, 1) / step)),  # Vaswani et al. 2017, 5.3
+    # Loshchilov and Hutter 2017
+    "cosine": lambda c, step, done: c.cosine_floor + (1 - c.cosine_floor) * (1 + math.cos(math.pi * done)) / 2,
+}
+"""The factor after the warm-up, by c.schedule; `done` is the share of the rest of the run that is done."""

@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from qkv.batch import Batch, Loss
 from qkv.errors import QkvError
 from qkv.models.output import Output
+from qkv.parts.experts import Experts
 from qkv.parts.state import State
+from qkv.parts.tap import record
 from qkv.train.workers import all_reduce, rank, world
 
 Objective = Callable[[Output, Batch], Loss]
@@ -30,6 +32,8 @@ class LossModule(nn.Module):
     def __init__(self, network: nn.Module, objective: Objective, half: bool = False):
         super().__init__()
         self.network, self.objective, self.low_precision = network, objective, half
+        self.measures: dict[str, float] = {}
+        """More numbers of the last micro-batch for the log."""
 
     def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
         """Return the sum of the losses, (), and the state after the batch (detached) where one is given."""
@@ -38,6 +42,30 @@ class LossModule(nn.Module):
             output = self.network(batch) if state is None else self.network(batch, state)
             loss = self.objective(output, batch).sum
         return loss, None if state is None else output.state.carried()
+
+
+class ExpertLossModule(LossModule):
+    """The same with the load-balancing losses of experts (B,), whatever the task.
+
+    Each row counts as often as it has targets: these losses are a sum like the objective's, which micro-batches and
+    workers do not change.
+    """
+
+    def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
+        layers = dict(self.network.named_modules(remove_duplicate=False))
+        weights = {f"{name}.tap_balance": e.balance_weight for name, e in layers.items() if isinstance(e, Experts)}
+        with record(self.network, list(weights)) as balances:
+            loss, state = super().forward(batch, state)
+        for name, balance in balances.items():
+            loss = loss + weights[name] * (balance * batch.row_counts).sum()
+        self.measures = {"expert_balance": torch.stack([*balances.values()]).mean().item()}
+        return loss, state
+
+
+def loss_module(network: nn.Module, objective: Objective, half: bool = False) -> LossModule:
+    """Return what is trained: a network with its objective and the losses of its parts."""
+    mixed = any(isinstance(module, Experts) for module in network.modules())
+    return (ExpertLossModule if mixed else LossModule)(network, objective, half)
 
 
 def data_parallel(module: LossModule) -> LossModule | DistributedDataParallel:

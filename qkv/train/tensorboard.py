@@ -73,8 +73,4 @@ def message(field: int, block: bytes) -> bytes:
 
 def varint(n: int) -> bytes:
     """Return seven bits per byte, the lowest first; the eighth is set where more follow."""
-    found = bytearray()
-    while n > 0x7F:
-        found.append(n & 0x7F | 0x80)
-        n >>= 7
-    return bytes([*found, n])
+    return bytes([n]) if n < 0x80 else bytes([n & 0x7F | 0x80]) + varint(n >> 7)

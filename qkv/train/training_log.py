@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ from qkv.train.tensorboard import Events
 BLOCK_SECONDS = 10.0
 """How long lines wait until they are written to the event file as a block; those of an evaluation do not wait."""
 NAME = "log.jsonl"
+LONGEST_LINE = 10_000
+"""Bytes from the end of a log in which its last line is looked for."""
 
 
 class TrainingLog:
@@ -56,6 +59,18 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     """Read the lines of a run's log; none where it has no log."""
     path = folder / NAME
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def read_last_line(folder: Path) -> dict[str, Any]:
+    """Read the last complete line of a log that may be growing; {} where there is none yet."""
+    try:
+        with open(folder / NAME, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - LONGEST_LINE))
+            lines = file.read().split(b"\n")[:-1]  # behind the last line end: what is being written
+        return dict(json.loads(lines[-1]))
+    except (OSError, ValueError, IndexError):
+        return {}
 
 
 def cut_log(folder: Path, step: int) -> None:

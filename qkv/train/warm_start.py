@@ -40,7 +40,7 @@ MOVED = {
 
 
 TUNABLE = {
-    "head", "n_classes", "labels", "pooling", "pooler", "keep", "output_bias", *INITIAL,  # what the new head is
+    "head", "n_classes", "labels", "pooling", "pooler", "keep", "output_bias", "copy_source", *INITIAL,  # what the new head is
     "dropout", "attention_dropout", "ffn_dropout",
     "max_length", "rotary_scaling", "position_base", "mixer", "window", "n_global",  # for longer texts
     "n_layers", "n_decoder_layers", "tie",  # fewer layers are the lowest ones; matrices that were one can become two
@@ -134,6 +134,8 @@ def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callab
     with torch.no_grad():
         for name, weight in wanted.items():
             found = known.get(name)
+            if found is not None and len(found) == start.vocab_size < len(weight) == config.vocab_size:
+                found = with_new_rows(found, config.vocab_size)
             if found is not None and found.shape == weight.shape:
                 weight.copy_(found)
             elif name.startswith("head."):
@@ -148,6 +150,12 @@ def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callab
     unused = [name for name in weights(started) if name not in wanted and not name.startswith("head.")]
     say(f"starting from {folder}" + (f"; new weights: {', '.join(fresh)}" if fresh else "")
         + (f"; not used of it: {some(unused, 5)}" if unused else ""))  # fmt: skip
+
+
+def with_new_rows(matrix: Tensor, size: int) -> Tensor:
+    """Add rows for new tokens of a vocabulary, such as those of a chat template: the mean of the others, (V, ...) -> (size, ...)."""
+    new = matrix.mean(0, keepdim=True).expand(size - len(matrix), *matrix.shape[1:])
+    return torch.cat([matrix, new])
 
 
 def rename_weights(known: Mapping[str, Tensor], start: ModelConfig, new: ModelConfig) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table
 from qkv.look.charts import lines
-from qkv.models.params import count
+from qkv.models.cost import cost
 from qkv.presets import preset
 
 SIZES = ("gpt3-small", "gpt3-medium", "gpt3-large", "gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b", "gpt3-175b")
@@ -13,17 +13,16 @@ COLUMNS = ("of parameters", "of blocks", "of operations")
 
 
 def shares(name: str) -> dict[str, float]:
-    """Share of the feed-forward matrices in the parameters, and in the multiply-adds per token of a full context."""
-    config = preset(name)
-    counted = count(config)
-    feedforward = sum(row.total for row in counted.rows if ".feedforward." in row.name)
-    matrices = sum(row.total for row in counted.rows if "blocks" in row.name and len(row.shape) == 2)
-    pairs = (
-        config.n_layers * LENGTH * config.n_heads * config.head_width
-    )  # causal: half of the keys, for scores and for the average
-    logits = config.vocab_size * config.d_model
-    return {"parameters": counted.parameters, "of parameters": feedforward / counted.parameters,
-            "of blocks": feedforward / matrices, "of operations": feedforward / (matrices + pairs + logits)}  # fmt: skip
+    """Share of the feed-forward layers in the parameters, in those of the blocks, and in the operations of a full context."""
+    counted = cost(preset(name), (1, LENGTH, 0))
+    parts = {one.part: one for one in counted.parts}
+    feedforward, blocks = parts["feed-forward"], (parts["feed-forward"], parts["attention projections"])
+    return {
+        "parameters": counted.total.parameters,
+        "of parameters": feedforward.parameters / counted.total.parameters,
+        "of blocks": feedforward.parameters / sum(one.parameters for one in blocks),
+        "of operations": feedforward.forward / counted.total.forward,
+    }
 
 
 def run(lab: Experiment) -> ClaimResult:
@@ -52,7 +51,7 @@ CLAIM = Claim(
     "C15",
     "Most parameters and most operations of a Transformer are in its feed-forward layers, and their share grows with the model.",
     "000, 001",
-    f"The eight sizes of GPT-3: parameters by matrix, multiply-adds per token with {LENGTH:,} tokens of context.",
+    f"The eight sizes of GPT-3: parameters and operations by part with {LENGTH:,} tokens of context, as `qkv cost` counts them.",
     "A size below one half, or a share that falls as the model grows.",
     run,
     0.2,

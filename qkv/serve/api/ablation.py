@@ -58,7 +58,8 @@ def generate_greedily(served: ServedModel, look: Look, max_tokens: int) -> str |
     if c.family == "encoder-decoder":
         known, max_tokens = known[:, :1], 2 * len(look.source) + 20
     elif look.first:
-        known, max_tokens = known[:, : look.first + 1], LONGEST_SUMMARY
+        longest = LONGEST_SUMMARY if served.task == "summary" else 2 * look.first + 20
+        known, max_tokens = known[:, : look.first + 1], longest
     room = min(max_tokens, model.room(known[0].tolist()), c.max_length)
     rules = model.looker().rules() if c.family == "encoder-decoder" else served.processor
     if look.first and served.task == "summary":  # with the same rules as the summary itself

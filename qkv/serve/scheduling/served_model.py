@@ -22,7 +22,7 @@ from qkv.generate.alignment import Link
 from qkv.generate.beam import BeamParams, BeamSearch
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
 from qkv.generate.sequence import GeneratedToken, Generation, Hypothesis
-from qkv.generate.translate import EncodedText, Translation, TranslationParams, Translator, with_n_best
+from qkv.generate.translate import Translation, TranslationParams, Translator, with_n_best
 from qkv.look.attention import sites
 from qkv.models.inputs import carries
 from qkv.serve.http.errors import ApiError
@@ -123,11 +123,16 @@ class ServedModel:
         )
 
     @cached_property
+    def searches(self) -> bool:
+        """Whether it was trained to write one text for another: a summary, a translation."""
+        return self.task in ("summary", "translation")
+
+    @cached_property
     def abilities(self) -> tuple[str, ...]:
         """The tasks that clients may request."""
         c, words = self.config, self.model.tokenizer is not None
         template = self.model.tokenizer.chat_template if self.model.tokenizer is not None else None
-        translates = c.family == "encoder-decoder" and (self.task == "translation" or self.pair is not None)
+        translates = self.task == "translation" or (c.family == "encoder-decoder" and self.pair is not None)
         able = {
             "generate": self.writes,
             "chat": self.writes and c.family == "decoder" and template is not None,
@@ -176,13 +181,12 @@ class ServedModel:
         return scheduled
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
-        """Tokenize a prompt, a chat message, or the source of an encoder-decoder; a decoder trained on summaries continues from
-        the text and the token that starts a summary."""
+        """Tokenize a prompt, a chat message, or the source of an encoder-decoder; a decoder trained on summaries or translations
+        continues from the text and the token that starts its output."""
         if self.config.family == "encoder-decoder":
             return self.translator.read(prompt)[0]
-        if self.task == "summary" and not chat and system is None:
-            source, places = self.translator.read(prompt)
-            return self.translator.prompt(EncodedText(0, source, places, [], []))[0]
+        if self.searches and not chat and system is None:
+            return self.translator.prompt(self.translator.read(prompt)[0])[0]
         return self.model.prompt_ids(prompt, chat, system)
 
     def as_texts(self, given: Any) -> list[str]:
@@ -195,7 +199,7 @@ class ServedModel:
     @cached_property
     def processor(self) -> LogitsProcessor:
         """Constraints on sampled texts: a translator generates neither padding nor the start token."""
-        searched = self.config.family == "encoder-decoder" or self.task == "summary"
+        searched = self.config.family == "encoder-decoder" or self.searches
         # the inputs already include the first token
         return replace(self.translator.processor(TranslationParams()), forced_first=()) if searched else NO_PROCESSING
 
@@ -273,7 +277,7 @@ class ServedModel:
         encoded = self.translator.encode(0, text, how)
         if encoded is None:
             return None
-        inputs, source = self.translator.prompt(encoded)
+        inputs, source = self.translator.prompt(encoded.source)
         longest = min(self.translator.max_tokens(encoded.source, how), self.limits.tokens)
         processor = self.translator.processor(how, [encoded.prefix])
         return inputs, source, BeamSearch(how.beam, longest, self.config.eos_ids, encoded.phrases, processor)

@@ -31,6 +31,11 @@ const SCHEMES = {
     "Relative position bias",
     "Each head adds a learned number to the scores, one for each range of distances (T5).",
   ],
+  disentangled: [
+    "Disentangled relative positions",
+    "A learned vector for each distance, which every layer projects to a key and a query (DeBERTa, He et al. 2021).",
+  ],
+  unitary: ["Powers of an orthogonal matrix", "The vector of each position is that of the previous one, rotated by a learned matrix."],
   relative: ["Relative position embeddings", "A learned vector for each distance is added to the keys (Shaw et al. 2018)."],
 };
 const LENGTHS = [16, 32, 64, 128];
@@ -70,7 +75,7 @@ function figures({ scheme, table, similarity }, field) {
     return h("div", h("div.row", h("h3", name), legend), positionMap(rows, name, column, most));
   };
   if (Array.isArray(table[0][0])) return [head, h("div.two.even", table.map((rows, n) => figure(`Head ${n}`, rows, "position")))];
-  const unit = scheme === "relative" ? "distance" : "position";
+  const unit = ["relative", "disentangled"].includes(scheme) ? "distance" : "position";
   const numbers = scheme === "rotary" ? table.map((row) => row.map(Math.cos)) : table;
   const both = [
     figure(`One row per ${unit}`, numbers, "dimension", robustMax(numbers)),

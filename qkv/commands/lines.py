@@ -1,0 +1,104 @@
+"""Lines of text as the input of a command, in chunks, and what is printed for each of them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import typer
+
+from qkv.commands.common import writing
+from qkv.commands.tables import rows
+
+CHUNK = 512
+"""Lines that are read, sorted by length and computed together."""
+PAUSE = 0.05
+"""Seconds without a new line on standard input after which those that are there are computed."""
+Source = Path | list[str] | None
+"""A file, the lines of a text, or standard input."""
+Line = tuple[str | None, str]
+"""The text, or None and what is wrong with it."""
+
+
+def check_file(file: Path | str | None) -> Path | None:
+    """Return the file to read, None for standard input (also as -); a wrong path is an error before a model is loaded."""
+    from qkv.data.lines import open_binary
+
+    if file is None or str(file) == "-":
+        return None
+    open_binary(file).close()
+    return Path(file)
+
+
+def read(file: Path | str) -> Iterator[Line]:
+    from qkv.data.lines import lines
+
+    skipped = Counter[str]()
+    for text in lines(file, skipped):
+        yield text, "" if text is not None else next(iter(skipped))
+        skipped.clear()
+
+
+def lines_of(source: Path | list[str], columns: Sequence[int | str]) -> Iterator[Line]:
+    """The lines of a file or a text, or the texts of a table."""
+    if isinstance(source, Path):
+        return rows(source, columns) if columns else read(source)
+    return iter([(line, "") for line in source])
+
+
+def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
+    """Lines in chunks, or of a table the texts of these `columns`: of equal size from a file or a text; from standard input
+    also what is there when no more comes for a moment, so that whoever types gets an answer."""
+    if source is not None:
+        lines = lines_of(source, columns)
+        while chunk := list(islice(lines, CHUNK)):
+            yield chunk
+        return
+    waiting: Queue[Line | BaseException | None] = Queue(2 * CHUNK)
+    Thread(target=feed, args=(waiting,), daemon=True).start()
+    chunk, line = list[Line](), waiting.get()
+    while line is not None:
+        if isinstance(line, BaseException):
+            raise line
+        chunk.append(line)
+        try:
+            line = waiting.get(timeout=PAUSE) if len(chunk) < CHUNK else waiting.get_nowait()
+        except Empty:
+            yield chunk
+            chunk, line = [], waiting.get()
+            continue
+        if len(chunk) == CHUNK or line is None:
+            yield chunk
+            chunk = []
+
+
+def feed(waiting: Any) -> None:
+    """Standard input, line by line, into a queue; None at its end."""
+    try:
+        for line in read("-"):
+            waiting.put(line)
+        waiting.put(None)
+    except BaseException as error:
+        waiting.put(error)
+
+
+def print_answers(chunks: Iterable[Iterable[tuple[str, str]]], verb: str) -> None:
+    """Print (output, problem) of each line as it comes; a problem is a message that the line is not `verb`, and exit code 1."""
+    done = problems = 0
+    with writing():
+        for chunk in chunks:
+            for output, problem in chunk:
+                done += 1
+                if problem:
+                    problems += 1
+                    print(f"line {done} is not {verb}: {problem}", file=sys.stderr)
+                print(output)
+            sys.stdout.flush()
+    if problems:
+        raise typer.Exit(1)

@@ -1,0 +1,71 @@
+"""MeasurementPool: processes with one thread each that take measurements of one experiment side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Any
+
+import torch
+
+Job = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function of a module and its arguments."""
+
+
+def run_job(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a measurement with one thread, so that its numbers do not depend on how many run at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return work(*arguments)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def run_in_process(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Run a measurement in a process of the pool; Ctrl-C ends the process, so that it takes no further one."""
+    try:
+        return run_job(work, arguments)
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+class MeasurementPool:
+    """`count` processes, started at the first use; with one, measurements run in this process.
+
+    The processes are spawned: a fork would copy the threads' locks of torch, some of which may be taken.
+    """
+
+    def __init__(self, count: int | None = None):
+        self.count = count or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.executor: ProcessPoolExecutor | None = None
+
+    def run(self, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
+        """Yield the name and value of each job as it is done."""
+        if self.count < 2 or len(jobs) < 2:
+            for name, (work, arguments) in jobs.items():
+                yield name, run_job(work, arguments)
+            return
+        if self.executor is None:
+            self.executor = ProcessPoolExecutor(self.count, get_context("spawn"))
+        names: dict[Future[Any], str] = {
+            self.executor.submit(run_in_process, work, arguments): name for name, (work, arguments) in jobs.items()
+        }
+        for future in as_completed(names):
+            yield names[future], future.result()
+
+    def close(self) -> None:
+        if self.executor is not None:
+            self.executor.shutdown(wait=True, cancel_futures=True)
+            self.executor = None
+
+    def __enter__(self) -> MeasurementPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
