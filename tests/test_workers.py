@@ -7,17 +7,18 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import qkv
@@ -40,19 +41,24 @@ from tests.test_train import Killed, contents, recipe, run, same
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Callable[..., list[tuple[str, int]]]]:
-    """Two processes that train together, each told what torchrun would tell it: what `worker` returns in both.
+    """Two processes that train together and serve all tests."""
+    with two_workers() as together:
+        yield together
 
-    They are forked from one that has read torch already, and serve all tests.
+
+@contextmanager
+def two_workers() -> Iterator[Callable[..., list[tuple[str, int]]]]:
+    """Two new processes, each told what torchrun would tell it: what `worker` returns in both.
+
+    They are forked from one that has read torch already. As under torchrun, the store is held by the process that starts them.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qkv.train.run"])
     with ProcessPoolExecutor(2, mp_context=context) as pool:
 
         def together(folder: Path, r: Recipe, event: str = "") -> list[tuple[str, int]]:
-            with socket.socket() as s:
-                s.bind(("127.0.0.1", 0))
-                port = s.getsockname()[1]
-            jobs = [pool.submit(worker, rank, port, folder, r, event) for rank in (0, 1)]
+            store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+            jobs = [pool.submit(worker, rank, store.port, folder, r, event) for rank in (0, 1)]
             return [job.result() for job in jobs]
 
         yield together
@@ -60,7 +66,8 @@ def workers() -> Iterator[Callable[..., list[tuple[str, int]]]]:
 
 def worker(rank: int, port: int, folder: Path, r: Recipe, event: str) -> tuple[str, int]:
     """Why training ended, and how many tokens were counted; `event` happens to the second worker, in its third update."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank),
+                      TORCHELASTIC_USE_AGENT_STORE="True")  # fmt: skip
     torch.set_num_threads(1)
     original, report = loop.one_update, Report(quiet=True)
 
@@ -133,8 +140,10 @@ def test_two_workers_carry_the_states_of_their_own_rows(workers: Callable, tmp_p
         ("gone", "another worker has ended", "no more"),
     ],
 )
-def test_what_ends_one_worker_ends_both(event: str, first: str, second: str, workers: Callable, tmp_path: Path) -> None:
-    said = workers(tmp_path / "run", recipe(), event)
+def test_what_ends_one_worker_ends_both(event: str, first: str, second: str, tmp_path: Path) -> None:
+    """In their first group too, whose connections close although the process lives on."""
+    with two_workers() as together:
+        said = together(tmp_path / "run", recipe(), event)
     assert first in said[0][0] and second in said[1][0]
     assert [line["step"] for line in log(tmp_path / "run")] == [1, 2]
 

@@ -43,6 +43,10 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
     if dist.is_initialized() or (world == 1 and not by_torchrun()):
         yield
         return
+    # the default arguments of its functions are the group that exists when it is imported. DistributedDataParallel imports it,
+    # and the first group of a process would then never close its connections: the other workers would wait for ever
+    import torch.distributed.nn
+
     if by_torchrun():
         # gradients go from GPU to GPU; decisions and random states are on the CPU
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
