@@ -14,6 +14,7 @@ from qkv.config import CorpusConfig, DataConfig, load_recipe
 from qkv.config.vectors import learns_vectors, load_vectors_recipe
 from qkv.data.corpora import corpus
 from qkv.data.images import Idx, pixels
+from qkv.lab.treebank import read_trees
 from qkv.tasks.base import task_class, task_of, unused
 
 Case = tuple[Callable[[Path], object], Callable[[Path], object]]
@@ -98,10 +99,20 @@ def idx_records(folder: Path) -> None:
         pass
 
 
+def trees(folder: Path) -> None:
+    for _ in read_trees(next(folder.iterdir())):
+        pass
+
+
 CSV = 'text,label\n"a man, a dog",yes\nthe "dog" runs,no\n'
 CONLLU = "# text = a man\n1\ta\ta\tDET\t_\t_\t2\tdet\t_\t_\n2\tman\tman\tNOUN\t_\t_\t0\troot\t_\t_\n\n"
 SQUAD = json.dumps({"data": [{"paragraphs": [{"context": "a man rides", "qas": [
     {"id": "1", "question": "who?", "answers": [{"text": "a man", "answer_start": 0}]}]}]}]})  # fmt: skip
+
+CONVERSATIONS = "".join(json.dumps(row) + "\n" for row in (
+    {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": [{"type": "text", "text": "Hi."}]}]},
+    {"messages": [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+))  # fmt: skip
 
 DATA: dict[str, list[Case]] = {
     "recipe": [(recipe, open_recipe), (vectors_recipe, open_recipe)],
@@ -119,6 +130,8 @@ DATA: dict[str, list[Case]] = {
         (data("a.txt", "a man\n\nb\n" * 4), records("language", "files", documents="blank", share=(0.0, 0.5))),
         (idx, idx_records),
     ],
+    "conversation": [(data("a.jsonl", CONVERSATIONS), records("conversation", "table"))],
+    "tree": [(data("a.conllu", CONLLU * 3), trees)],
     "picture": [(picture(k), see) for k in ("png", "jpg", "gif", "bmp", "webp", "ppm", "tif")],
 }  # fmt: skip
 """By the reader's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import random
 import re
@@ -20,7 +21,7 @@ import pytest
 from conftest import Run
 
 import qkv
-from qkv.commands.train import train_recipe
+from qkv.commands.train import train_recipe, word_vectors
 from qkv.errors import ConfigError, FileError
 from qkv.lab.ablation import Design, design, finish_ablation
 from qkv.lab.parallel_runs import Outcome, PlannedRun, RunningRun, run_state, train_runs
@@ -164,8 +165,23 @@ def test_finished_runs_are_kept_and_interrupted_ones_resume(run: Run, recipe: Pa
     compared = compare_runs([first.folder, third.folder], print)
     p = {row.metric: row.p for row in compared if row.system == str(third.folder)}
     assert float(rows[2]["accuracy_p_outputs"]) == p["accuracy"]
-    with pytest.raises(FileError, match=r"another recipe: model\.dropout"):
-        plan(recipe, "model.position=learned,none", seeds=1, settings=["model.dropout=0.2"])
+
+    def state_with(setting: str) -> str:
+        return run_state(plan(recipe, "model.position=learned,none", seeds=1, settings=[setting]).runs[0])
+
+    for setting in ("model.dropout=0.2", "train.learning_rate=0.01", "train.steps=4", "train.evaluate_every=2"):
+        with pytest.raises(FileError, match=f"another recipe: {setting.partition('=')[0]} is .* there and .* here"):
+            state_with(setting)
+    assert state_with("train.save_every=2") == state_with("data.test={ grammar = 30 }") == "started"
+    code, _, error = run(*arguments, "--set", "train.steps=4")
+    assert code == 2 and error.count("\n") == 1 and f"{first.folder} holds" in error and "8 there and 4 here" in error
+
+
+def test_finished_word_vectors_are_kept(recipe: Path) -> None:
+    recipe.write_text('task = "vectors"\n[data]\ntrain = [{ grammar = 50 }]\n[vectors]\nwidth = 4\nepochs = 1\n')
+    one = plan(recipe, "vectors.window=2,3", seeds=1).runs[0]
+    word_vectors(str(one.source), list(one.settings), one.folder, None, 1)
+    assert run_state(one) == "finished"
 
 
 def test_scores_of_several_seeds(recipe: Path) -> None:
@@ -186,6 +202,17 @@ def test_scores_of_several_seeds(recipe: Path) -> None:
     assert again.variants[1].metrics == other.metrics
     failed = finish_ablation(d, Outcome({"d_ff=32, seed 1": "no room", "d_ff=32, seed 2": "no room"}), "qkv ablate")
     assert "| d_ff=32 | 0 | failed |" in (d.folder / "table.md").read_text() and len(failed.failed) == 2
+
+
+def test_the_recorded_command_has_the_whole_design(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[str] = []
+    monkeypatch.setattr("qkv.lab.ablation.train_design", lambda *how: Outcome({}))
+    monkeypatch.setattr("qkv.lab.ablation.finish_ablation", lambda d, outcome, command, *how: commands.append(command))
+    vary = {"model.d_ff": [4, 32]}
+    qkv.ablate(recipe, vary, baseline={"model.d_ff": 32}, metric="loss", out="other folder", samples=50)
+    qkv.ablate(recipe, vary, one_at_a_time=True)
+    assert commands[0].endswith("--baseline model.d_ff=32 --seeds 3 --out 'other folder' --metric loss --samples 50")
+    assert commands[1].endswith("--one-at-a-time") and "--baseline" not in commands[1]
 
 
 class Silent:
@@ -314,6 +341,11 @@ def test_other_test_sets_are_not_compared(tmp_path: Path) -> None:
     assert not compared and "different test sets" in reason
 
 
+def test_a_test_set_without_labels_leaves_the_scores_of_the_validation_set(tmp_path: Path) -> None:
+    one = Trial(1, tmp_path, {"test": {"scores": []}, "valid": {"metric": "accuracy", "value": 0.5}})
+    assert one.set == "valid" and one.scores == {"accuracy": 0.5}
+
+
 def test_p_values_are_combined_and_corrected() -> None:
     assert combine_p_values([0.03]) == 0.03
     assert combine_p_values([0.5, 0.02, 0.001]) == pytest.approx(1.5 * 0.02)  # twice as likely as half of them
@@ -337,6 +369,8 @@ def test_verdicts() -> None:
     assert result(0.01, 0.2, 1.0).verdict("BLEU") == "outputs only"
     assert result(0.3, 0.01, 1.0).verdict("BLEU") == "seeds only"
     assert result(0.3, 0.2, 1.0).verdict("BLEU") == "no difference shown"
+    assert result(0.3, math.nan, 1.0).verdict("BLEU") == "no difference shown"
+    assert result(0.01, math.nan, math.nan).verdict("BLEU") == ""  # a run diverged
 
 
 def test_a_dot_plot_has_all_rows_within_its_frame() -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -210,12 +211,22 @@ def test_systems_have_equal_width_and_about_equal_weights() -> None:
 
 
 def test_serial_steps_grow_with_the_length_where_there_is_a_state() -> None:
-    steps = {name: [timing.serial_steps(one, n) for n in (512, 1024)] for name, one in timing.make_systems(64).items()}
-    assert steps["LSTM"] == [3 * 512, 3 * 1024] and steps["Elman"] == [12 * 512, 12 * 1024]
-    assert steps[timing.FAST] == steps[timing.READABLE] == [2, 2]
-    for name in timing.LINEAR:
-        few, many = steps[name]
-        assert few > 2 and many == 2 * few, name
+    """By the graph of the operations that were run: more tokens always add the same number of them, or none."""
+    networks = {name: one.double() for name, one in timing.make_systems(64, kernels=False).items()}
+    steps = {name: [timing.serial_steps(one, n) for n in (128, 256, 384)] for name, one in networks.items()}
+    growth = {name: {b - a for a, b in itertools.pairwise(own)} for name, own in steps.items()}
+    assert growth[timing.FAST] == growth[timing.READABLE] == {0}
+    for name in ("Elman", "GRU", "LSTM", *timing.LINEAR):
+        assert len(growth[name]) == 1 and min(growth[name]) > 0, name
+    assert min(growth["LSTM"]) >= 128 > min(growth["linear attention"])  # every token; every chunk of tokens
+
+
+def test_serial_steps_are_the_longest_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine additions one after the other, a tenth one with a short branch, the sum, and the weight itself."""
+    w = torch.zeros(1, requires_grad=True)
+    loss = (sum([w] * 9, start=w) + w.tanh()).sum()
+    monkeypatch.setattr(timing, "causal", lambda *_: SimpleNamespace(mean=loss))
+    assert timing.serial_steps(lambda batch: None, 5) == 9 + 1 + 1 + 1  # type: ignore[arg-type]
 
 
 LENGTHS = [2**k for k in range(4, 13)]
@@ -241,8 +252,10 @@ def test_lines_may_cross_twice() -> None:
 
 
 def test_layers_cost_as_the_lecture_says() -> None:
-    assert c05_layer_cost.operations(10, 10)["recurrent"] == c05_layer_cost.operations(10, 10)["attention"]
-    assert c05_layer_cost.operations(20, 10)["attention"] == 2 * c05_layer_cost.operations(20, 10)["recurrent"]
+    assert c05_layer_cost.operations(10, 10) == {"recurrent": 2000, "attention": 2000}
+    assert c05_layer_cost.operations(20, 10) == {"recurrent": 4000, "attention": 8000}
+    two_heads = c05_layer_cost.operations(20, 128)
+    assert two_heads == {"recurrent": 2 * 20 * 128**2, "attention": 2 * 20**2 * 128}
     assert c05_layer_cost.seconds(16, 64, 1)["attention"] > 0
 
 
@@ -280,7 +293,7 @@ def test_the_example_model_aligns_words_and_random_weights_do_not() -> None:
 
 @pytest.mark.parametrize("name", c23_long_inputs.METHODS)
 def test_methods_for_long_inputs_run_and_approximations_compute_less(name: str) -> None:
-    assert c23_long_inputs.seconds(name, 64, 1) > 0
+    assert min(c23_long_inputs.seconds(name, 64, 2)) > 0
     work = {n: c23_long_inputs.forward_flops(c23_long_inputs.config(name, n), [(1, n, 0)]) for n in (2048, 4096)}
     full = c23_long_inputs.forward_flops(c23_long_inputs.config(c23_long_inputs.READABLE, 4096), [(1, 4096, 0)])
     assert work[4096] == full if name in (c23_long_inputs.FAST, c23_long_inputs.READABLE) else work[4096] < full / 2
@@ -299,11 +312,9 @@ def test_exponents_are_slopes() -> None:
 @pytest.mark.parametrize("name", c17_summaries.SYSTEMS)
 def test_every_writer_of_summaries_can_be_trained(name: str) -> None:
     recipe = c17_summaries.summary_recipe(name, 10, "", 1)
-    assert (
-        recipe.task == "summary"
-        and recipe.train.steps == 10
-        and set(c17_summaries.PUBLISHED) == set(c17_summaries.SYSTEMS)
-    )
+    assert recipe.task == "summary" and recipe.train.steps == 10
+    assert recipe.model.copy_source == name.endswith("copying")
+    assert set(c17_summaries.PUBLISHED) < set(c17_summaries.SYSTEMS)
 
 
 # --- the page that benchmarks write

@@ -10,6 +10,7 @@ import torch
 
 import qkv
 from qkv.data.grammar import pairs
+from qkv.errors import FileError
 from qkv.lab.claims import c18_pretraining, c19_senses, c20_heads
 from qkv.lab.heads import RelationCounts, word_attention
 from qkv.lab.treebank import TreeWord, read_trees
@@ -45,9 +46,9 @@ def test_a_static_vector_tells_no_sense(model: qkv.Model) -> None:
     """At the embedding every occurrence has the same vector: exactly one half, whatever the network is; above it contexts differ."""
     found = [(["the", word, verb, "a", "book"], 1, word, sense)
              for word in ("apple", "dog") for sense, verb in enumerate(("sees", "eats"))]  # fmt: skip
-    static, *contextual = c19_senses.centroid_accuracy(model, found, found)
-    assert static == 0.5
-    assert contextual == [1.0] * len(contextual)  # each sense has one context, so that its centroid is that vector
+    for static, *contextual in c19_senses.centroid_accuracy(model, found, found).values():
+        assert static == 0.5
+        assert contextual == [1.0] * len(contextual)  # each sense has one context, so that its centroid is that vector
 
 
 # --- heads (C20)
@@ -100,6 +101,13 @@ def test_trees_of_a_treebank(tmp_path: Path) -> None:
     ]
     relations = c20_heads.tree_sentence(tree).relations
     assert relations["det to its head"] == [(0, 1)] and relations["head to its case"] == [(1, 2)]
+
+
+@pytest.mark.parametrize("row", ["1\ta\ta", "1\ta\ta\tDET\t_\t_\tx\tdet\t_\t_", "1\ta\ta\tDET\t_\t_\t²\tdet\t_\t_"])
+def test_a_word_that_is_not_one_of_a_treebank_is_an_error_with_its_line(row: str, tmp_path: Path) -> None:
+    (tmp_path / "x.conllu").write_text(f"# text\n{row}\n")
+    with pytest.raises(FileError, match=r"x\.conllu, line 2: .* 10 columns"):
+        list(read_trees(tmp_path / "x.conllu"))
 
 
 # --- pre-training (C18)

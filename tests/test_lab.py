@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from qkv.config import Recipe
+from qkv.errors import QkvError
 from qkv.lab.claims import MODULES, c09_sinusoids, get_claim
 from qkv.lab.claims.c01_scaling import saturation
 from qkv.lab.claims.c09_sinusoids import largest_error
 from qkv.lab.claims.c10_rotary import spread
 from qkv.lab.claims.c15_feedforward_share import shares
 from qkv.lab.claims.c26_residual_stream import reconstruction
-from qkv.lab.experiment import Experiment
+from qkv.lab.experiment import Experiment, Verdict
+from qkv.lab.report import CLASSES, STYLE
 from qkv.lab.statistics import difference, estimate
 from qkv.lab.training import make_recipe, train_network
 from qkv.lab.workers import MeasurementPool
+from qkv.train.lock import lock_folder
 
 
 def test_without_the_factor_the_softmax_saturates() -> None:
@@ -79,9 +84,26 @@ def test_an_interrupted_experiment_resumes(tmp_path: Path) -> None:
         Experiment(tmp_path).per_seed("x", work)
     calls.append(0)
     assert Experiment(tmp_path).per_seed("x", work) == [10, 20, 30] and calls == [1, 2, 0, 3]
-    assert (
-        Experiment(tmp_path, full=True).per_seed("x", work) == [10, 20, 30] and len(calls) == 7
-    )  # other sizes: measured anew
+
+
+def test_what_is_to_be_measured_in_another_way_is_measured_again(tmp_path: Path) -> None:
+    for steps in (5, 7):
+        lab = Experiment(tmp_path, seeds=1)
+        assert lab.grid(max, {"grid": (steps,)}) == {"grid": [steps]} and lab.measure("one", max, steps, 2) == steps
+    assert Experiment(tmp_path).measure("one", min, 7, 2) == 7  # the same arguments: not measured again
+
+
+def test_measurements_end_with_an_error_in_one_of_them() -> None:
+    with MeasurementPool(2) as pool:
+        with pytest.raises(QkvError, match="no claim"):
+            list(pool.run({name: (get_claim, (name,)) for name in ("C99", "C98")}))
+        assert pool.executor is None
+        assert dict(pool.run({"a": (max, (1, 2)), "b": (max, (3, 4))})) == {"a": 2, "b": 4}
+
+
+def test_the_number_of_processes_is_the_given_one_on_every_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert MeasurementPool(1).count == 1 and MeasurementPool().count == os.cpu_count()
 
 
 def test_parallel_measurements_are_those_of_one_process(tmp_path: Path) -> None:
@@ -132,3 +154,44 @@ def test_the_command_writes_results_and_a_report(run: Any, tmp_path: Path) -> No
     assert not code and all(name in out for name in MODULES)
     code, _, error = run("lab", "run", "C99", "--out", tmp_path)
     assert code == 2 and "no claim 'C99'" in error
+    with lock_folder(tmp_path):
+        code, _, error = run("lab", "run", "C10", "--out", tmp_path)
+    assert code == 2 and "another process" in error and error.count("\n") == 1
+
+
+def test_quick_and_full_versions_are_kept_apart(run: Any, tmp_path: Path) -> None:
+    for version in (["--full"], []):
+        assert not run("lab", "run", "C10", "--out", tmp_path, *version)[0]
+    names = "C10", "C10-full"
+    assert [json.loads((tmp_path / name / "results.json").read_text())["full"] for name in names] == [False, True]
+    report = (tmp_path / "report.html").read_text()
+    assert (
+        all(f'<section id="{name}">' in report for name in names) and "holds (full)" in run("lab", "--out", tmp_path)[1]
+    )
+    assert Experiment(tmp_path / "C16-full", full=True).of("C2").folder == tmp_path / "C2-full"
+
+
+def test_a_claim_that_fails_does_not_stop_the_others(run: Any, tmp_path: Path) -> None:
+    code, _, messages = run("lab", "run", "C17", "C10", "--full", "--out", tmp_path)  # C17 reads a data set
+    assert code == 1 and "failed: this experiment reads the data set" in messages and "Failed: C17" in messages
+    report = (tmp_path / "report.html").read_text()
+    assert "<td>C17</td><td>failed: this experiment reads" in report and "Verdict: holds" in report
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of #rgb or #rrggbb (WCAG 2)."""
+    digits = "".join(2 * digit for digit in color[1:]) if len(color) == 4 else color[1:]
+    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("verdict", get_args(Verdict))
+def test_verdicts_are_readable_on_the_page(verdict: str) -> None:
+    variables = dict(re.findall(r"--(\w+): light-dark\((.*?)\)", STYLE))
+    rule = re.search(rf"\.{CLASSES[verdict]} {{ color: (?:var\(--(\w+)\)|light-dark\((.*?)\))", STYLE)
+    assert rule is not None
+    colors = variables[rule[1]] if rule[1] else rule[2]
+    for ink, ground in zip(colors.split(", "), variables["ground"].split(", "), strict=True):
+        dark, light = sorted((luminance(ink), luminance(ground)))
+        assert (light + 0.05) / (dark + 0.05) >= 4.5

@@ -20,6 +20,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.lab import scaling_plan
 from qkv.lab.parallel_runs import Outcome, PlannedRun, run_state
 from qkv.lab.scaling import ScalingLaw, ScalingPoint, fit_law, objective, scale_points, starts
+from qkv.lab.scaling_experiment import notes, predict_all, predict_optimum
 from qkv.lab.scaling_plan import (
     GRID_SHARE,
     MOST_EPOCHS,
@@ -111,6 +112,18 @@ def test_the_optimum_is_the_smallest_loss_for_its_operations() -> None:
         assert best.loss == pytest.approx(found.fun, rel=1e-9)
     with pytest.raises(QkvError, match="no optimum"):
         ScalingLaw(1.0, 1.0, 1.0, 0.0, 0.5).optimum(1e12)
+
+
+@pytest.mark.parametrize(("A", "B"), [(1e3, 1e-3), (1e-3, 1e3)], ids=["N too large", "N too small"])
+def test_tiny_exponents_have_no_optimum(A: float, B: float) -> None:
+    flat = ScalingLaw(1.0, A, B, 1e-4, 1e-4)
+    with pytest.raises(QkvError, match="no optimum"):
+        flat.optimum(1e12)
+    fit = fit_law(measure(GRID), draws=1)
+    assert predict_all(replace(fit, law=flat), []) == []
+    found = predict_optimum(replace(fit, draws=[fit.law, flat]), 1e12)
+    assert found.share_without_optimum == 0.5 and found.parameters == (found.best.parameters,) * 2
+    assert any("50 % of the bootstrap samples have no optimum" in note for note in notes(plan(10), [], [found], None))
 
 
 # --- sizes and plans

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.errors import QkvError
 from qkv.text.wording import format_duration
 
 if TYPE_CHECKING:
@@ -23,17 +24,17 @@ app = typer.Typer(
     help="Run the lectures' claims as experiments with verdicts.", no_args_is_help=False, rich_markup_mode="rich"
 )
 CLAIMS = typer.Argument(metavar="CLAIM...", help="Claims by id: C1 C8.", show_default=False)
-OutOption = Annotated[Path, typer.Option("--out", help="Folder of the results, one folder per claim.")]
+OutOption = Annotated[Path, typer.Option("--out", help="Folder for the results, one subfolder per claim and version.")]
 SeedsOption = Annotated[int, typer.Option("--seeds", min=1, max=100, help="Number of random seeds.")]
-FullOption = Annotated[bool, typer.Option("--full", help="Run the long version, closer to the papers' sizes.")]
+FullOption = Annotated[bool, typer.Option("--full", help="Run the long version, closer to the sizes in the papers.")]
 DataOption = Annotated[
     Path | None,
-    typer.Option("--data", help="Folder of real data sets, for the claims that read them.", show_default=False),
+    typer.Option("--data", help="With --full: folder of the real data sets that some claims need.", show_default=False),
 ]
 JobsOption = Annotated[
     int | None,
     typer.Option(
-        "--jobs", min=1, max=256, help="Processes that measure in parallel; default: one per core.", show_default=False
+        "--jobs", min=1, max=256, help="Number of parallel processes; default: one per core.", show_default=False
     ),
 ]
 OUT = Path("lab")
@@ -54,22 +55,22 @@ def list_claims(context: typer.Context, out: OutOption = OUT) -> None:
     from rich.table import Table
 
     from qkv.lab.claims import MODULES, get_claim
-    from qkv.lab.report import read_results
+    from qkv.lab.report import last_verdict, read_results
 
     results = read_results(out)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("claim", "sentence", "lectures", "time", "last verdict"):
         table.add_column(title, overflow="fold")
     for claim in map(get_claim, MODULES):
-        verdict = str(results.get(claim.id, {}).get("verdict", ""))
-        table.add_row(claim.id, claim.sentence, claim.lectures, format_duration(60 * claim.minutes), verdict)
+        cells = claim.id, claim.sentence, claim.lectures, format_duration(60 * claim.minutes)
+        table.add_row(*cells, last_verdict(results, claim.id))
     Console(highlight=False).print(table)
 
 
 @app.command("run")
 def run_claims(claims: Annotated[list[str], CLAIMS], out: OutOption = OUT, seeds: SeedsOption = 3, full: FullOption = False,
                data: DataOption = None, jobs: JobsOption = None) -> None:  # fmt: skip
-    """Run some claims. An interrupted experiment resumes from its finished measurements.
+    """Run the experiments of some claims; an interrupted experiment resumes from its finished measurements.
 
     [dim]qkv lab run C1 C9[/]
     [dim]qkv lab run C8 --seeds 5 --full[/]
@@ -87,7 +88,7 @@ def run_every_claim(
     data: DataOption = None,
     jobs: JobsOption = None,
 ) -> None:
-    """Run every claim and write one illustrated report.
+    """Run the experiments of all claims and write one report with tables and figures.
 
     [dim]qkv lab all[/]
     """
@@ -97,22 +98,33 @@ def run_every_claim(
 
 
 def run_all(claims: Sequence[Claim], out: Path, seeds: int, full: bool, data: Path | None, jobs: int | None) -> None:
-    """Run claims one after the other, print each verdict, write the report of all results in the folder."""
+    """Run claims one after the other, print each verdict, write the report of all results in the folder.
+
+    A claim that fails is reported, and the others run; the exit code is 1. The folder is locked: claims share measurements.
+    """
     from rich.console import Console
 
     from qkv.lab.report import read_results, write_report
     from qkv.lab.workers import MeasurementPool
+    from qkv.train.lock import lock_folder
 
-    console = Console(highlight=False, stderr=not sys.stdout.isatty())
-    with MeasurementPool(jobs) as pool, make_bar(console, claims) as bar:
+    console, failed = Console(highlight=False, stderr=not sys.stdout.isatty()), dict[str, str]()
+    with lock_folder(out), MeasurementPool(jobs) as pool, make_bar(console, claims) as bar:
         for number, claim in enumerate(claims, 1):
-            run_claim(console, bar, claim, f"{number} of {len(claims)}", out, seeds, full, data, pool)
-    path = write_report(out, read_results(out))
+            try:
+                run_claim(console, bar, claim, f"{number} of {len(claims)}", out, seeds, full, data, pool)
+            except QkvError as error:
+                failed[claim.id] = str(error)
+                console.print(f"failed: {error}\n", markup=False, soft_wrap=True)
+        path = write_report(out, read_results(out), failed)
     console.print(f"Report: {path}", soft_wrap=True)
+    if failed:
+        console.print(f"Failed: {', '.join(failed)}")
+        raise typer.Exit(1)
 
 
 def make_bar(console: Console, claims: Sequence[Claim]) -> Bar:
-    """Return a bar over the expected minutes of all claims: what is done, measurements per minute, and the time to go."""
+    """Return a progress bar over the expected minutes of all claims."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (
@@ -143,7 +155,7 @@ def run_claim(console: Console, bar: Bar, claim: Claim, place: str, out: Path, s
         bar.update(bar.task_ids[0], completed=before + share * claim.minutes,
                    description=f"{claim.id} ({place}): measurement {done + 1} of {max(planned, done + 1)}{rate}: {name}")  # fmt: skip
 
-    lab = Experiment(out / claim.id, seeds, full, report, data, pool)
+    lab = Experiment(Experiment.folder_of(out, claim.id, full), seeds, full, report, data, pool)
     result = claim.run(lab)
     bar.update(bar.task_ids[0], completed=before + claim.minutes)
     seconds = time.monotonic() - started

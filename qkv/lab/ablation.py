@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.lab.ablation_report import write_ablation
-from qkv.lab.parallel_runs import Outcome, PlannedRun, default_jobs, run_state
+from qkv.lab.parallel_runs import Outcome, PlannedRun, default_jobs
 from qkv.lab.runs_progress import train_with_progress
 from qkv.lab.variant_results import Ablation, compare_variants
 from qkv.lab.variants import Factor, Plans, first_run, make_variants, parse_factor, plan_runs
@@ -46,8 +46,12 @@ def ablate(recipe: str | Path, vary: Mapping[str, Sequence[Any]], *, seeds: int 
     outcome = train_design(d, jobs, quiet)
     if outcome.signal:
         raise KeyboardInterrupt
-    options = [*(("--vary", text) for text in listed), *(("--set", text) for text in changes)]
-    command = ["qkv", "ablate", str(recipe), *(word for option in options for word in option), "--seeds", str(seeds)]
+    options: dict[str, Sequence[object]] = {
+        "--vary": listed, "--set": changes, "--baseline": base, "--seeds": [seeds], "--out": [d.folder],
+        "--metric": [metric] if metric else [], "--samples": [samples],
+    }  # fmt: skip
+    words = [str(word) for option, values in options.items() for value in values for word in (option, value)]
+    command = ["qkv", "ablate", str(recipe), *words, *(["--one-at-a-time"] if one_at_a_time else [])]
     return finish_ablation(d, outcome, shlex.join(command), metric, samples)
 
 
@@ -82,10 +86,7 @@ def design(recipe: str, factors: Sequence[Factor], seeds: int = 3, settings: Seq
     source = find(recipe)
     folder = out or Path("lab") / f"ablate-{source.stem}"
     variants = make_variants(source, settings, factors, one_at_a_time, baseline)
-    found = Design(source, plan_runs(source, settings, variants, seeds, folder), folder)
-    for run in found.runs:
-        run_state(run)  # a folder that holds something else is an error now
-    return found
+    return Design(source, plan_runs(source, settings, variants, seeds, folder), folder)
 
 
 def train_design(d: Design, jobs: int | None = None, quiet: bool = False) -> Outcome:

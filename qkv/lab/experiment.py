@@ -13,7 +13,7 @@ from qkv.errors import QkvError
 from qkv.lab.workers import MeasurementPool
 
 Progress = Callable[[str, int, int], None]
-Verdict = Literal["holds", "holds in part", "does not hold"]
+Verdict = Literal["holds", "holds in part", "does not hold", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Claim:
 class Experiment:
     """One run of one claim: its scale, its seeds, and the measurements so far.
 
-    folder: `measurements.json` in it holds every finished measurement, so that an interrupted experiment resumes.
+    folder: `measurements.json` in it holds every finished measurement with its arguments, so that an interrupted experiment
+        resumes, and measures again what is to be measured in another way.
     full: the long version, closer to the sizes of the papers.
     progress: called with the name of each measurement, how many are done and how many are planned so far.
     data: folder of real data sets.
@@ -71,14 +72,17 @@ class Experiment:
 
     def __init__(self, folder: Path, seeds: int = 3, full: bool = False, progress: Progress | None = None,
                  data: Path | None = None, pool: MeasurementPool | None = None):  # fmt: skip
-        self.folder, self.seeds, self.full, self.data = folder, range(1, seeds + 1), full, data
+        self.folder, self.seeds, self.full = folder, range(1, seeds + 1), full
+        self.data = data and data.resolve()  # an argument of measurements: one spelling for one folder
         self.progress, self.pool = progress or (lambda name, done, planned: None), pool or MeasurementPool(1)
         self.file = folder / "measurements.json"
         self.measured: dict[str, Any] = read_json(self.file) if self.file.is_file() else {}
-        self.settings = {"full": full}
-        if self.measured.setdefault("settings", self.settings) != self.settings:
-            self.measured = {"settings": self.settings}  # the quick version's numbers are of other sizes
         self.done = self.planned = 0
+
+    @staticmethod
+    def folder_of(out: Path, claim: str, full: bool = False) -> Path:
+        """Return the folder of a claim; the full version has one of its own, so that neither overwrites the other."""
+        return out / (f"{claim}-full" if full else claim)
 
     def measure(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
         """Return the JSON value of `work(*arguments)`, from an earlier run of this experiment where it has one.
@@ -87,10 +91,10 @@ class Experiment:
         """
         self.planned += 1
         self.progress(name, self.done, self.planned)
-        if name not in self.measured:
-            self.keep(name, work(*arguments))
+        if not self.has(name, arguments):
+            self.keep(name, arguments, work(*arguments))
         self.done += 1
-        return self.measured[name]
+        return self.measured[name]["value"]
 
     def per_seed(self, name: str, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return `work(*arguments, seed)` for every seed, one after the other."""
@@ -104,23 +108,29 @@ class Experiment:
         keys = {
             f"{name}, seed {seed}": (*arguments, seed) for name, arguments in settings.items() for seed in self.seeds
         }
-        missing = {key: (work, arguments) for key, arguments in keys.items() if key not in self.measured}
+        missing = {key: (work, arguments) for key, arguments in keys.items() if not self.has(key, arguments)}
         self.planned += len(keys)
         self.done += len(keys) - len(missing)
         self.progress(next(iter(missing), ""), self.done, self.planned)
         for key, value in self.pool.run(missing):
-            self.keep(key, value)
+            self.keep(key, keys[key], value)
             self.done += 1
             self.progress(key, self.done, self.planned)
-        return {name: [self.measured[f"{name}, seed {seed}"] for seed in self.seeds] for name in settings}
+        return {name: [self.measured[f"{name}, seed {seed}"]["value"] for seed in self.seeds] for name in settings}
 
     def of(self, claim: str) -> Experiment:
         """Return the experiment of another claim in the same folder, whose measurements this one shares."""
-        return Experiment(self.folder.parent / claim, len(self.seeds), self.full, self.progress, self.data, self.pool)
+        folder = self.folder_of(self.folder.parent, claim, self.full)
+        return Experiment(folder, len(self.seeds), self.full, self.progress, self.data, self.pool)
 
-    def keep(self, name: str, value: Any) -> None:
+    def has(self, name: str, arguments: Sequence[Any]) -> bool:
+        """Return whether a measurement with these arguments is in the folder."""
+        kept = self.measured.get(name)
+        return isinstance(kept, dict) and kept.get("arguments") == json.dumps(arguments)
+
+    def keep(self, name: str, arguments: Sequence[Any], value: Any) -> None:
         """Write a measurement to the folder."""
-        self.measured[name] = value
+        self.measured[name] = {"arguments": json.dumps(arguments), "value": value}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.file, json.dumps(self.measured))
 
@@ -148,3 +158,15 @@ def to_json(claim: Claim, result: ClaimResult) -> dict[str, Any]:
     del found["figure"]
     return {"id": claim.id, "claim": claim.sentence, "lectures": claim.lectures, "setup": claim.setup,
             "refuted_by": claim.refuted_by} | found  # fmt: skip
+
+
+def judge(*parts: bool | None) -> Verdict:
+    """Return the verdict of a claim from its parts: True = shown, False = refuted, None = neither, because the seeds differ too much.
+
+    It holds if all parts are shown, in part if some are, not at all if none is and one is refuted; otherwise it is undecided.
+    """
+    if all(parts):
+        return "holds"
+    if any(parts):
+        return "holds in part"
+    return "does not hold" if False in parts else "undecided"

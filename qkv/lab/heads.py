@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import qkv
+from qkv.errors import QkvError
+from qkv.lab.experiment import Experiment
 from qkv.look.attention import Site, select_sites, visit
 from qkv.models.inputs import batch_of
 
@@ -34,6 +36,19 @@ class HeadScore(NamedTuple):
     baseline: float
     """The same of the best fixed distance."""
     pairs: int
+
+
+def minilm_folder(lab: Experiment) -> str:
+    """Return the folder of the pre-trained encoder that the full versions read; raise QkvError where a file of it is missing."""
+    folder = lab.require_data("all_minilm_l6_v2")
+    if missing := [
+        name for name in ("config.json", "tokenizer.json", "model.safetensors") if not (folder / name).is_file()
+    ]:
+        raise QkvError(
+            f"{folder} has no {' and no '.join(missing)}: copy the files of all-MiniLM-L6-v2 there, "
+            f"e.g. hf download sentence-transformers/all-MiniLM-L6-v2 --local-dir {folder}"
+        )
+    return str(folder)
 
 
 @torch.no_grad()

@@ -35,6 +35,11 @@ POLL = 0.2
 PATIENCE = 60.0
 """Seconds for a run that was stopped to finish its update and write a checkpoint."""
 AnyRecipe = Recipe | VectorsRecipe
+RESCORED = {name for name in MAY_CHANGE if name.startswith(("data.", "decode."))} | {
+    "train.keep", "train.save_every", "vectors.similarity", "vectors.analogies"
+}  # fmt: skip
+"""Fields that may change for a trained run: they affect neither its weights nor their selection. All others that `qkv train` allows
+to change would compare runs that were trained in different ways."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +149,14 @@ def run_state(run: PlannedRun) -> Literal["new", "started", "finished"]:
     folder, kept = run.folder, run.folder / "recipe.toml"
     if not kept.is_file() or checkpoint.newest(folder) is None and not (folder / "best").exists():
         return "new"
-    old = old_recipe(folder, read_any)
-    changes = differences(old, run.recipe)
+    changes = differences(old_recipe(folder, read_any), run.recipe)
+    changes.pop("vectors.workers", None)  # the command of a run sets it
     refused = [f"{name} is {format_value(was)} there and {format_value(now)} here"
-               for name, (was, now) in changes.items() if name not in MAY_CHANGE]  # fmt: skip
+               for name, (was, now) in changes.items() if name not in RESCORED]  # fmt: skip
     if refused:
-        raise FileError(f"{folder} holds a run of another recipe: {some(refused, 4)}; choose another folder with --out")
+        raise FileError(
+            f"{folder} holds a run of another recipe: {some(refused, 4)}; choose another folder with --out, or delete this one"
+        )
     return "finished" if not changes and (folder / "results.json").is_file() else "started"
 
 
@@ -158,12 +165,12 @@ def run_state(run: PlannedRun) -> Literal["new", "started", "finished"]:
 
 def train_runs(runs: Sequence[PlannedRun], jobs: int, display: RunsDisplay,
                command: Callable[[PlannedRun], list[str]] = PlannedRun.command) -> Outcome:  # fmt: skip
-    """Train the runs that are not finished, at most `jobs` at a time.
+    """Train runs that are not finished, at most `jobs` at a time.
 
     A run that fails does not stop the others. The first SIGINT or SIGTERM stops all of them: each finishes its update and
     writes a checkpoint. The second one, or an error here, ends them at once.
     """
-    waiting = deque(run for run in runs if run_state(run) != "finished")
+    waiting = deque(runs)
     running: list[RunningRun] = []
     failed: dict[str, str] = {}
     with catch_signals() as signals:

@@ -28,13 +28,15 @@ th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align:
 .text th, .text td, th:first-child, td:first-child { text-align: left } .text td { white-space: normal }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px } .holds { color: light-dark(#1f7a3d, #6fd08c) }
 .part { color: light-dark(#8a5a00, #e5b657) } .fails { color: light-dark(#b3261e, #ff8a80) }
+.undecided { color: var(--quiet) }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr } dt { margin-top: .5rem } }
 """
-CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails"}
+CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails", "undecided": "undecided"}
+"""CSS class of each verdict."""
 
 
 def write_result(claim: Claim, result: ClaimResult, lab: Experiment, command: str, seconds: float) -> dict[str, Any]:
-    """Write the files of one experiment and return what results.json holds."""
+    """Write the files of one experiment and return the contents of results.json."""
     found = to_json(claim, result) | {
         "seeds": list(lab.seeds), "full": lab.full, "command": command, "seconds": round(seconds, 1), **describe_measurement(),
     }  # fmt: skip
@@ -54,16 +56,27 @@ def describe_measurement() -> dict[str, str]:
 
 
 def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what earlier experiments found, by the id of their claim."""
-    found = [read_json(file) for file in folder.glob("C*/results.json")]
-    return {str(one["id"]): one for one in sorted(found, key=lambda one: int(one["id"][1:]))}
+    """Return the results of earlier experiments by the name of their folder ("C2", "C2-full"), in the order of the claims."""
+    found = {file.parent.name: read_json(file) for file in folder.glob("C*/results.json")}
+    return dict(sorted(found.items(), key=lambda item: (int(item[1]["id"][1:]), item[0])))
 
 
-def write_report(folder: Path, results: Mapping[str, dict[str, Any]]) -> Path:
-    """Write one page with every experiment of `results`, a table of verdicts first."""
-    rows = [[id, str(one["verdict"]), str(one["finding"])] for id, one in results.items()]
+def last_verdict(results: Mapping[str, dict[str, Any]], claim: str) -> str:
+    """Return the verdict of a claim, of the full version if there is one; empty where it has not run."""
+    found = results.get(f"{claim}-full") or results.get(claim)
+    return "" if found is None else f"{found['verdict']}{mark_full(found)}"
+
+
+def mark_full(found: Mapping[str, Any]) -> str:
+    return " (full)" if found["full"] else ""
+
+
+def write_report(folder: Path, results: Mapping[str, dict[str, Any]], failed: Mapping[str, str]) -> Path:
+    """Write one page with every experiment of `results`, headed by a table of verdicts; `failed`: claims and their errors."""
+    rows = [[f"{one['id']}{mark_full(one)}", one["verdict"], one["finding"]] for one in results.values()]
+    rows += [[name, f"failed: {error}", ""] for name, error in failed.items()]
     summary = f"<section class=text>{table_html(Table(['claim', 'verdict', 'finding'], rows))}</section>"
-    sections = [section(one, (folder / id / "figure.svg").read_text("utf-8")) for id, one in results.items()]
+    sections = [section(one, (folder / name / "figure.svg").read_text("utf-8")) for name, one in results.items()]
     path = folder / "report.html"
     write_text(path, page("The claims of the lectures", [summary, *sections]))
     return path
@@ -76,16 +89,17 @@ def page(title: str, sections: Sequence[str]) -> str:
 
 
 def section(found: Mapping[str, Any], figure: str) -> str:
-    """One claim: its sentence, set-up, verdict, numbers and picture."""
+    """Return the section of one claim: its sentence, set-up, verdict, table and figure."""
     facts = {
-        "Set-up": found["setup"], "Finding": found["finding"], "Would refute it": found["refuted_by"],
+        "Set-up": found["setup"], "Finding": found["finding"], "Refuted by": found["refuted_by"],
         "Basis": f"{found['basis']}{', full version' if found['full'] else ''}", "Command": found["command"],
         "Measured": f"{found['date']}, in {format_duration(found['seconds'])}, {found['machine']}",
     }  # fmt: skip
     verdict = f'<p class="{CLASSES[found["verdict"]]}"><strong>Verdict: {escape(found["verdict"])}</strong></p>'
     table = table_html(Table(found["table"]["columns"], found["table"]["rows"]))
     return (
-        f'<section id="{escape(found["id"])}"><h2>{escape(found["id"])}: {escape(found["claim"])}</h2>'
+        f'<section id="{escape(found["id"])}{"-full" if found["full"] else ""}">'
+        f"<h2>{escape(found['id'])}{mark_full(found)}: {escape(found['claim'])}</h2>"
         f"<p>Lectures {escape(found['lectures'])}</p>{verdict}{facts_html(facts)}{figure}{table}</section>"
     )
 
@@ -97,6 +111,6 @@ def table_html(table: Table) -> str:
 
 
 def facts_html(facts: Mapping[str, Any]) -> str:
-    """A list of names with their texts."""
+    """Return a description list of names and texts."""
     listed = "".join(f"<dt>{escape(name)}</dt><dd>{escape(str(text))}</dd>" for name, text in facts.items())
     return f"<dl>{listed}</dl>"

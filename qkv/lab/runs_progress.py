@@ -109,8 +109,9 @@ def now(run: RunningRun) -> str:
 
 def train_with_progress(runs: Sequence[PlannedRun], jobs: int, quiet: bool = False) -> Outcome:
     """Train the runs that are not finished, `jobs` at a time, and show their progress."""
-    finished = sum(run_state(run) == "finished" for run in runs)
+    waiting = [run for run in runs if run_state(run) != "finished"]  # an error where a folder holds another run
+    finished = len(runs) - len(waiting)
     with RunsProgress(len(runs), finished, jobs, Console(stderr=True, highlight=False, quiet=quiet)) as display:
         if finished:
             display.say(f"{finished} of {plural(len(runs), 'runs')} finished before")
-        return train_runs(runs, jobs, display)
+        return train_runs(waiting, jobs, display)

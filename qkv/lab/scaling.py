@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ DELTA = 1e-3
 FEWEST = 6
 """Runs that a fit of five numbers needs at least."""
 LARGEST_EXPONENT = 4.0
+LARGEST_LOG = 100.0
+"""Of the best N and D: beyond 1e43 the exponents are too small for an optimum."""
 CORRELATED = 0.95
 """Correlation of log N and log D from which on sizes and data grow together, and their effects cannot be told apart."""
 ILL_CONDITIONED = 300.0
@@ -70,14 +73,18 @@ class ScalingLaw:
         return float(self.E + self.A * parameters**-self.a + self.B * tokens**-self.b)
 
     def optimum(self, operations: float) -> Optimum:
-        """Minimise L for C = 6 N D: N = G (C / 6)^(b / (a + b)), G = (a A / (b B))^(1 / (a + b)), D = C / (6 N)."""
-        if min(self.a, self.b, self.A, self.B) <= 0:
-            raise QkvError("this law has no optimum: the loss does not depend on both size and data")
-        exponent = 1 / (self.a + self.b)
-        log_g = exponent * math.log(self.a * self.A / (self.b * self.B))
-        parameters = math.exp(log_g + self.b * exponent * math.log(operations / 6))
-        tokens = operations / 6 / parameters
-        return Optimum(operations, parameters, tokens, self.loss(parameters, tokens))
+        """Minimise L for C = 6 N D: N = G (C / 6)^(b / (a + b)), G = (a A / (b B))^(1 / (a + b)), D = C / (6 N).
+
+        QkvError where an exponent or a factor is 0, or so small that N or D would be astronomical.
+        """
+        if min(self.a, self.b, self.A, self.B, operations) > 0:
+            log_g = math.log(self.a) + math.log(self.A) - math.log(self.b) - math.log(self.B)  # times a + b
+            log_n = (log_g + self.b * math.log(operations / 6)) / (self.a + self.b)
+            log_d = math.log(operations / 6) - log_n
+            if max(abs(log_n), abs(log_d)) < LARGEST_LOG:
+                n, d = math.exp(log_n), math.exp(log_d)
+                return Optimum(operations, n, d, self.loss(n, d))
+        raise QkvError("this law has no optimum: the loss does not depend on both size and data")
 
 
 @dataclass(frozen=True)
@@ -99,28 +106,33 @@ class ScalingFit:
 
     def interval(self, number: Callable[[ScalingLaw], float]) -> Interval:
         """The 95 % interval of a number that follows from the law."""
-        values = []
+        return percentile_interval([number(law) for law in self.draws])
+
+    def optima(self, operations: float) -> list[Optimum]:
+        """The optima of the bootstrap samples, without those samples that have none."""
+        found = []
         for law in self.draws:
-            try:
-                values.append(number(law))
-            except (QkvError, OverflowError):
-                continue
-        if not values:
-            return math.nan, math.nan
-        low, high = np.quantile(values, [0.025, 0.975])
-        return float(low), float(high)
+            with suppress(QkvError):
+                found.append(law.optimum(operations))
+        return found
 
     def predict(self, parameters: float, tokens: float, seed: int = 0) -> Interval:
         """The 95 % interval of the loss of a new run: that of the law and the scatter of single runs around it."""
         scatter = np.random.default_rng(seed).choice(inflate(self.residuals), len(self.draws))
-        values = [law.loss(parameters, tokens) * math.exp(r) for law, r in zip(self.draws, scatter, strict=True)]
-        low, high = np.quantile(values, [0.025, 0.975])
-        return float(low), float(high)
+        return percentile_interval(
+            [law.loss(parameters, tokens) * math.exp(r) for law, r in zip(self.draws, scatter, strict=True)]
+        )
 
     @property
     def deviation(self) -> float:
         """Standard deviation of the residuals, with n - 5 degrees of freedom: the relative scatter of the losses."""
         return math.sqrt(sum(r * r for r in self.residuals) / (len(self.residuals) - 5))
+
+
+def percentile_interval(values: Sequence[float]) -> Interval:
+    """The interval from the 2.5th to the 97.5th percentile of bootstrap values; nan without any."""
+    low, high = np.quantile(values, [0.025, 0.975]) if values else (math.nan, math.nan)
+    return float(low), float(high)
 
 
 # --- the fit
@@ -217,14 +229,14 @@ def fit_law(points: Sequence[ScalingPoint], draws: int = 500, seed: int = 0) -> 
     for _ in range(draws):
         drawn = s._replace(log_loss=predicted + random.choice(scatter, len(points)))
         samples.append(to_law(search(drawn, near), drawn))
-    found = ScalingFit(list(points), to_law(theta, s), samples, residuals.tolist(), [])
-    return ScalingFit(found.points, found.law, samples, found.residuals, find_problems(found, s, jacobian))
+    problems = find_problems(samples, s, jacobian)
+    return ScalingFit(list(points), to_law(theta, s), samples, residuals.tolist(), problems)
 
 
 # --- can the exponents be separated?
 
 
-def find_problems(fit: ScalingFit, s: Scaled, jacobian: Array) -> list[str]:
+def find_problems(draws: Sequence[ScalingLaw], s: Scaled, jacobian: Array) -> list[str]:
     """Say why the runs do not determine both exponents."""
     problems = []
     for what, values in (("sizes", s.x), ("amounts of data", s.y)):
@@ -234,8 +246,8 @@ def find_problems(fit: ScalingFit, s: Scaled, jacobian: Array) -> list[str]:
         problems.append(f"sizes and data change together (correlation of log N and log D {r:.2f})")
     if (condition := condition_number(jacobian)) > ILL_CONDITIONED:
         problems.append(f"the fit is ill-conditioned (condition number {condition:,.0f})")
-    for name, number in (("a", lambda law: law.a), ("b", lambda law: law.b)):
-        low, high = fit.interval(number)
+    for name, exponents in (("a", [law.a for law in draws]), ("b", [law.b for law in draws])):
+        low, high = percentile_interval(exponents)
         if low < SMALLEST or high > WIDEST * low or high >= LARGEST_EXPONENT:
             problems.append(f"the 95 % interval of {name} is {low:.2f} to {high:.2f}")
     return problems

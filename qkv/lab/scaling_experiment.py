@@ -14,9 +14,9 @@ from qkv.config import ModelConfig, Recipe
 from qkv.convert.detect import open_config
 from qkv.convert.files import read_json
 from qkv.errors import QkvError
-from qkv.lab.parallel_runs import Outcome, PlannedRun, run_state
+from qkv.lab.parallel_runs import Outcome, PlannedRun
 from qkv.lab.runs_progress import train_with_progress
-from qkv.lab.scaling import Interval, Optimum, ScalingFit, ScalingPoint, fit_law
+from qkv.lab.scaling import Interval, Optimum, ScalingFit, ScalingPoint, fit_law, percentile_interval
 from qkv.lab.scaling_plan import (
     CHECK_SHARE,
     ModelSize,
@@ -63,6 +63,8 @@ class Prediction:
     parameters: Interval
     tokens: Interval
     loss: Interval
+    share_without_optimum: float
+    """Share of the bootstrap samples that have no optimum; the intervals are of the others."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,6 @@ class Scaling:
 def train_grid(plan: ScalingPlan, recipe: Recipe, out: Path) -> tuple[list[PlannedRun], Outcome]:
     """Train the runs of the plan, the longest first, so that all cores end at about the same time."""
     runs = [plan_run(out / "recipe.toml", out, run, recipe.train.warmup) for run in plan.runs]
-    for run in runs:
-        run_state(run)  # a folder that holds something else is an error now
     return runs, train_with_progress(runs, plan.jobs)
 
 
@@ -126,9 +126,9 @@ def collect(plan: ScalingPlan, runs: Sequence[PlannedRun], failed: dict[str, str
 
 def predict_optimum(fit: ScalingFit, operations: float) -> Prediction:
     """Return the best size and data for C = 6 N D operations."""
-    best = fit.law.optimum(operations)
-    ends = [fit.interval(lambda law, at=at: law.optimum(operations)[at]) for at in (1, 2, 3)]  # type: ignore[misc]
-    return Prediction(best, *ends)
+    best, optima = fit.law.optimum(operations), fit.optima(operations)
+    parameters, tokens, loss = (percentile_interval([one[at] for one in optima]) for at in (1, 2, 3))
+    return Prediction(best, parameters, tokens, loss, 1 - len(optima) / len(fit.draws))
 
 
 def predict_all(fit: ScalingFit, budgets: Sequence[float]) -> list[Prediction]:
@@ -212,11 +212,13 @@ def finish_scaling(source: Path, settings: Sequence[str], out: Path, plan: Scali
         elif ended.signal:
             return Scaling(source.stem, out, plan, trained, fit, [], None, failed, []), ended.signal
     predictions = predict_all(fit, budgets)
-    found = Scaling(source.stem, out, plan, trained, fit, predictions, check, failed, notes(plan, trained, check))
-    return found, 0
+    text = notes(plan, trained, predictions, check)
+    return Scaling(source.stem, out, plan, trained, fit, predictions, check, failed, text), 0
 
 
-def notes(plan: ScalingPlan, trained: Sequence[TrainedSize], check: Check | None) -> list[str]:
+def notes(
+    plan: ScalingPlan, trained: Sequence[TrainedSize], predictions: Sequence[Prediction], check: Check | None
+) -> list[str]:
     """How the numbers were measured, and what limits them."""
     counted = (
         "all parameters"
@@ -234,6 +236,10 @@ def notes(plan: ScalingPlan, trained: Sequence[TrainedSize], check: Check | None
         found.append(
             f"{repeated} of {len(trained)} runs saw some of the {plan.corpus_tokens:,} training tokens more than once."
         )
+    if lost := max((one.share_without_optimum for one in predictions), default=0.0):
+        found.append(
+            f"{100 * lost:.2g} % of the bootstrap samples have no optimum: the intervals of the best sizes are of the others."
+        )
     if check is None:
         found.append("No run checks the prediction: the law has no optimum, or no run at it fits into the budget.")
         return found
@@ -241,6 +247,7 @@ def notes(plan: ScalingPlan, trained: Sequence[TrainedSize], check: Check | None
         found.append("The check has fewer operations than the most expensive fitted run: an interpolation.")
     if abs(math.log(check.trained.run.size.parameters / check.best)) > 0.2:
         found.append(
-            f"Check: the predicted best size, N = {check.best:,.0f}, is outside of the fitted ones; the nearest was trained."
+            f"Check: the predicted best size is N = {check.best:,.0f}; the nearest one between the smallest fitted size and twice the "
+            "largest was trained."
         )
     return found

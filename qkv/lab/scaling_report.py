@@ -74,10 +74,8 @@ def law_table(s: Scaling) -> Table:
     values = asdict(s.fit.law)
     rows = [[name, f"{values[name]:.4g}", span(s.fit.interval(lambda law, name=name: getattr(law, name))), meaning]  # type: ignore[misc]
             for name, meaning in NUMBERS.items()]  # fmt: skip
-    share = s.fit.law.b / max(s.fit.law.a + s.fit.law.b, 1e-9)
-    rows.append(
-        ["b / (a + b)", f"{share:.4g}", span(s.fit.interval(best_exponent)), "the best N grows with C to this power"]
-    )
+    own, interval = best_exponent(s.fit.law), s.fit.interval(best_exponent)
+    rows.append(["b / (a + b)", f"{own:.4g}", span(interval), "the best N grows with C to this power"])
     return Table(["number", "value", "95 % interval", "meaning"], rows)
 
 
@@ -140,20 +138,7 @@ def describe_plan(p: ScalingPlan, check_share: float) -> str:
 def csv_text(s: Scaling) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        [
-            "kind",
-            "d_model",
-            "n_layers",
-            "parameters",
-            "all_parameters",
-            "tokens",
-            "operations",
-            "loss",
-            "law",
-            "minutes",
-        ]
-    )
+    writer.writerow("kind d_model n_layers parameters all_parameters tokens operations loss law minutes".split())
     both = [("fit", one) for one in s.trained] + ([("check", s.check.trained)] if s.check else [])
     for kind, one in both:
         run = one.run
@@ -176,7 +161,7 @@ def to_json(s: Scaling) -> dict[str, Any]:
         "recipe": s.recipe, "findings": findings(s), "law": asdict(s.fit.law), "intervals": intervals,
         "separable": s.fit.separable, "problems": s.fit.problems, "deviation": s.fit.deviation,
         "predictions": [{**p.best._asdict(), "parameters_interval": p.parameters, "tokens_interval": p.tokens,
-                         "loss_interval": p.loss} for p in s.predictions],
+                         "loss_interval": p.loss, "samples_without_optimum": p.share_without_optimum} for p in s.predictions],
         "check": check, "embeddings_counted": s.plan.embeddings,
         "minutes": s.plan.minutes, "jobs": s.plan.jobs, "corpus_tokens": s.plan.corpus_tokens,
         "runs": [{"size": one.run.size.fields, "parameters": one.run.size.parameters, "all_parameters": one.run.size.total,

@@ -11,18 +11,21 @@ from scipy.stats import t
 
 
 class Estimate(NamedTuple):
-    """A mean and half the width of its 95 % confidence interval (Student's t); infinite for a single value."""
+    """A mean and half the width of its 95 % confidence interval (Student's t); infinite for a single value.
+
+    A run that diverged makes the mean infinite: both ends of the interval then are, too.
+    """
 
     mean: float
     half_width: float
 
     @property
     def low(self) -> float:
-        return self.mean - self.half_width
+        return self.mean if math.isinf(self.mean) else self.mean - self.half_width
 
     @property
     def high(self) -> float:
-        return self.mean + self.half_width
+        return self.mean if math.isinf(self.mean) else self.mean + self.half_width
 
     def text(self, digits: int = 2) -> str:
         """Format as "3.14 ± 0.02"; a single value has no interval."""
@@ -32,16 +35,42 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Estimate a mean from the values of several seeds."""
+    """Estimate a mean from the values of several seeds; infinite values have no standard deviation."""
     n = len(values)
-    if n < 2:
-        return Estimate(fmean(values), math.inf)
+    if n < 2 or not all(map(math.isfinite, values)):
+        return Estimate(sum(values) / n, math.inf)  # fmean refuses inf and -inf together, whose mean is nan
     return Estimate(fmean(values), float(t.ppf(0.975, n - 1)) * stdev(values) / math.sqrt(n))
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """Estimate the mean of first - second, paired seed by seed."""
     return estimate([a - b for a, b in zip(first, second, strict=True)])
+
+
+def exceeds(value: Estimate, threshold: float = 0.0) -> bool | None:
+    """Whether a mean is above a threshold: None where the threshold is within the interval, as it is for a single seed."""
+    return True if value.low > threshold else False if value.high <= threshold else None  # None also for nan
+
+
+def below(value: Estimate, threshold: float = 0.0) -> bool | None:
+    """Whether a mean is below a threshold: None where the threshold is within the interval."""
+    return exceeds(Estimate(-value.mean, value.half_width), -threshold)
+
+
+def both(first: bool | None, second: bool | None) -> bool | None:
+    """Whether two parts of a claim are shown together: False where one is refuted, None where one is open."""
+    return None if None in (first, second) and False not in (first, second) else bool(first and second)
+
+
+def within(value: Estimate, low: float, high: float) -> bool | None:
+    """Whether a mean lies between two thresholds: None where one of them is within the interval."""
+    return both(exceeds(value, low), below(value, high))
+
+
+def outside(value: Estimate, low: float, high: float) -> bool | None:
+    """Whether a mean does not lie between two thresholds: None where one of them is within the interval."""
+    inside = within(value, low, high)
+    return None if inside is None else not inside
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,11 +17,9 @@ from qkv.engine.training_kernels import quicken
 from qkv.models.build import build
 from qkv.models.decoder import Decoder
 from qkv.objectives import causal
-from qkv.parts.linear_attention import GatedSum, Linear
-from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.softmax import Softmax
-from qkv.parts.state_space import Selective
 
+T = TypeVar("T")
 VOCABULARY, D_HEAD = 256, 64
 LAYERS = {"elman": 12, "gru": 4, "lstm": 3}
 """So that each has 24 d^2 weights, as two blocks have: a layer has 2 d^2 for every gate, a block 4 d^2 + 8 d^2."""
@@ -52,29 +51,38 @@ def transformer(d: int) -> ModelConfig:
     )  # fmt: skip
 
 
-def make_systems(d: int, names: tuple[str, ...] = ()) -> dict[str, Decoder]:
-    """Return fresh networks of width d, ready to be trained; all, or those of these names."""
+def make_systems(d: int, kernels: bool = True) -> dict[str, Decoder]:
+    """Return fresh networks of width d, ready to be trained; without `kernels`, of torch's own operations only."""
     torch.manual_seed(0)
     configs = {NAMES[kind]: recurrent(kind, d) for kind in LAYERS}
     configs |= {FAST: transformer(d), READABLE: transformer(d)}
     configs |= {name: transformer(d).changed(**changes) for name, changes in LINEAR.items()}
-    chosen = {name: config for name, config in configs.items() if not names or name in names}
-    networks: dict[str, Any] = {name: quicken(build(config)).train() for name, config in chosen.items()}
-    for module in networks[READABLE].modules() if READABLE in networks else ():
+    networks: dict[str, Any] = {name: build(config).train() for name, config in configs.items()}
+    for module in networks[READABLE].modules():
         if isinstance(module, Softmax):
             module.fast = False
-    return networks
+    return {name: quicken(network) for name, network in networks.items()} if kernels else networks
 
 
 def serial_steps(network: Decoder, n: int) -> int:
-    """Count the states that are computed one after the other, each from the one before: n in every recurrent or selective layer,
-    one per chunk of linear attention; softmax has none, so that its layers are what is left."""
-    if isinstance(network.stack, RecurrentStack):
-        return network.stack.cells.num_layers * n
-    chunks = [m.chunk for m in network.modules() if isinstance(m, Linear | GatedSum)]
-    chunks += [1 for m in network.modules() if isinstance(m, Selective)]
-    stack: Any = network.stack
-    return sum(math.ceil(n / chunk) for chunk in chunks) or len(stack.blocks)
+    """Count the operations that cannot run at the same time: the longest chain in the autograd graph of a pass over n tokens, in which
+    each operation needs the result of the one before.
+
+    network: one without kernels and in double precision. A kernel, such as torch's for LSTMs in single precision, is one operation of
+    the graph, however many steps are inside.
+    """
+    batch = random_batch(1, n)
+    first = causal(network(batch), batch).mean.grad_fn
+    depth: dict[Any, int] = {None: 0}  # inputs that need no gradient
+    todo: list[Any] = [first]
+    while todo:
+        needs = [node for node, _ in todo[-1].next_functions]
+        missing = [node for node in needs if node not in depth]
+        if missing:
+            todo += missing
+        else:
+            depth[todo.pop()] = 1 + max((depth[node] for node in needs), default=0)
+    return depth[first]
 
 
 # --- measuring
@@ -83,8 +91,7 @@ def serial_steps(network: Decoder, n: int) -> int:
 def step_seconds(networks: Mapping[str, Decoder], rows: int, n: int, backward: bool, repeats: int) -> dict[str, float]:
     """Time one step on `rows` texts of n tokens: the fastest of some samples; networks take turns, so that what disturbs one
     disturbs all."""
-    text = torch.randint(0, VOCABULARY, (rows, n + 1))
-    batch = Batch(text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())  # (B, T) each
+    batch = random_batch(rows, n)
     steps = {name: make_step(network, batch, backward) for name, network in networks.items()}
     counts = {name: max(1, math.ceil(ENOUGH / warm_up(step))) for name, step in steps.items()}
     best = dict.fromkeys(steps, math.inf)
@@ -92,6 +99,18 @@ def step_seconds(networks: Mapping[str, Decoder], rows: int, n: int, backward: b
         for name, step in steps.items():
             best[name] = min(best[name], sample(step, counts[name]))
     return best
+
+
+def random_batch(rows: int, n: int) -> Batch:
+    text = torch.randint(0, VOCABULARY, (rows, n + 1))
+    return Batch(text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())  # (B, T) each
+
+
+def shuffle(items: Iterable[T], seed: int) -> list[T]:
+    """Return the items in an order of this seed: each repeat of a measurement has its own."""
+    chosen = list(items)
+    random.Random(seed).shuffle(chosen)
+    return chosen
 
 
 def make_step(network: Decoder, batch: Batch, backward: bool) -> Callable[[], None]:

@@ -44,13 +44,19 @@ class Trial:
     @property
     def set(self) -> str:
         """What it was scored on; word vectors without evaluation files have their training loss only."""
-        return "test" if self.results.get("test") else "valid" if self.results.get("valid") else "training"
+        return "test" if self.test_scores else "valid" if self.results.get("valid") else "training"
+
+    @property
+    def test_scores(self) -> list[dict[str, Any]]:
+        """Scores of the test set; empty where there is none, or where its labels are not public."""
+        found: list[dict[str, Any]] = (self.results.get("test") or {}).get("scores", [])
+        return found
 
     @property
     def scores(self) -> dict[str, float]:
         """Metric -> value on the test set; without one, the validation metric."""
-        if test := self.results.get("test"):
-            return {score["name"]: float(score["value"]) for score in test["scores"]}
+        if self.test_scores:
+            return {score["name"]: float(score["value"]) for score in self.test_scores}
         valid = self.results.get("valid") or {"metric": "loss", "value": self.results["loss"]}
         return {valid["metric"]: float(valid["value"])}
 
@@ -86,9 +92,9 @@ class MetricResult:
 
     def verdict(self, metric: str) -> str:
         """What the tests say in a few words."""
-        known = [p for p in (self.p_test, self.p_seeds) if p is not None]
-        if self.difference is None or not known:
-            return ""
+        known = [p for p in (self.p_test, self.p_seeds) if p is not None and not math.isnan(p)]
+        if self.difference is None or math.isnan(self.difference.mean) or not known:
+            return ""  # a run that diverged has scores that are no numbers
         better = (self.difference.mean < 0) == (metric in SMALLER_IS_BETTER)
         if all(p < LEVEL for p in known):
             return "better" if better else "worse"

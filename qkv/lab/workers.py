@@ -9,7 +9,8 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Any
 
-import torch
+from qkv.errors import QkvError
+from qkv.train.launch import cores, one_thread
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module and its arguments."""
@@ -17,12 +18,8 @@ Job = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def run_job(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Run a measurement with one thread, so that its numbers do not depend on how many run at once."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return work(*arguments)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def run_in_process(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -34,13 +31,13 @@ def run_in_process(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 class MeasurementPool:
-    """`count` processes, started at the first use; with one, measurements run in this process.
+    """`count` processes (default: one per core), started at the first use; with one, measurements run in this process.
 
     The processes are spawned: a fork would copy the threads' locks of torch, some of which may be taken.
     """
 
     def __init__(self, count: int | None = None):
-        self.count = count or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.count = count or cores()
         self.executor: ProcessPoolExecutor | None = None
 
     def run(self, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
@@ -54,8 +51,12 @@ class MeasurementPool:
         names: dict[Future[Any], str] = {
             self.executor.submit(run_in_process, work, arguments): name for name, (work, arguments) in jobs.items()
         }
-        for future in as_completed(names):
-            yield names[future], future.result()
+        try:
+            for future in as_completed(names):
+                yield names[future], future.result()
+        except QkvError:
+            self.close()  # the other jobs would slow down those of the next experiment
+            raise
 
     def close(self) -> None:
         if self.executor is not None:

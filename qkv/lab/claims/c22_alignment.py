@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
 import torch
 
 import qkv
-from qkv.data.grammar import pairs
+from qkv.data.grammar import Pair, pairs
 from qkv.lab.claims.c02_bottleneck import settings
 from qkv.lab.demo import alignment_picture
-from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, decide
-from qkv.lab.statistics import estimate
-from qkv.lab.translators import ATTENTIVE, measure_translator
+from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, judge
+from qkv.lab.statistics import below, difference, estimate, exceeds
+from qkv.lab.translators import ALIGNED, ATTENTIVE, measure_translator, short_pairs
 from qkv.look.alignment_error import AlignedSentence, align_pair, alignment_errors
 from qkv.models.build import build
 
@@ -22,17 +23,18 @@ GOOD = 0.25
 """Alignment error rate; that of published word aligners on real text is about 0.1 to 0.3."""
 
 
-def aligned_sentences(seed: int, count: int) -> list[AlignedSentence]:
+def aligned_sentences(found: Iterable[Pair]) -> list[AlignedSentence]:
+    """Pairs of the grammar with their alignments, in the tokens of the example model."""
     model = qkv.load("example")
     source, target = model.tokenizer, model.target_tokenizer or model.tokenizer
     assert source is not None and target is not None
     start, end = model.config.first_id or 0, model.config.eos_ids[0]
-    return [align_pair(pair, source, target, start, end) for pair in islice(pairs("test", seed), count)]
+    return [align_pair(pair, source, target, start, end) for pair in found]
 
 
 def example_errors(count: int, seed: int) -> dict[str, float]:
     """Error rates of the example model's best head and mean, of the same network with random weights, and of a diagonal."""
-    sentences = aligned_sentences(seed, count)
+    sentences = aligned_sentences(islice(pairs("test", seed), count))
     model = qkv.load("example", device="cpu")
     torch.manual_seed(seed)
     trained, random = (
@@ -55,28 +57,38 @@ def diagonal_error(sentences: list[AlignedSentence]) -> float:
     return 1 - 2 * right / max(total, 1)
 
 
+def shared_diagonal() -> float:
+    """Error rate of the diagonal on the sentences with which C2 measures its translators."""
+    return diagonal_error(aligned_sentences(short_pairs("test", 7, ALIGNED)))
+
+
 def run(lab: Experiment) -> ClaimResult:
     own = lab.per_seed("example model", example_errors, 300 if lab.full else SENTENCES)
-    rates = {name: estimate([one[name] for one in own]) for name in own[0]}
+    errors = {name: [one[name] for one in own] for name in own[0]}
+    best = errors["best head"]
+    baselines = "diagonal", "best head, random weights"
+    parts = [
+        below(estimate(best), GOOD),
+        *(exceeds(difference(errors[name], best)) for name in baselines),
+    ]
     if not lab.full:  # the captions of the full version have no known alignments
-        shared = settings(lab)
+        shared, diagonal = settings(lab), lab.measure("diagonal of C2", shared_diagonal)
         found: dict[str, list[Any]] = lab.of("C2").grid(measure_translator, {name: shared[name] for name in ATTENTIVE})
-        rates |= {
-            f"{name}, trained briefly, best head": estimate([one["alignment"]["best"] for one in found[name]])
+        brief = {
+            f"{name}, trained briefly, best head": [one["alignment"]["best"] for one in found[name]]
             for name in ATTENTIVE
         }
-    model = rates["best head"]
-    aligns = model.high < GOOD
-    better = model.high < min(rates["diagonal"].low, rates["best head, random weights"].low)
+        parts += [below(estimate(rates), diagonal) for rates in brief.values()]
+        errors |= brief | {"diagonal, sentences of the networks trained briefly": [diagonal] * len(lab.seeds)}
+    means = {name: estimate(rates) for name, rates in errors.items()}
     picture = alignment_picture(qkv.load("example"), "Yesterday the old man did not give the child an apple.")
     return ClaimResult(
-        decide(aligns and better, better),
-        "Against the grammar's own alignments the best cross-attention head of the example model has an error rate of "
-        f"{model.text(3)}, the "
-        f"mean of the upper layers {rates['mean of the upper layers'].text(3)}; the best head of random weights has "
-        f"{rates['best head, random weights'].text(3)} and the diagonal {rates['diagonal'].text(3)}."
-        + "".join(f" {name}: {rate.text(2)}." for name, rate in rates.items() if "briefly" in name),
-        Table(["links from", "alignment error rate"], [[name, rate.text(3)] for name, rate in rates.items()]),
+        judge(*parts),
+        "Compared with the alignments of the grammar, the best cross-attention head of the example model has an error rate of "
+        f"{means['best head'].text(3)}, the mean of the upper layers {means['mean of the upper layers'].text(3)}; the best "
+        f"head with random weights has {means['best head, random weights'].text(3)} and the diagonal {means['diagonal'].text(3)}."
+        + "".join(f" {name}: {rate.text(2)}." for name, rate in means.items() if "briefly" in name),
+        Table(["alignment", "error rate"], [[name, rate.text(3)] for name, rate in means.items()]),
         picture,
         f"one model, {len(lab.seeds)} samples of sentences; {lab.basis} (trained briefly)",
     )
@@ -84,11 +96,13 @@ def run(lab: Experiment) -> ClaimResult:
 
 CLAIM = Claim(
     "C22",
-    "The weights of attention between target and source align their words.",
+    "Attention weights from target to source align the words of the two sentences.",
     "001, 003",
     f"Alignment error rate (Och and Ney 2003) of the cross-attention of the example model on {SENTENCES} sentences of the grammar's test "
-    "split, whose alignments are known; and of RNNsearch, Luong's network and the Transformer of C2.",
-    f"An error rate of the best head above {GOOD}; (does not hold) one that is no better than random weights or the diagonal.",
+    "split, whose alignments are known; quick version also: of RNNsearch, Luong's network and the Transformer of C2, trained briefly.",
+    "A best head of the example model that is no better than that of random weights, no better than the diagonal, or has an error rate of "
+    f"{GOOD} or more (95 % intervals over samples of sentences); a best head of one of the networks of C2 that is no better than the "
+    "diagonal (over the seeds). Only some of these six parts shown: holds in part.",
     run,
     0.6,
 )

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from qkv.config import ModelConfig
-from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, decide
-from qkv.lab.statistics import estimate
+from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, judge
+from qkv.lab.statistics import estimate, exceeds
 from qkv.lab.training import make_recipe, train_network
 from qkv.look.charts import bars
 from qkv.models.build import build
@@ -19,6 +19,8 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 IMAGES: dict[str, Any] = {"head": "classes", "image_size": 8, "n_channels": 1, "pooler": False, "pooling": "mean"}
 PATCHES = (2, 4, 8)
+GOOD = 90
+"""Accuracy on digits, in per cent, that counts as classifying them."""
 
 
 def stack_difference(seed: int) -> dict[str, float]:
@@ -51,30 +53,30 @@ def accuracy(patch: int, position: str, steps: int, seed: int) -> float:
 
 def run(lab: Experiment) -> ClaimResult:
     same = lab.per_seed("stack", stack_difference)
-    exact = max(one["difference"] for one in same) == 0
     steps = 1000 if lab.full else 150
     systems = {f"{p} x {p}": (p, "learned", steps) for p in PATCHES} | {"2 x 2, no positions": (2, "none", steps)}
     scores = {name: estimate(own) for name, own in lab.grid(accuracy, systems).items()}
-    works = scores["2 x 2"].low > 90
     rows = [[name, str((8 // p) ** 2), scores[name].text(1)] for name, (p, _, _) in systems.items()]
     return ClaimResult(
-        decide(exact and works, exact),
-        f"The stack of a ViT takes all {same[0]['weights']} weights of a text encoder's and computes the same outputs (difference "
-        f"{max(one['difference'] for one in same):g}); only the embedding differs. On digits of 8 x 8 pixels in patches of 2 x 2 it "
-        f"reads {scores['2 x 2'].text(1)} % correctly after {steps} updates, without positions {scores['2 x 2, no positions'].text(1)} %.",
+        judge(*(exceeds(scores[f"{p} x {p}"], GOOD) for p in PATCHES if p < IMAGES["image_size"])),
+        f"Check: the stack of a ViT loads all {same[0]['weights']} weight tensors of a text encoder's; for the same input vectors the "
+        f"outputs differ by {max(one['difference'] for one in same):g}. With patches of 2 x 2, {scores['2 x 2'].text(1)} % of "
+        f"the 8 x 8 digits are correct after {steps} updates, {scores['2 x 2, no positions'].text(1)} % without positions.",
         Table(["patches", "tokens", "held-out accuracy, %"], rows),
         bars({name: {"accuracy": score} for name, score in scores.items()}, "Digits by patches of p x p pixels", "held-out accuracy, %"),
-        f"exact (stack); {lab.basis} (accuracy)",
+        lab.basis,
     )  # fmt: skip
 
 
 CLAIM = Claim(
     "C25",
-    "A Vision Transformer is the Transformer encoder itself: an image is cut into patches, each patch is a token, the rest is equal.",
+    "A Vision Transformer is the Transformer encoder itself: an image is cut into patches, each patch is a token, the rest is the same.",
     "002, 003, 004",
-    "The weights of a text encoder's stack in a ViT of the same sizes: outputs for the same vectors. And ViTs trained on scikit-learn's "
-    "digits (1,797 images) with patches of 2 to 8 pixels.",
-    "A part of the stack that an image needs and a text does not; or accuracy below 90 % on digits.",
+    "ViTs trained on scikit-learn's digits (1,797 images of 8 x 8 pixels) with patches of 2 to 8 pixels: held-out accuracy. Check: the "
+    "weights of a text encoder's stack in a ViT of the same size, outputs for the same input vectors.",
+    f"A text encoder's stack on patches that classifies {GOOD} % of the digits or less: with patches of 2 x 2 and of 4 x 4 pixels, each "
+    "shown or refuted if the 95 % interval over the seeds does not contain this threshold (8 x 8 is a "
+    "single token). One of the two shown: holds in part. The check is true by construction and not part of the verdict.",
     run,
     0.9,
 )
