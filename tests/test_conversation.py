@@ -180,6 +180,40 @@ def test_a_long_conversation_is_cut_behind_its_last_whole_answer(task: Conversat
     assert none == Unusable("no whole answer within 100 tokens")
 
 
+def test_only_messages_that_can_fit_are_rendered(task: ConversationTask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template writes the whole prompt of every answer: without a limit, time and memory would be quadratic."""
+    jobs: list[Any] = []
+    chats = Tokenizer.chats
+    monkeypatch.setattr(Tokenizer, "chats", lambda self, some: jobs.extend(some) or chats(self, some))
+    many = [*TALK[:1], *TALK[1:3] * 50_000]
+    wide = [
+        *TALK[:1],
+        {"role": "user", "content": "word " * 70},
+        TALK[2],
+        {"role": "user", "content": "word " * 10_000},
+        TALK[2],
+    ]
+    found = task.encoded([conversation_record(many), conversation_record(wide)])
+    assert [one.places[0] for one in found if isinstance(one, Encoded)] == [2, 2]
+    assert max(len(messages) for messages, _ in jobs) <= 101
+    assert max(sum(len(m["content"]) for m in messages) for messages, _ in jobs) < 2000
+
+
+@pytest.mark.parametrize(("answer", "exact"), [(None, 100), ("", 0), ("Rome", 0)])
+def test_exact_match_compares_decoded_texts(
+    answer: str | None, exact: float, task: ConversationTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference has a word that the vocabulary lacks: no model can write it."""
+    record = conversation_record([TALK[1], {"role": "assistant", "content": "The man ☺."}])
+    (row,) = task.encoded([record])
+    assert isinstance(row, Encoded)
+    written = task.tokenizer.decode(row.ids[row.answers[0]])
+    assert "man" in written and "☺" not in written
+    monkeypatch.setattr(task, "valid", [(record, row)])
+    monkeypatch.setattr(task, "greedy_answers", lambda *_: [[written if answer is None else answer]])
+    assert task.evaluate(build(task.config).eval())["exact"] == exact
+
+
 # --- training
 
 

@@ -71,6 +71,10 @@ def test_a_prompt_has_other_solved_examples_and_the_item_unsolved() -> None:
     assert model.tokenizer.decode(model.label_ids("good")) == " good"  # its space is part of it
 
 
+def test_a_text_that_contains_a_placeholder_is_left_as_it_is() -> None:
+    assert FewShot.fill("{text} / {second}: {label}", ("a {label}", "{text}", "good")) == "a {label} / {text}: good"
+
+
 def test_shots_that_do_not_fit_are_left_out_and_then_the_beginning() -> None:
     model = few_shot(shots=5, max_length=60)
     ids = model.prompt(0, ROWS[0])

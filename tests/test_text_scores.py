@@ -18,7 +18,7 @@ from qkv.config.usage import Usage
 from qkv.errors import QkvError
 from qkv.models.build import build
 from qkv.presets import tiny
-from qkv.tasks.text_scores import chain_rows, total
+from qkv.tasks.text_scores import TextScorer, chain_rows, total
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 
@@ -123,6 +123,18 @@ def test_a_text_has_the_same_score_alone_and_in_a_batch(name: str) -> None:
     alone = [one.score([text], sources and [sources[i]])[0] for i, text in enumerate(TEXTS)]
     for a, b in zip(together, alone, strict=True):
         assert a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-4)
+
+
+def test_texts_are_prepared_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A masked model reads a text once per token: a list of long texts would fill the memory."""
+    one, sizes, run = model("bert-base", "wordpiece"), [], TextScorer.run
+    monkeypatch.setattr(TextScorer, "run", lambda self, rows, most: sizes.append(len(rows)) or run(self, rows, most))
+    whole = one.score(TEXTS)
+    monkeypatch.setattr("qkv.tasks.text_scores.GROUP", 0)
+    apart = one.score(TEXTS)
+    assert sizes[0] == sum(sizes[1:]) and len(sizes[1:]) >= len(TEXTS)
+    for a, b in zip(whole, apart, strict=True):
+        assert a.tokens == b.tokens and a.token_log_probs == pytest.approx(b.token_log_probs, abs=1e-4)
 
 
 def test_totals_are_those_of_one_long_list() -> None:

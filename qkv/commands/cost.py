@@ -22,11 +22,13 @@ LENGTH = typer.Option(
     "--length",
     min=1,
     max=100_000_000,
-    help="Tokens per row; default: max_length, a recipe's windows, or 32 for sentences.",
+    help="Tokens per row; default: the model's max_length; for a recipe, its window length, or 32 for sentences.",
 )
-SOURCE = typer.Option("--source", min=1, max=100_000_000, help="Encoder-decoder: source tokens; default: as --length.")
+SOURCE = typer.Option(
+    "--source", min=1, max=100_000_000, help="Encoder-decoder: source tokens per row; default: as --length."
+)
 UNITS = ("", "k", "M", "G", "T", "P", "E")
-BATCH = typer.Option("--batch", min=1, max=100_000_000, help="Rows; default: 1, or the batches of the recipe.")
+BATCH = typer.Option("--batch", min=1, max=100_000_000, help="Rows; default: 1, or as in a batch of the recipe.")
 
 
 def run(
@@ -40,10 +42,10 @@ def run(
     """Count parameters, operations and activation memory by part, without allocating memory.
 
     Operations are those of matrix products, 2 per multiply-add, as PyTorch's
-    FlopCounterMode counts them; an update is a forward and a backward pass.
-    Activations are what autograd keeps in float32 between the two. For a recipe
-    or a run, the operations of the whole training are estimated; for
-    transformer-base and transformer-big, beside the figures of the 2017 paper.
+    FlopCounterMode counts them; training is a forward and a backward pass.
+    Activations are the tensors that autograd keeps in float32 between the two.
+    For a recipe or a run, the operations of the whole training are estimated;
+    for transformer-base and transformer-big, the paper's figures are printed too.
 
     [dim]qkv cost gpt2 --length 1024 --batch 8[/]
     [dim]qkv cost transformer-big[/]
@@ -56,7 +58,7 @@ def run(
 
 @dataclass(frozen=True)
 class CostReport:
-    """What the command prints."""
+    """Counts that the command prints."""
 
     name: str
     config: ModelConfig
@@ -131,13 +133,13 @@ class CostReport:
                 f"training: {most}{run['updates']:,} updates of {short(run['per_update'])} "
                 f"= {power(run['operations'])} operations"
             ]
-            lines += [f"(the run may end before: {run['limit']})"] if run["limit"] else []
+            lines += [f"(the run may end earlier: {run['limit']})"] if run["limit"] else []
         if (paper := found.get("published")) is not None:
             counted = paper["counted"]
             time = f"{paper['hours']:g} h" if paper["hours"] < 24 else f"{paper['hours'] / 24:g} days"
             lines += [
                 f"training as published (Vaswani et al. 2017, table 2): {power(paper['operations'])} operations",
-                f"  = {time} x {paper['gpus']} GPUs x {paper['per_second'] / 1e12:g}e12 per second",
+                f"  = {time} x {paper['gpus']} GPUs x {paper['per_second'] / 1e12:g}e12 operations per second",
                 f"training as counted here: {power(counted['operations'])} operations",
                 f"  = {counted['updates']:,} updates of 25,000 tokens per side x {short(counted['per_update'])}",
                 f"the matrix products are {counted['operations'] / paper['operations']:.0%} of the published figure",
@@ -153,8 +155,9 @@ def measure(
     from qkv.train.activation_memory import activation_memory
     from qkv.train.training_cost import default_shape, generator_cost, target_count, update_shape
 
-    config, recipe, updates = config_of(what, settings), *recipe_and_updates(what, settings)
+    recipe, updates = recipe_and_updates(what, settings)
     if recipe is None:
+        config = config_of(what, settings)
         shape = default_shape(config, length, rows or 1, source)
     else:
         config = recipe.model
@@ -222,12 +225,12 @@ def short(number: float) -> str:
 def notes(c: ModelConfig, counted: Cost) -> list[str]:
     lines = []
     if c.tie in ("output", "all"):
-        lines.append("The output matrix is that of the embeddings and counts there.")
+        lines.append("The output matrix is tied to the embeddings and counted there.")
     if counted.targets is not None:
         share = counted.targets / (counted.shape[0] * counted.shape[1])
-        lines.append(f"In training, logits are computed at {share:.0%} of the positions, the masked ones.")
+        lines.append(f"In training, logits are computed only at the masked positions, {share:.0%} of all.")
     if c.recurrent == "lstm":
-        lines.append("PyTorch's fused LSTM keeps about twice the activations of these equations.")
+        lines.append("PyTorch's fused LSTM keeps about twice the activations that are counted here.")
     if {"s4d", "selective"} & {*c.mixer} and c.recurrent is None:
-        lines.append("Not counted: the scan of the state spaces (elementwise) or their Fourier transforms.")
+        lines.append("Not counted: the elementwise scan of a state space model, or its Fourier transforms.")
     return lines

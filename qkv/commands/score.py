@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +28,10 @@ GIVEN = typer.Argument(
 )
 PAIRS = typer.Option(
     "--pairs",
-    help="Decoder: each line is a context TAB a text, which is scored after the context. Always so with a source.",
+    help="Decoder: each line is CONTEXT TAB TEXT; score the text after the context. Encoder-decoders always read pairs.",
 )
 END = typer.Option(
-    "--end/--no-end", show_default=False, help="Score the end token too. Default: only where a target has a source."
+    "--end/--no-end", show_default=False, help="Score the end token too. Default: only in encoder-decoders."
 )
 TOKENS = typer.Option("--tokens", help="Also print every token with its log-probability.")
 Pair = tuple[Any, str | None, str]
@@ -48,11 +49,11 @@ def run(
 ) -> None:
     """Score texts: log-probability TAB tokens TAB perplexity TAB text, one line each; totals on standard error.
 
-    Logarithms are natural. A decoder multiplies p(token | tokens before it); an
+    Logarithms are natural. A decoder sums log p(token | tokens before it); an
     encoder-decoder scores a target given its source; a masked model gives the
-    pseudo-log-likelihood, the sum of log p(token | all other tokens), which is no
-    probability. Long texts are read in windows that overlap by half. Bits per byte
-    are printed where the tokens give the text back exactly.
+    pseudo-log-likelihood, the sum of log p(token | all other tokens), which is not
+    a log-probability. Long texts are read in windows that overlap by half. Bits
+    per byte are printed if the tokens decode to exactly the same text.
 
     [dim]qkv score my-gpt "She ate an apple." "She ate an table." --tokens[/]
     [dim]qkv score my-gpt texts.txt --json[/]
@@ -100,7 +101,7 @@ def read(given: Sequence[str], pairs: bool) -> Iterator[list[Pair]]:
             open_binary(path).close()
         yield from parallel(*files)
     elif pairs and len(given) != 2:
-        raise QkvError(f"a source and a target are needed, given {len(given)} texts or files")
+        raise QkvError(f"give a source and a target, as two texts or as two files; given {len(given)} arguments")
     else:
         yield [(given[0], given[1], "")] if pairs else [(None, text, "") for text in given]
 
@@ -117,22 +118,16 @@ def split_line(line: str | None, problem: str, pairs: bool) -> Pair:
         return None, line, problem
     parts = line.split("\t")
     if len(parts) != 2:
-        return None, line, f"a line is two texts separated by a tab, given {len(parts)}"
+        return None, line, f"a line needs two texts separated by a tab, given {len(parts)}"
     return parts[0], parts[1], ""
 
 
 def parallel(sources: Path, targets: Path) -> Iterator[list[Pair]]:
     """Yield the lines of two files in step."""
-    for first, second in zip_chunks(chunks(sources), chunks(targets)):
+    for first, second in zip_longest(chunks(sources), chunks(targets), fillvalue=()):
         if len(first) != len(second):
             raise QkvError(f"{sources} and {targets} have different numbers of lines")
         yield [(s, t, wrong or problem) for (s, wrong), (t, problem) in zip(first, second, strict=True)]
-
-
-def zip_chunks(one: Iterator[Any], other: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
-    from itertools import zip_longest
-
-    return zip_longest(one, other, fillvalue=[])
 
 
 def score_chunk(model: Model, chunk: Sequence[Pair], pairs: bool, end: bool | None) -> list[TextScore]:
@@ -145,7 +140,7 @@ def score_chunk(model: Model, chunk: Sequence[Pair], pairs: bool, end: bool | No
 
 
 def format_score(one: TextScore, tokens: bool) -> str:
-    """Format a line of numbers and the text; with `tokens`, a line for each token after it and a blank line."""
+    """Format the scores and the text as a line; with `tokens`, followed by one line per token and a blank line."""
     if not one.tokens:
         return ""
     text = " ".join(one.text.split())

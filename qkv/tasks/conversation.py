@@ -1,9 +1,9 @@
-"""The conversation task: train a chat model. The loss counts the assistant's answers alone; the model folder stores the chat template.
+"""The conversation task: train a chat model on the assistant's answers only; the model folder stores the chat template.
 
 A conversation is one sequence of tokens, as the chat template writes it:
 
     <s> <|user|> Where is Rome ? </s> <|assistant|> In Italy . </s> <|user|> ...
-                                                    --------------
+                                                    ---------------
                                                     targets: the answer and its end token
 """
 
@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,11 +47,11 @@ from qkv.text.chat import ROLE_TOKENS, TEMPLATE
 from qkv.text.tokenizer import Tokenizer
 
 ASKED = 500
-"""Answers of the held-out set that are generated at each evaluation during training; the loss is of all of it."""
+"""About how many held-out answers are generated at each evaluation during training; the loss is of all of them."""
 EVALUATED = 8192
-"""Tokens that are computed at once where nothing is learned."""
+"""Tokens per batch in evaluation."""
 MARGIN = 10
-"""An answer is generated up to so many tokens more than the reference has: a longer one is wrong anyway."""
+"""An answer is generated up to so many tokens beyond the length of its reference: a longer one is wrong anyway."""
 
 
 class Encoded(NamedTuple):
@@ -58,9 +59,9 @@ class Encoded(NamedTuple):
 
     ids: list[int]
     answers: list[slice]
-    """The places of each answer to learn, its end token included."""
+    """Span of each answer to learn, its end token included."""
     places: list[int]
-    """Which message each of them is."""
+    """Index of the message that each answer is."""
 
 
 class ConversationTask(Task):
@@ -78,7 +79,7 @@ class ConversationTask(Task):
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
-        """Train or take a vocabulary; one without a chat template gets TEMPLATE and its special tokens."""
+        """Train or load a tokenizer; one without a chat template gets TEMPLATE and its special tokens."""
         assert recipe.data is not None
         tokenizer = given_tokenizer(recipe)
         if tokenizer is None:
@@ -117,7 +118,7 @@ class ConversationTask(Task):
     # --- training
 
     def examples(self, records: Sequence[Record]) -> list[Chunk | Unusable]:
-        """Ids of each conversation, cut to data.max_length; those that are no targets are stored as their complements, ~id."""
+        """Return the ids of each conversation, cut to data.max_length; those that are no targets as their complements, ~id < 0."""
         found: list[Chunk | Unusable] = []
         for one in self.encoded(records):
             if isinstance(one, Encoded):
@@ -130,11 +131,14 @@ class ConversationTask(Task):
         return found
 
     def encoded(self, records: Sequence[Record]) -> list[Encoded | Unusable]:
-        """Encode conversations and cut them to the tokens that fit: data.max_length, and the last target."""
-        rows = encode_conversations(self.tokenizer, [messages_of(record) for record in records], self.config.eos_ids)
-        return [one if isinstance(one, Unusable) else cut(one, self.data.max_length + 1) for one in rows]
+        """Encode conversations and cut them to the tokens that fit: data.max_length inputs, and the last target."""
+        size = self.data.max_length + 1
+        found = [beginning(self.tokenizer, messages_of(record), size) for record in records]
+        rows = encode_conversations(self.tokenizer, found, self.config.eos_ids)
+        return [one if isinstance(one, Unusable) else cut(one, size) for one in rows]
 
     def collate(self, examples: list[Row]) -> Batch:
+        """Make a batch; negative ids are the complements of tokens that are read but not predicted (see `examples`)."""
         batch = collate(examples, self.config.pad_id)
         assert batch.inputs is not None and batch.targets is not None
         inputs = torch.where(batch.inputs < 0, ~batch.inputs, batch.inputs)  # (B, T)
@@ -146,7 +150,7 @@ class ConversationTask(Task):
     # --- evaluation
 
     def held_out(self, c: CorpusConfig, name: str) -> list[tuple[Record, Encoded]]:
-        """The conversations of a set with an answer that fits; what is left out is counted."""
+        """Return the conversations of a set that have an answer that fits; the others are counted in `left_out`."""
         source = corpus(c, self.data, name, self.schema)
         records = held_out(source, name)
         rows = self.encoded(records)
@@ -158,18 +162,17 @@ class ConversationTask(Task):
         return found
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        """Loss and perplexity of all answers, exact match of some."""
+        """Return loss and perplexity of all answers, and exact match of about ASKED of them."""
         losses = [answer for row in self.answer_losses(network, [row for _, row in self.valid]) for answer in row]
         nats, tokens = math.fsum(n for n, _ in losses), sum(t for _, t in losses)
         some = self.valid[:: max(1, len(losses) // ASKED)]
         answers = self.greedy_answers(network, [row for _, row in some])
-        right = [a == b for (record, row), texts in zip(some, answers, strict=True)
-                 for a, b in zip(texts, references(record, row), strict=True)]  # fmt: skip
+        right = [ok for (_, row), texts in zip(some, answers, strict=True) for ok in self.exact_matches(row, texts)]
         return {"loss": nats / tokens, "perplexity": perplexity(nats, tokens), "exact": 100 * sum(right) / len(right)}
 
     @torch.no_grad()
     def answer_losses(self, network: nn.Module, rows: Sequence[Encoded]) -> list[list[tuple[float, int]]]:
-        """(-log p, tokens) of each answer of each conversation."""
+        """Return (-log p, tokens) of each answer of each conversation."""
         device = next(network.parameters()).device
         found: list[list[tuple[float, int]]] = [[] for _ in rows]
         for numbers in by_length([len(row.ids) for row in rows], EVALUATED):
@@ -187,7 +190,7 @@ class ConversationTask(Task):
         return found
 
     def greedy_answers(self, network: Any, rows: Sequence[Encoded]) -> list[list[str]]:
-        """Generate every answer of some conversations, each after the reference conversation before it."""
+        """Generate every answer of some conversations, each after the reference conversation before it; "" if it does not end."""
         device, ends = next(network.parameters()).device, self.config.eos_ids
         fast = pack(network) if device.type == "cpu" else network
         asked = [(i, answer) for i, row in enumerate(rows) for answer in row.answers]
@@ -196,11 +199,20 @@ class ConversationTask(Task):
             prompts = [rows[asked[n][0]].ids[: asked[n][1].start] for n in numbers]
             limits = [min(asked[n][1].stop - asked[n][1].start + MARGIN, self.config.max_length - len(prompt) + 1)
                       for n, prompt in zip(numbers, prompts, strict=True)]  # fmt: skip
-            written = greedy(fast, make_batch(prompts, pad_id=self.config.pad_id).to(device), limits, ends)
-            for n, ids in zip(numbers, written, strict=True):
-                texts[n] = self.tokenizer.decode([i for i in ids if i not in ends]).strip() if ids[-1] in ends else ""
+            rows_of_ids = greedy(fast, make_batch(prompts, pad_id=self.config.pad_id).to(device), limits, ends)
+            for n, ids in zip(numbers, rows_of_ids, strict=True):
+                texts[n] = self.decode(ids) if ids[-1] in ends else ""
         parts = iter(texts)
         return [[next(parts) for _ in row.answers] for row in rows]
+
+    def exact_matches(self, row: Encoded, texts: Sequence[str]) -> list[bool]:
+        """Compare answers with the references as the tokenizer decodes them: it may lowercase, or lack some characters."""
+        wanted = [self.decode(row.ids[answer]) for answer in row.answers]
+        return [text != "" and text == reference for text, reference in zip(texts, wanted, strict=True)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of an answer, without its end token."""
+        return self.tokenizer.decode([i for i in ids if i not in self.config.eos_ids]).strip()
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
         """Score all answers of the test set and write them to a file, one answer per line."""
@@ -211,10 +223,12 @@ class ConversationTask(Task):
         say(f"reading the test set: {len(rows):,} conversations, {sum(len(row.answers) for row in rows):,} answers")
         losses, answers = self.answer_losses(network, rows), self.greedy_answers(network, rows)
         lines = [
-            {"messages": messages_of(record)[:place], "reference": reference, "answer": answer, "nats": nats, "tokens": tokens}
+            {"messages": messages[:place], "reference": messages[place]["content"].strip(), "answer": answer, "exact": exact,
+             "nats": nats, "tokens": tokens}
             for (record, row), texts, numbers in zip(found, answers, losses, strict=True)
-            for place, reference, answer, (nats, tokens) in
-            zip(row.places, references(record, row), texts, numbers, strict=True)
+            for messages in [messages_of(record)]
+            for place, answer, exact, (nats, tokens) in
+            zip(row.places, texts, self.exact_matches(row, texts), numbers, strict=True)
         ]  # fmt: skip
         write_text(folder / ANSWERS, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         return {"examples": len(rows), "how": self.how, "scores": scores_of(lines)}
@@ -226,9 +240,9 @@ class ConversationTask(Task):
 
 
 def scores_of(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Scores of answers, as results.json has them."""
+    """Return the scores of answers as results.json stores them."""
     nats, tokens = math.fsum(line["nats"] for line in lines), sum(line["tokens"] for line in lines)
-    right = sum(line["answer"] == line["reference"] for line in lines)
+    right = sum(line["exact"] for line in lines)
     scores = {"loss": (nats / tokens, "nats per token of an answer"), "perplexity": (perplexity(nats, tokens), "exp(loss)"),
               "exact": (100 * right / len(lines), "per cent of the answers")}  # fmt: skip
     return [{"name": name, "value": value, "signature": about} for name, (value, about) in scores.items()]
@@ -264,18 +278,29 @@ def check_template(tokenizer: Tokenizer, c: ModelConfig) -> None:
         )
 
 
+def beginning(tokenizer: Tokenizer, messages: Sequence[Message], size: int) -> Sequence[Message]:
+    """Keep the first messages whose contents have at most `size` tokens: the others cannot fit.
+
+    The template writes the whole prompt of every answer, which is quadratic in the length of a conversation.
+    """
+    lengths = map(len, tokenizer.plain([message["content"] for message in messages[:size]]))
+    fits = [total <= size for total in accumulate(max(1, length) for length in lengths)]
+    return messages[: sum(fits)]
+
+
 def encode_conversations(
     tokenizer: Tokenizer, found: Sequence[Sequence[Message]], eos_ids: Sequence[int]
 ) -> list[Encoded | Unusable]:
-    """Encode conversations and find their answers: each begins where its prompt ends and ends with the first end token."""
+    """Encode conversations and locate their answers: each begins where its prompt ends and ends with the first end token."""
     special = tokenizer.special_tokens()
     learned = [answers_of(one) for one in found]
-    jobs = [job for one, places in zip(found, learned, strict=True)
+    # for each conversation all of it, and its beginning up to each answer as a prompt
+    jobs = [job for one, places in zip(found, learned, strict=True) if places
             for job in ((one, False), *((one[:place], True) for place in places))]  # fmt: skip
     rows = iter(tokenizer.chats(jobs) if jobs else [])
     encoded: list[Encoded | Unusable] = []
     for one, places in zip(found, learned, strict=True):
-        whole, prompts = next(rows), [next(rows) for _ in places]
+        whole, prompts = next(rows) if places else [], [next(rows) for _ in places]
         if any(name in message["content"] for message in one for name in special):
             encoded.append(Unusable("a special token in a message"))
         else:
@@ -284,7 +309,7 @@ def encode_conversations(
 
 
 def find_answers(whole: Any, prompts: Sequence[Any], places: list[int], eos_ids: Sequence[int]) -> Encoded | Unusable:
-    """Find the answers of one conversation, given the ids of all of it and of what comes before each answer."""
+    """Locate the answers of one conversation, given the ids of all of it and of the prompt before each answer."""
     if any(isinstance(ids, QkvError) for ids in (whole, *prompts)):
         return Unusable("refused by the chat template")
     answers = []
@@ -298,15 +323,9 @@ def find_answers(whole: Any, prompts: Sequence[Any], places: list[int], eos_ids:
 
 
 def cut(one: Encoded, size: int) -> Encoded | Unusable:
-    """Keep the first `size` tokens and the answers that end within them."""
+    """Keep the first `size` tokens of a conversation and the answers that end within them."""
     whole = [(answer, place) for answer, place in zip(one.answers, one.places, strict=True) if answer.stop <= size]
     if not whole:
         return Unusable(f"no whole answer within {size - 1} tokens")
     answers, places = zip(*whole, strict=True)
     return Encoded(one.ids[: answers[-1].stop], list(answers), list(places))
-
-
-def references(record: Record, row: Encoded) -> list[str]:
-    """Return the reference answers."""
-    messages = messages_of(record)
-    return [messages[place]["content"].strip() for place in row.places]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,13 +37,13 @@ from qkv.text.tokenizer import Tokenizer
 SCHEMA = Schema("few-shot evaluation", (TEXT, Column("label", (*LABEL_NAMES, "answer", "output", "completion"))),
                 "give one table with a text and a label, or a question and an answer (.tsv, .csv, .jsonl)")  # fmt: skip
 TEMPLATES = {3: "Text: {text}\nSecond text: {second}\nLabel: {label}\n\n", 2: "Text: {text}\nLabel: {label}\n\n"}
-"""By the number of columns."""
+"""Number of columns -> template."""
 CHAT = "chat"
 """In place of a template: shots are turns of a conversation, written by the model's chat template."""
 MOST_LABELS = 20
-"""With more different labels, answers are generated."""
+"""With more labels than this, answers are generated."""
 TOKENS = 4096
-"""Prompt tokens that are computed at once."""
+"""Prompt tokens per batch."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Prompting:
     template: str = ""
     """A text with {text}, {label} and for pairs {second}; "chat"; "" = the one of TEMPLATES."""
     seed: int = 0
-    """Chooses the shots, which are drawn anew for each item."""
+    """Seed of the random choice of shots, which are drawn anew for each item."""
     generate: bool = False
     """Generate answers instead of comparing labels."""
 
@@ -74,14 +75,14 @@ class FewShot:
             raise ConfigError(f"--template needs {{text}} and behind it {{label}}, given {how.template!r}; or chat")
         self.before = before.rstrip(" ")
         self.space = before[len(self.before) :]
-        """Spaces before the label: they are part of its first token in most vocabularies."""
+        """Spaces before the label: in most vocabularies they are part of its first token."""
         self.counts: Counter[str] = Counter()
-        """Items with fewer shots than asked for, or whose text was cut."""
+        """Numbers of items with fewer shots than requested, or whose text was cut."""
 
     # --- prompts
 
     def prompt(self, number: int, record: Record) -> list[int]:
-        """Ids of the shots and the item; shots that do not fit into the context are left out, then the beginning is cut."""
+        """Return the ids of the shots and the item; shots that do not fit the context are dropped, then the beginning is cut."""
         others = [one for one in self.pool if one[:-1] != record[:-1]]
         if len(others) < self.how.shots:
             raise QkvError(f"--shots {self.how.shots}: there are {len(others)} other examples to choose from")
@@ -94,6 +95,7 @@ class FewShot:
         return ids[-max(most, 1) :]
 
     def encode(self, shots: Sequence[Record], record: Record) -> list[int]:
+        """Return the ids of the shots and the item, up to where the label begins."""
         if self.chat:
             turns = [{"role": role, "content": text} for shot in shots
                      for role, text in (("user", "\n".join(shot[:-1])), ("assistant", shot[-1]))]  # fmt: skip
@@ -104,12 +106,11 @@ class FewShot:
     @staticmethod
     def fill(template: str, record: Record) -> str:
         parts = {"text": record[0], "second": record[1] if len(record) == 3 else "", "label": record[-1]}
-        for name, value in parts.items():
-            template = template.replace("{" + name + "}", value.strip())
-        return template
+        # in one pass: a text may contain {label} itself
+        return re.sub(r"\{(text|second|label)\}", lambda match: parts[match[1]].strip(), template)
 
     def label_ids(self, label: str) -> list[int]:
-        """Ids of a label behind the prompt, with the spaces between; in a conversation with the end token."""
+        """Return the ids of a label after the prompt, with the spaces between; in a conversation with the end token."""
         if self.chat:
             return [*self.tokenizer.plain([label])[0], *self.config.eos_ids[:1]]
         context = self.tokenizer.encode(self.before, special=False)
@@ -121,8 +122,10 @@ class FewShot:
     # --- answers
 
     def answer(self, records: Sequence[Record], labels: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Predict the label of each record: by the highest log-probability, and by that per byte of the label; of generated
-        answers both are the same."""
+        """Predict the label of each record by its log-probability, and by its log-probability per byte of the label.
+
+        Generated answers, `how.generate`, are the same in both lists.
+        """
         choices = [self.label_ids(label) for label in labels]
         self.longest = max(map(len, choices)) + (10 if self.how.generate else 0)
         prompts = [self.prompt(number, record) for number, record in enumerate(records)]
@@ -139,7 +142,7 @@ class FewShot:
         return [a for a, _ in found], [b for _, b in found]
 
     def generate(self, prompts: Sequence[list[int]]) -> list[str]:
-        """Generate greedily, up to what follows the label in the template, or to the end of the line."""
+        """Generate greedily, up to the text that follows the label in the template, or to the end of the line."""
         device, ends = next(self.network.parameters()).device, self.config.eos_ids
         batch = make_batch(prompts, pad_id=self.config.pad_id).to(device)
         rows = greedy(self.network, batch, self.longest, ends)
@@ -149,34 +152,34 @@ class FewShot:
 
 
 def best_labels(sums: Sequence[float], labels: Sequence[str]) -> tuple[str, str]:
-    """The label with the highest log-probability, and with the highest per byte, which does not favour short labels."""
+    """Return the label with the highest log-probability, and that with the highest per byte, which does not favour short labels."""
     rates = [total / max(len(label.encode()), 1) for total, label in zip(sums, labels, strict=True)]
     return labels[max(range(len(sums)), key=sums.__getitem__)], labels[max(range(len(rates)), key=rates.__getitem__)]
 
 
 def evaluate_few_shot(c: ModelConfig, network: Decoder, tokenizer: Tokenizer, records: Sequence[Record],
                       pool: Sequence[Record], how: Prompting) -> dict[str, Any]:  # fmt: skip
-    """Score a language model on labelled texts: {"examples", "how", "scores", ...}, as results.json has them."""
-    right = [record[-1].strip() for record in records]
-    labels = sorted({*right, *(record[-1].strip() for record in pool)})
+    """Score a language model on labelled texts; return {"examples", "how", "scores", ...}, as results.json stores them."""
+    references = [record[-1].strip() for record in records]
+    labels = sorted({*references, *(record[-1].strip() for record in pool)})
     if len(labels) > MOST_LABELS and not how.generate:
         how = Prompting(how.shots, how.template, how.seed, generate=True)
     model = FewShot(c, network, tokenizer, pool, how)
     answers, normalised = model.answer(records, labels)
-    scores = [accuracy("accuracy", answers, right)]
+    scores = [accuracy("accuracy", answers, references)]
     ways = "greedy answers" if how.generate else f"log-probabilities of {len(labels)} labels"
     if not how.generate:
-        scores.append(accuracy("accuracy_norm", normalised, right, "log-probability per byte of the label"))
-    most = Counter(right).most_common(1)[0]
-    scores.append(Score("majority", 100 * most[1] / len(right), "", f"always {most[0]!r}"))
+        scores.append(accuracy("accuracy_norm", normalised, references, "log-probability per byte of the label"))
+    most = Counter(references).most_common(1)[0]
+    scores.append(Score("majority", 100 * most[1] / len(references), "", f"always {most[0]!r}"))
     found = {"examples": len(records), "how": f"{how.shots} shots, seed {how.seed}, {ways}",
              "scores": [score.to_json() for score in scores],
              "notes": {note: count for note, count in model.counts.items() if count}}  # fmt: skip
-    return found if how.generate else {**found, "report": class_report(answers, right, labels).to_json()}
+    return found if how.generate else {**found, "report": class_report(answers, references, labels).to_json()}
 
 
 def accuracy(name: str, answers: Sequence[str], right: Sequence[str], about: str = "") -> Score:
-    """The share of right answers in per cent, with the 95 % interval of Wilson (1927)."""
+    """Return the share of right answers in per cent, with the 95 % interval of Wilson (1927)."""
     n = len(right)
     p = sum(a == b for a, b in zip(answers, right, strict=True)) / n
     z = 1.96

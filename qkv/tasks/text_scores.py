@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from qkv.tasks.windows import by_length, encode_texts, windows
 from qkv.text.tokenizer import Tokenizer
 
 CHAIN, PSEUDO = "log-probability", "pseudo-log-likelihood"
+GROUP = 16
+"""Texts are prepared for about so many batches at a time: enough to sort them by length, and little memory."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,15 @@ class TextScore:
     text: str
     measure: str = CHAIN
     """log-probability: sum of log p(token | tokens before it, source); pseudo-log-likelihood: sum of log p(token | all others), which
-    is no probability of the text (Salazar et al. 2020)."""
+    is not the log-probability of the text (Salazar et al. 2020)."""
     tokens: list[str] = field(default_factory=list)
     """Scored tokens, as people read them."""
     token_log_probs: list[float] = field(default_factory=list)
     """Natural logarithms."""
     unscored: list[str] = field(default_factory=list)
-    """First tokens that are given: a model without a begin token has no probability for them."""
+    """First tokens that are only read: a model without a begin token has no probability for them."""
     bytes: int = 0
-    """Bytes of the text, where the scored tokens give exactly this text back; otherwise 0."""
+    """Bytes of the text if the scored tokens decode to exactly this text, otherwise 0."""
     problem: str = ""
     """Why there is no score."""
 
@@ -69,6 +71,7 @@ class TextScore:
 
 
 def numbers(one: TextScore) -> dict[str, Any]:
+    """Return the measures of a score as JSON stores them."""
     pseudo = "pseudo_" if one.measure == PSEUDO else ""
     bits = {} if one.bits_per_byte is None else {"bits_per_byte": one.bits_per_byte}
     return {"measure": one.measure, "log_prob": one.log_prob, "tokens": len(one.tokens),
@@ -76,7 +79,7 @@ def numbers(one: TextScore) -> dict[str, Any]:
 
 
 def total(scores: Sequence[TextScore]) -> TextScore:
-    """Join the scores of several texts; bytes are known where those of all are."""
+    """Join the scores of several texts; the bytes are known only if they are known for all."""
     good = [one for one in scores if not one.problem and one.tokens]
     n_bytes = sum(one.bytes for one in good) if all(one.bytes for one in good) else 0
     return TextScore("", good[0].measure if good else CHAIN, [token for one in good for token in one.tokens],
@@ -85,7 +88,7 @@ def total(scores: Sequence[TextScore]) -> TextScore:
 
 @dataclass(frozen=True)
 class ScoredRow:
-    """One row that the network reads: at each place the id to predict, IGNORED where none is scored."""
+    """One row that the network reads, with the id to predict at each position; IGNORED where none is scored."""
 
     inputs: Sequence[int]
     targets: Sequence[int]
@@ -99,14 +102,14 @@ class ScoredRow:
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text as rows of the network; their targets in order are its scored tokens."""
+    """A text as rows of the network; the targets of all rows, in order, are its scored tokens."""
 
     rows: list[ScoredRow]
     score: TextScore
 
 
 class TextScorer:
-    """A network with a vocabulary as a measure of texts. Scores do not depend on the batch."""
+    """Score texts with a network that predicts tokens; the scores do not depend on the batch."""
 
     def __init__(
         self, c: ModelConfig, network: nn.Module, source: Tokenizer | None, target: Tokenizer, task: str | None = None
@@ -133,10 +136,10 @@ class TextScorer:
     @torch.no_grad()
     def score(self, texts: Sequence[str], sources: Sequence[Any] | None = None, end: bool | None = None,
               batch_tokens: int = 4096) -> list[TextScore]:  # fmt: skip
-        """Score each text, in their order; one that cannot be read says so in `problem`.
+        """Return the score of each text, in their order; one that cannot be read has the reason in `problem`.
 
-        sources: of an encoder-decoder the source of each text, or the path of its image; of a decoder an optional context, after
-            which the text is scored. end: score the end token too; None = yes where there is a source and a target.
+        sources: for an encoder-decoder the source of each text, or the path of its image; for a decoder an optional context, after
+            which the text is scored. end: score the end token too; None = only where there is a source and a target.
         """
         if sources is not None and len(sources) != len(texts):
             raise QkvError(f"{len(texts)} texts but {len(sources)} sources: give one for each")
@@ -144,13 +147,13 @@ class TextScorer:
             raise QkvError("this model scores a text given its source: give the sources too")
         if self.filler is not None and sources is not None:
             raise QkvError("a masked model scores a text without a source")
-        prepared = [self.prepare(text, None if sources is None else sources[i], end) for i, text in enumerate(texts)]
-        found = self.run([row for one in prepared for row in one.rows], batch_tokens)
-        scores, at = [], 0
-        for one in prepared:
-            own = [p for values in found[at : at + len(one.rows)] for p in values]
-            at += len(one.rows)
-            scores.append(replace(one.score, token_log_probs=own))
+        prepared = (self.prepare(text, None if sources is None else sources[i], end) for i, text in enumerate(texts))
+        scores = []
+        for group in groups(prepared, GROUP * batch_tokens):
+            found = iter(self.run([row for one in group for row in one.rows], batch_tokens))
+            for one in group:
+                own = [p for _ in one.rows for p in next(found)]
+                scores.append(replace(one.score, token_log_probs=own))
         return scores
 
     def run(self, rows: Sequence[ScoredRow], batch_tokens: int) -> list[list[float]]:
@@ -167,6 +170,7 @@ class TextScorer:
         return found
 
     def collate(self, rows: Sequence[ScoredRow]) -> Batch:
+        """Make a batch of rows, padded on the right."""
         c = self.config
         inputs, mask = pad([row.inputs for row in rows], c.pad_id if c.pad_id < c.target_size else 0)  # (B, T)
         targets, _ = pad([row.targets for row in rows], IGNORED)  # (B, T)
@@ -181,6 +185,7 @@ class TextScorer:
     # --- texts as rows
 
     def prepare(self, text: str, source: Any, end: bool | None) -> PreparedText:
+        """Prepare one text, by the kind of model; an empty one has no rows, and one that cannot be read has a `problem`."""
         if not text.strip():
             return PreparedText([], TextScore(text))
         try:
@@ -193,15 +198,16 @@ class TextScorer:
             return PreparedText([], TextScore(text, problem=str(error)))
 
     def chain(self, text: str, context: str | None, end: bool) -> PreparedText:
-        """Return log p(text) = sum log p(token | tokens before it) as rows of a decoder; a long text is several overlapping windows.
+        """Prepare log p(text) = sum log p(token | tokens before it): rows of a decoder; a long text is several overlapping windows.
 
         After a context, from which a space separates the text, only the tokens of the text are scored.
         """
         c, whole = self.config, text if context is None else f"{context.rstrip()} {text.lstrip()}"
         (encoding,) = encode_texts(self.target, [whole])
-        given = 0 if context is None else len(context.rstrip())
+        given = 0 if context is None else len(context.rstrip())  # characters before the text
         begin = [] if c.bos_id is None else [c.bos_id]
         ids = [*begin, *encoding.ids, *(self.end_token() if end else [])]
+        # tokens that are not scored: the begin token and the context, or the first token
         known = max(len(begin) + sum(last <= given for _, last in encoding.offsets) if given else len(begin), 1)
         scored, own = ids[known:], whole[given:]
         if not scored:
@@ -214,7 +220,7 @@ class TextScorer:
         )
 
     def pair(self, text: str, source: Any, end: bool) -> PreparedText:
-        """Return log p(text | source) as a row of an encoder-decoder, or of a decoder that was trained on such pairs."""
+        """Prepare log p(text | source): one row of an encoder-decoder, or of a decoder that was trained on such pairs."""
         c = self.config
         (ids,) = self.target.plain([text])
         scored = [*ids, *(self.end_token() if end else [])]
@@ -229,7 +235,7 @@ class TextScorer:
         return PreparedText([row], self.named(text, scored, [], len(text.encode()) if exact else 0))
 
     def start(self, source: Any) -> tuple[list[int], Sequence[int] | Tensor | None]:
-        """Return the tokens that the target begins with, and what the encoder reads."""
+        """Return the tokens before the target, and what the encoder reads (None in a decoder)."""
         c = self.config
         forced = [] if c.forced_id is None else [c.forced_id]
         if c.image_size is not None:
@@ -244,7 +250,7 @@ class TextScorer:
         return [*start, *forced], read
 
     def masked(self, text: str, filler: Filler) -> PreparedText:
-        """Return sum log p(token | all other tokens) as one row per token, that token masked."""
+        """Prepare sum log p(token | all other tokens): one row per token, in which it is masked."""
         (encoding,) = encode_texts(self.target, [text])
         begin, end = filler.around
         ids = encoding.ids
@@ -252,30 +258,44 @@ class TextScorer:
             raise QkvError(f"{len(ids)} tokens, but this model reads at most {self.config.max_length}: split the text")
         rows = []
         for at, token in enumerate(ids):
-            hidden = [*begin, *ids[:at], filler.mask or 0, *ids[at + 1 :], *end]
-            targets = [IGNORED] * len(hidden)
+            inputs = [*begin, *ids[:at], filler.mask or 0, *ids[at + 1 :], *end]
+            targets = [IGNORED] * len(inputs)
             targets[len(begin) + at] = token
-            rows.append(ScoredRow(hidden, targets))
+            rows.append(ScoredRow(inputs, targets))
         return PreparedText(rows, self.named(text, ids, [], 0, PSEUDO))
 
     def named(
         self, text: str, scored: Sequence[int], unscored: Sequence[int], n_bytes: int, measure: str = CHAIN
     ) -> TextScore:
+        """Return the score of a text without its log-probabilities, with its tokens as people read them."""
         show = self.target.display
         return TextScore(text, measure, [show(i) for i in scored], [], [show(i) for i in unscored], n_bytes)
 
     def end_token(self) -> list[int]:
+        """Return the end token, as a list; raise a QkvError if the model has none."""
         if not self.config.eos_ids:
             raise QkvError("this model has no end token")
         return [self.config.eos_ids[0]]
 
     def context(self) -> int | None:
-        """Return how many tokens a row has at most; None where what is remembered is of fixed size."""
+        """Return the longest row in tokens; None where the state has a fixed size, and so any length is possible."""
         return None if carries(self.config) else self.config.max_length
 
 
+def groups(texts: Iterable[PreparedText], tokens: int) -> Iterator[list[PreparedText]]:
+    """Yield texts in groups of at least `tokens` tokens; a masked model has as many rows as tokens in each text."""
+    group, size = [], 0
+    for one in texts:
+        group.append(one)
+        size += sum(row.length for row in one.rows)
+        if size >= tokens:
+            yield group
+            group, size = [], 0
+    yield group
+
+
 def chain_rows(ids: Sequence[int], known: int, most: int | None) -> list[ScoredRow]:
-    """Cut a text into rows of at most `most` tokens that overlap by half; each token after the first `known` is scored once."""
+    """Cut a text into rows of at most `most` tokens that overlap by half; every token after the first `known` is scored once."""
     inputs, targets = ids[:-1], [*[IGNORED] * (known - 1), *ids[known:]]
     rows, done = [], 0
     for window in windows(len(inputs), most or len(inputs), max(1, (most or 2) // 2)):

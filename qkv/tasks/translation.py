@@ -35,8 +35,8 @@ from qkv.tasks.vocabulary import end_only, given_target, given_tokenizer, learn_
 from qkv.text.tokenizer import Tokenizer
 
 SOURCE, REFERENCE, HYPOTHESIS = "test.src.txt", "test.ref.txt", "test.hyp.txt"
-"""The test set, its reference translations, and what the model makes of it: `sacrebleu test.ref.txt < test.hyp.txt` gives the
-same digits."""
+"""Files of a run: the test set, its reference translations, and those of the model. This command gives the same scores:
+`sacrebleu test.ref.txt < test.hyp.txt`."""
 
 
 SCHEMA = Schema("translation", TRANSLATIONS, "give one table with source and target columns (.tsv, .csv, .jsonl), or two text "
@@ -47,7 +47,7 @@ def learn_tokenizers(
     data: DataConfig, say: Say = lambda _: None, schema: Schema = SCHEMA
 ) -> tuple[Tokenizer, Tokenizer]:
     """Train the source and the target tokenizer; one and the same where the vocabulary is joint."""
-    corpora = [corpus(c, data, "train", schema) for c in data.train]  # one pass over each, whatever its weight
+    corpora = [corpus(c, data, "train", schema) for c in data.train]  # each is read once, whatever its weight
     sides = [slice(0, 2)] if data.joint else [slice(0, 1), slice(1, 2)]
     nouns = "sentences" if schema is SCHEMA else "texts"
     learned = [end_only(learn_tokenizer(corpora, itemgetter(side), data, say, nouns=nouns)) for side in sides]
@@ -88,13 +88,15 @@ def collate_pairs(pairs: Sequence[Ids], c: ModelConfig) -> Batch:
 
 
 def one_row(examples: Sequence[Ids], c: ModelConfig, source_weight: float) -> Batch:
-    """Make a batch: source </s> <s> target </s> as a decoder reads it, each token but the first predicted from those before it; what
-    belongs to the source, <s> included, counts with `source_weight`, and is left out where that is 0."""
+    """Make a batch for a decoder: source </s> <s> target </s> in one row, each token but the first predicted from those before it.
+
+    What belongs to the source, <s> included, counts with `source_weight`, and is left out where that is 0.
+    """
     end, first = c.eos_ids[0], c.first_id or 0
     rows = [[*s, end, first, *t, end] for s, t in examples]
     inputs, mask = pad([row[:-1] for row in rows], c.pad_id)  # (B, T)
     targets, _ = pad([row[1:] for row in rows], IGNORED)  # (B, T)
-    lengths = torch.tensor([len(s) + 1 for s, _ in examples])  # targets of the source
+    lengths = torch.tensor([len(s) + 1 for s, _ in examples])  # (B,): the first targets, source[1:] </s> <s>
     of_source = torch.arange(targets.size(1))[None] < lengths[:, None]  # (B, T)
     if source_weight == 0:
         targets = targets.masked_fill(of_source, IGNORED)
@@ -103,8 +105,11 @@ def one_row(examples: Sequence[Ids], c: ModelConfig, source_weight: float) -> Ba
 
 
 def weight_of_source(recipe: Recipe) -> float:
-    """Return how much the source counts in the loss of a decoder: train.source_weight, or its default. A ConfigError if there is
-    no such loss: in family 'encoder-decoder', or where the prefix mask shows each token those it should predict."""
+    """Return how much the source counts in the loss of a decoder: train.source_weight, or its default.
+
+    A ConfigError if there is no such loss: in family 'encoder-decoder', or where the prefix mask shows each source token those that
+    it should predict.
+    """
     given, c = "source_weight" in recipe.train.model_fields_set, recipe.model
     if given and c.family != "decoder":
         raise ConfigError(
@@ -121,7 +126,7 @@ def weight_of_source(recipe: Recipe) -> float:
 
 
 def one_vocabulary(recipe: Recipe) -> None:
-    """Raise a ConfigError if the model has one word matrix for two vocabularies."""
+    """Raise a ConfigError if the model has one word matrix, or copies, but the data have two vocabularies."""
     assert recipe.data is not None
     if not recipe.data.joint and recipe.model.copy_source:
         raise ConfigError(
@@ -188,19 +193,20 @@ class TranslationTask(Task):
     # --- training
 
     def examples(self, records: Sequence[Record]) -> list[Any]:
+        """Encode pairs of texts as examples."""
         return [self.example(source, target) for source, target in zip(*self.ids(records), strict=True)]
 
     def example(self, source: list[int], target: list[int]) -> Ids | Unusable:
+        """Return a pair as an example, or why it is left out of training."""
         reason = drop_reason(source, target, self.data)
-        return (
-            Unusable(reason) if reason else (array("i", source), array("i", target))
-        )  # a tenth of the memory of lists
+        # arrays take a tenth of the memory of lists
+        return Unusable(reason) if reason else (array("i", source), array("i", target))
 
     def ids(self, records: Sequence[Record]) -> tuple[list[list[int]], list[list[int]]]:
         return self.source.plain([r[0] for r in records]), self.target.plain([r[1] for r in records])
 
     def readable(self, records: list[Record]) -> tuple[list[Record], Counter[str]]:
-        """Return the records that fit model.max_length, and how many do not."""
+        """Return the records that fit model.max_length, and counts of those that do not."""
         most = (self.config.max_length - 2) // 2 if self.config.family == "decoder" else self.config.max_length - 1
         fits = [max(map(len, row)) <= most for row in zip(*self.ids(records), strict=True)]
         if not any(fits):
@@ -223,7 +229,7 @@ class TranslationTask(Task):
         return {"bleu": bleu(written, [r[1] for r in self.valid]), "loss": self.loss(network)}
 
     def greedy_texts(self, network: Any, texts: Sequence[str]) -> list[str]:
-        """Decode greedily, with the same length limits as `qkv translate`: a text scores the same in any batch."""
+        """Translate greedily, with the same length limits as `qkv translate`: a translation is the same in any batch."""
         fast = pack(network) if next(network.parameters()).device.type == "cpu" else network
         params = replace(self.request(), beam=BeamParams(1))
         return [one.text for one in self.translator(fast).translate(texts, params)]
@@ -233,12 +239,12 @@ class TranslationTask(Task):
         return self.mean_loss(network, list(zip(*self.ids(list(self.valid)), strict=True)))
 
     def scored(self, examples: list[Any]) -> Batch:
-        """Make a batch whose targets are those that the loss of the held-out set is of: the output alone, so that it is
-        comparable whatever the network has learned beside it."""
+        """Make a batch for the held-out loss: of the target side alone, so that it is comparable whatever `source_weight` is."""
         return one_row(examples, self.config, 0.0) if self.config.family == "decoder" else self.collate(examples)
 
     @torch.no_grad()
     def mean_loss(self, network: nn.Module, rows: list[Any]) -> float:
+        """Return the loss per target of some rows."""
         total, count, device = 0.0, 0, next(network.parameters()).device
         for batch in (self.scored(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
             found = cross_entropy(network(batch), batch.targets, weights=batch.weights)
@@ -246,7 +252,7 @@ class TranslationTask(Task):
         return total / max(count, 1)
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
-        """Translate the test set as [decode] sets it, write files of one sentence per line, and return the scores."""
+        """Translate the test set with the search that [decode] sets, write files of one sentence per line, and return the scores."""
         if self.data.test is None:
             return None
         records, left_out = self.test_records(say)
@@ -261,7 +267,7 @@ class TranslationTask(Task):
         return [s.to_json() for s in score(written, references, METRICS)]
 
     def translate(self, network: Any, texts: list[str], say: Say) -> list[str]:
-        """Translate texts with the search that [decode] sets, each into one line."""
+        """Translate texts with the search that [decode] sets; return each translation as one line."""
         say(f"reading the test set: {len(texts):,} texts, {describe_search(self.recipe.decode)}")
         device = next(network.parameters()).device
         network = pack(network) if device.type == "cpu" else network
@@ -290,7 +296,7 @@ class TranslationTask(Task):
 
 
 def two_sides(data: DataConfig) -> None:
-    """Raise a ConfigError if a corpus does not have a source and a target."""
+    """Raise a ConfigError if a corpus does not have two sides, a source and a target."""
     for one in (*data.train, data.valid, *data.extra_valid.values(), *([data.test] if data.test else [])):
         given = one.files or one.columns or (0, 1)
         if len(given) != 2:
@@ -301,7 +307,7 @@ def two_sides(data: DataConfig) -> None:
 
 
 def request(decode: DecodeConfig) -> TranslationParams:
-    """Return the search of [decode]. Without decode.max_length the limit depends on the source, as in `qkv translate`."""
+    """Return the search that [decode] sets; without decode.max_length the limit depends on the source, as in `qkv translate`."""
     longest = decode.max_length if "max_length" in decode.model_fields_set else None
     return TranslationParams(
         beam_of(decode), longest, batch_tokens=decode.batch_tokens, extra_length=decode.extra_length
@@ -320,7 +326,7 @@ def decoding_defaults(how: TranslationParams) -> DecodingDefaults:
 
 
 def settings(decode: DecodeConfig) -> dict[str, Any]:
-    """Return the search as results.json stores it."""
+    """Return the settings of the search as results.json stores them."""
     return {name: getattr(decode, name) for name in ("beam", "length_penalty", "length_formula", "extra_length")}
 
 
