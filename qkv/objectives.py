@@ -1,7 +1,7 @@
 """Training objectives: (output, batch) -> Loss, a sum over the targets that count.
 
 The expensive one is the cross-entropy over a vocabulary: N x V logits, larger than all other activations together.
-`cross_entropy` never holds them whole; `readable_cross_entropy` is the same in three lines, and a test holds the two equal.
+`cross_entropy` never has all of them in memory; `readable_cross_entropy` is the same in three lines, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from qkv.models.output import Output
 
 NO_TARGETS = "this objective needs targets"
 CHUNK = 512
-"""Rows whose logits are alive at once; 512 was as fast as or faster than 128 and 256 at 10,000 and 32,000 words."""
+"""Rows whose logits are in memory at once; 512 was as fast as or faster than 128 and 256 for 10,000 and 32,000 words."""
 
 
 def causal(output: Output, batch: Batch) -> Loss:
-    """The next word, at every position (GPT)."""
+    """Causal language modelling (GPT): the loss of the next token at every position."""
     return cross_entropy(output, batch.targets)
 
 
@@ -36,7 +36,7 @@ def masked_lm(output: Output, batch: Batch) -> Loss:
 
 
 def translation(output: Output, batch: Batch, smoothing: float = 0.1) -> Loss:
-    """The next target word given the source, with label smoothing (Vaswani et al. 2017, 5.4)."""
+    """The next target token given the source, with label smoothing (Vaswani et al. 2017, 5.4)."""
     return cross_entropy(output, batch.targets, smoothing, batch.weights)
 
 
@@ -60,23 +60,23 @@ def replaced_token_detection(output: Output, batch: Batch) -> Loss:
 
 
 def regression(output: Output, batch: Batch) -> Loss:
-    """One number per sequence: (score - target)^2, scores (B, 1), targets (B,) float, which all count."""
+    """One number per sequence: (score - target)^2, scores (B, 1), targets (B,) float, which are never IGNORED."""
     assert batch.targets is not None, NO_TARGETS
     errors = output.logits.squeeze(-1).float() - batch.targets  # (B,)
     return Loss(errors.square().sum(), errors.numel())
 
 
 def span(output: Output, batch: Batch) -> Loss:
-    """Where the answer begins and ends: logits (B, T, 2), targets (B, 2) positions; padding cannot be either."""
+    """The first and the last token of an answer: logits (B, T, 2), targets (B, 2) positions; padding has probability 0."""
     logits = output.logits if output.keys is None else output.logits.masked_fill(~output.keys[..., None], -torch.inf)
     return class_loss(logits.transpose(1, 2), batch.targets)  # (B, 2, T), (B, 2)
 
 
 def masked_next(output: Output, batch: Batch, weight: float = 10.0, smoothing: float = 0.0) -> Loss:
-    """BERT's two questions: the words under the masks, and whether the second sentence is the next one, answers (B,).
+    """BERT's two objectives: the masked tokens, and whether the second sentence follows the first, answers (B,).
 
-    The count is that of the masked words, whose mean is taken; `weight` is how many words one answer counts for. With
-    as many as a row has masked words, this is the paper's sum of the two means; being fixed, it adds up over batches.
+    The count is that of the masked tokens; `weight` is how many of them one answer counts for. If it is the number of masked
+    tokens per row, this is the paper's sum of the two means; a fixed weight makes the loss a sum over rows, whatever the batch.
     """
     assert batch.answers is not None, "this objective needs answers"
     head: Any = output.head
@@ -86,7 +86,7 @@ def masked_next(output: Output, batch: Batch, weight: float = 10.0, smoothing: f
 
 
 def classes_words(output: Output, batch: Batch, auxiliary: float = 0.5, smoothing: float = 0.0) -> Loss:
-    """Classification + auxiliary * the next word's loss, a mean over each sequence (GPT, Radford et al. 2018, eq. 5)."""
+    """Classification plus `auxiliary` times the next-token loss, averaged over each sequence (GPT, Radford et al. 2018, eq. 5)."""
     found = classification(output, batch, smoothing) if output.logits.size(-1) > 1 else regression(output, batch)
     if auxiliary == 0:
         return found
@@ -98,18 +98,18 @@ def classes_words(output: Output, batch: Batch, auxiliary: float = 0.5, smoothin
 
 
 def next_words(batch: Batch) -> Tensor:
-    """(B, T) the word behind each one, IGNORED where there is none."""
+    """Return the token after each token, (B, T); IGNORED where there is none."""
     assert batch.inputs is not None
     following = batch.inputs.roll(-1, 1)
     following[:, -1] = IGNORED
     if batch.mask is None:
         return following
-    both = batch.mask & batch.mask.roll(-1, 1)
+    both = batch.mask & batch.mask.roll(-1, 1)  # (B, T): the token and the next one are real
     return following.masked_fill(~both, IGNORED)
 
 
 def objective(c: ModelConfig) -> Callable[[Output, Batch], Loss]:
-    """The objective that a network's family and head are trained with, unless a task says otherwise."""
+    """Return the objective for a network's family and head, unless a task has its own."""
     if c.head == "vocabulary":
         return translation if c.family == "encoder-decoder" else causal
     if c.head == "classes" and c.n_classes == 1:
@@ -135,8 +135,10 @@ def class_loss(logits: Tensor, targets: Tensor | None, smoothing: float = 0.0) -
 def cross_entropy(
     output: Output, targets: Tensor | None, smoothing: float = 0.0, weights: Tensor | None = None
 ) -> Loss:
-    """Sum -log p(target) over the real targets (B, T), each times its weight (B, T) if given; IGNORED positions are dropped
-    before the product with the word matrix."""
+    """Sum -log p(target) over the real targets (B, T), each times its weight (B, T) if given.
+
+    IGNORED positions are dropped before the product with the word matrix.
+    """
     assert targets is not None, NO_TARGETS
     head: Any = output.head
     if head.copies:
@@ -144,7 +146,7 @@ def cross_entropy(
     weights = None if weights is None else weights[targets != IGNORED]  # (N,)
     hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
     weight, bias = head.weight, head.bias
-    if not torch.is_grad_enabled():  # the function takes its gradient while it goes forward, unless none is needed
+    if not torch.is_grad_enabled():  # else ChunkedCrossEntropy would compute gradients in its forward pass
         weight, bias = weight.detach(), None if bias is None else bias.detach()
     x = head.features(hidden).to(weight.dtype)
     with torch.autocast(x.device.type, enabled=False):  # a sum over all words needs all its digits
@@ -153,17 +155,17 @@ def cross_entropy(
 
 
 def readable_cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0) -> Loss:
-    """The same with all logits in memory."""
+    """Compute cross_entropy with all logits in memory."""
     hidden, targets = real_rows(output.hidden, targets)  # (N, C), (N,)
     total = F.cross_entropy(output.head(hidden), targets, reduction="sum", label_smoothing=smoothing)
     return Loss(total, targets.numel())
 
 
 def copy_cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None) -> Loss:
-    """The same for a head that copies from the source: -log of the mixture of its two distributions.
+    """Compute cross_entropy for a head that copies from the source: -log of the mixture of its two distributions.
 
-    Some sentences at a time, about CHUNK positions; their log-probabilities are computed again for the gradient, so that nothing of size
-    B x T x V is kept.
+    A few rows at a time, about CHUNK positions; their log-probabilities are computed again for the gradient, so that nothing of
+    size B x T x V is kept.
     """
     total = output.hidden.new_zeros((), dtype=torch.float32)
     for rows in torch.arange(len(targets), device=targets.device).split(max(1, CHUNK // targets.size(1))):
@@ -174,7 +176,7 @@ def copy_cross_entropy(output: Output, targets: Tensor, smoothing: float = 0.0, 
 
 
 def copy_losses(output: Output, hidden: Tensor, targets: Tensor, rows: Tensor, smoothing: float = 0.0) -> Tensor:
-    """-log p of each target (b, T) of some rows (b,) of a batch under a head that copies, (b, T); 0 where nothing counts."""
+    """Return -log p of each target (b, T) of some rows (b,) of a batch under a head that copies, (b, T); 0 for IGNORED ones."""
     head: Any = output.head
     log_probs = head.bind(head.memory.select(rows)).log_probs(hidden)  # (b, T, V)
     chosen = log_probs.gather(2, targets.clamp_min(0)[..., None]).squeeze(2)  # (b, T)
@@ -183,7 +185,7 @@ def copy_losses(output: Output, hidden: Tensor, targets: Tensor, rows: Tensor, s
 
 
 def real_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, T, C), (B, T) -> (N, C), (N,): the positions whose target counts."""
+    """Select the positions whose target counts: (B, T, C), (B, T) -> (N, C), (N,)."""
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
     rows = (targets != IGNORED).nonzero().squeeze(1)  # (N,)
     # index_select, not hidden[rows]: its gradient is a plain copy back
@@ -191,18 +193,17 @@ def real_rows(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """sum_i w_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e/V sum_v z_i[v] ] with z = x W^T + b, smoothing e; CHUNK rows at a
-    time. Without weights all w_i are 1.
+    """sum_i w_i [ logsumexp(z_i) - (1 - e) z_i[y_i] - e/V sum_v z_i[v] ] with z = x W^T + b, smoothing e; CHUNK rows at a time.
 
-    The gradient, dz = softmax(z) - (1 - e) onehot(y) - e/V, is taken at once, while the chunk's logits are in the cache,
-    so that nothing of size N x V outlives its chunk. The term e/V is the same for every word: summed over words or rows
-    it meets only sum_v W_v and sum_i x_i, and needs no pass over the logits.
+    Without weights all w_i are 1. The gradient, dz = softmax(z) - (1 - e) onehot(y) - e/V, is computed in the forward pass, while
+    the chunk's logits are in the CPU's cache, so that nothing of size N x V outlives its chunk. The term e/V is the same for every
+    word: its products need only sum_v W_v and sum_i x_i, and no pass over the logits.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float,
                 weights: Tensor | None = None) -> Tensor:  # fmt: skip
-        """x (N, C), weight (V, C), bias (V,), targets (N,), weights (N,) -> the sum, ()."""
+        """Compute the sum, (), and its gradients: x (N, C), weight (V, C), bias (V,), targets (N,), weights (N,)."""
         learning = any(ctx.needs_input_grad)
         even = smoothing / weight.size(0)  # e / V
         dx, dw = (torch.empty_like(x), torch.empty_like(weight)) if learning else (x, weight)
@@ -211,7 +212,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         total = -even * (weighed @ weight.sum(0)).sum() if smoothing else x.new_zeros(())
         if bias is not None:
             total -= even * mass * bias.sum()
-        # rows a multiple of 16 numbers apart: for 50,257 words 1.3 x as fast as contiguous ones
+        # rows at multiples of 16 floats: 1.3 x as fast as contiguous ones for 50,257 words
         buffer = x.new_empty(min(CHUNK, len(x)), (len(weight) + 15) // 16 * 16)
         for start in range(0, len(x), CHUNK):
             rows = slice(start, start + CHUNK)
@@ -222,17 +223,17 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             z.sub_(largest).exp_()
             norm = z.sum(1, keepdim=True)  # (n, 1)
             w = 1.0 if weights is None else weights[rows, None]  # (n, 1)
-            total += (w * (largest + norm.log() - (1 - smoothing) * chosen)).sum()
+            total += (w * (largest + norm.log() - (1 - smoothing) * chosen)).sum()  # logsumexp(z) = largest + log norm
             if learning:
-                norm = norm.div_(w)
+                norm = norm.div_(w)  # softmax(z) w = exp(z - largest) / (norm / w)
                 dz = z.div_(norm).scatter_add_(1, y, torch.full_like(norm, smoothing - 1) * w)  # (n, V), without e/V
                 torch.mm(dz, weight, out=dx[rows])
                 dw.addmm_(dz.t(), part, beta=0.0 if start == 0 else 1.0)  # the first chunk does not read dw
                 if db is not None:
                     db += dz.sum(0)
-        if learning and len(x) == 0:
+        if learning and len(x) == 0:  # no chunk has written dw
             dw.zero_()
-        if learning and smoothing:
+        if learning and smoothing:  # the term -e/V of dz, times w
             dx -= even * weight.sum(0) if weights is None else even * torch.outer(weights, weight.sum(0))
             dw -= even * weighed.sum(0)
             if db is not None:

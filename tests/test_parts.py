@@ -432,3 +432,12 @@ def test_an_outline_has_the_shapes_and_types_of_the_network(name: str) -> None:
     assert {key: (t.shape, t.dtype) for key, t in outline.items()} == {
         key: (t.shape, t.dtype) for key, t in real.items()
     }
+
+
+def test_a_kernel_gets_the_mask_of_a_few_queries_as_a_table() -> None:
+    """Their rows of the whole table, in any order; is_causal would align them with the first keys."""
+    whole = Mask(5, None, 5, True, torch.device("cpu"))
+    for rows in (torch.tensor([2]), torch.tensor([4, 0, 1, 3, 2])):
+        table, is_causal = whole.of(rows).kernel
+        assert table is not None and not is_causal and whole.of(rows).spans(1) is None
+        assert torch.equal(table[0, 0], whole.dense[0, 0, rows])

@@ -11,20 +11,21 @@ from torch import Tensor
 from qkv.memory import map_memory
 
 BLOCK = 16
-"""A buffer has room for a quarter more tokens than it is made for, in multiples of this; a full one is copied into a larger one."""
+"""Room for tokens is a multiple of this; a buffer has a quarter more than it needs at first, and a full one is copied into a larger."""
 MAPPED = 2**20
-"""Bytes from which a buffer has pages of its own (see map_memory)."""
+"""Bytes from which a buffer gets memory pages of its own (see map_memory)."""
 
 
 @dataclass
 class Buffer:
-    """Memory for keys and values. Caches share it: each uses its own part, and only the longest may append in place."""
+    """Memory for keys and values, which several caches may share; only the longest of them can append in place."""
 
     vectors: Tensor
-    """(layers, slots, H_kv, capacity, 2, D): a key and its value, those of the next token behind them."""
+    """(layers, slots, H_kv, capacity, 2, D): for each token its key and its value, one after the other."""
     used: int = 0
+    """Tokens written so far, by any of the caches."""
     in_order: bool = False
-    """Whether all tokens of row r must be in slot r, for keys and values that are views of it."""
+    """Whether all tokens of row r must be in slot r, because keys and values are read as views of it."""
 
     def has_room(self, rows: int, start: int, end: int) -> bool:
         return self.used == start and rows <= self.vectors.size(1) and end <= self.vectors.size(3)
@@ -32,9 +33,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class KVCache:
-    """Keys and values of R rows and `length` tokens, of one layer or of all. Beams move without a copy: `slots` (R, length)
-    is the slot of the buffer in which each row finds each token; None = row r is slot r. `move`, `join` and `drop` give the cache
-    up: they may rearrange its buffer."""
+    """Keys and values of R rows and `length` tokens, of one layer or of all.
+
+    Beams move without a copy: `slots` (R, length) is the slot of the buffer that holds each token of each row; None = row r is in
+    slot r. `move`, `join` and `drop` may rearrange the buffer: the cache that they are called on must not be used afterwards.
+    """
 
     buffer: Buffer
     rows: int = 0
@@ -53,12 +56,12 @@ class KVCache:
         return cls(Buffer(vectors, layers[0].length), layers[0].rows, layers[0].length)
 
     def index_select(self, dim: int, rows: Tensor) -> KVCache:
-        """Return the cache of other rows, repeated or left out."""
+        """Return the cache of other rows, repeated or left out; like that of a tensor, so `dim` is 0."""
         slots = rows[:, None].expand(-1, self.length) if self.slots is None else self.slots.index_select(0, rows)
         return KVCache(self.buffer, len(rows), self.length, slots)
 
     def move(self, rows: Tensor) -> KVCache:
-        """Return the cache of other rows, as index_select does; rows that must be in order move within the buffer."""
+        """Return the cache of other rows, as index_select does; in a buffer `in_order` the vectors themselves move."""
         vectors, count = self.buffer.vectors, len(rows)
         if (
             not self.buffer.in_order
@@ -68,13 +71,13 @@ class KVCache:
             return self.index_select(0, rows)
         places = torch.arange(count)
         moved = (rows != places).nonzero()[:, 0]
-        # where every row comes from a later slot, small pieces need no memory for all of them at once
+        # where every row comes from a later slot, small pieces are safe, and need no memory for all rows at once
         for some in moved.split(BLOCK if bool((rows >= places).all()) else count):
             vectors[:, some, :, : self.length] = vectors[:, rows[some], :, : self.length]
         return KVCache(self.buffer, count, self.length)
 
     def size(self, dim: int) -> int:
-        """R, of dimension 0."""
+        """Return R, the size of dimension 0, as of a tensor."""
         return self.rows
 
     def first(self, length: int) -> KVCache:
@@ -82,8 +85,10 @@ class KVCache:
         return KVCache(self.buffer, self.rows, length, None if self.slots is None else self.slots[:, :length])
 
     def join(self, other: KVCache) -> KVCache:
-        """Return a cache of the rows of both. Those of `other` go into unused slots of this buffer. If there are too few, both go
-        into a new one with a quarter more slots, the shorter ones behind zeros, which are masked."""
+        """Return a cache of the rows of both, shorter ones behind zeros, which are masked.
+
+        The rows of `other` go into free slots of this buffer; if there are too few, both go into a new one with a quarter more.
+        """
         if (placed := self.place(other)) is not None:
             return placed
         length, rows = max(self.length, other.length), self.rows + other.rows
@@ -94,44 +99,44 @@ class KVCache:
         return KVCache(Buffer(new, length, self.buffer.in_order), rows, length)
 
     def place(self, other: KVCache) -> KVCache | None:
-        """Add the rows of `other` behind these, in the same buffer; None if it has no room for them."""
+        """Return a cache with the rows of `other` after these, in the same buffer; None if it has no room for them."""
         vectors, begin, count = self.buffer.vectors, self.length - other.length, other.rows
         if begin < 0 or self.buffer.used != self.length or (self.buffer.in_order and self.slots is not None):
             return None
         taken = torch.zeros(vectors.size(1), dtype=torch.bool)
         taken[self.all_slots()[:, begin:]] = True
-        free = (~taken).nonzero()[:count]  # (rows, 1)
+        free = (~taken).nonzero()[:count]  # (count, 1): slots that none of these rows reads from `begin` on
         if len(free) < count:
             return None
         vectors[:, free[:, 0], :, begin : self.length] = other.dense()
         if self.buffer.in_order:
-            vectors[:, free[:, 0], :, :begin] = 0  # masked, but numbers
+            vectors[:, free[:, 0], :, :begin] = 0  # masked, but must be finite
             return KVCache(self.buffer, self.rows + count, self.length)
-        before = free.new_zeros(count, begin)  # masked: slot 0, which holds numbers
-        own = torch.cat([before, free.expand(-1, other.length)], 1)  # (rows, length)
+        before = free.new_zeros(count, begin)  # masked: slot 0, whose numbers are finite
+        own = torch.cat([before, free.expand(-1, other.length)], 1)  # (count, length)
         return KVCache(self.buffer, self.rows + count, self.length, torch.cat([self.all_slots(), own]))
 
     def all_slots(self) -> Tensor:
-        """Return `slots` (R, length), where None is written out."""
+        """Return `slots` (R, length), written out where it is None."""
         return torch.arange(self.rows)[:, None].expand(-1, self.length) if self.slots is None else self.slots
 
     def drop(self, tokens: int) -> KVCache:
-        """Return a cache without the first tokens of every row. The others move to the beginning of their slots."""
+        """Return a cache without the first tokens of every row; the others move to the beginning of their slots."""
         length = self.length - tokens
         if self.buffer.used != self.length:  # another cache appended behind these tokens
             new = self.allocate(self.rows, length)
             new[:, :, :, :length] = self.dense()[:, :, :, tokens:]
             return KVCache(Buffer(new, length, self.buffer.in_order), self.rows, length)
-        end = self.rows if self.slots is None else int(self.slots.max()) + 1
+        end = self.rows if self.slots is None else int(self.slots.max()) + 1  # slots in use
         vectors = self.buffer.vectors[:, :end]
-        for at in range(0, length, tokens):  # pieces that do not overlap with where they go
+        for at in range(0, length, tokens):  # pieces that do not overlap with their destination
             size = min(tokens, length - at)
             vectors[:, :, :, at : at + size] = vectors[:, :, :, at + tokens : at + tokens + size]
         self.buffer.used = length
         return KVCache(self.buffer, self.rows, length, None if self.slots is None else self.slots[:, tokens:])
 
     def extend(self, rows: int, tokens: int) -> KVCache:
-        """Add room for T more tokens of each of the R rows, which the caller fills: row r in slot r."""
+        """Reserve room for T more tokens of each of the R rows, row r in slot r; the caller writes them."""
         end = self.length + tokens
         fits = self.buffer.has_room(rows, self.length, end) and not (self.buffer.in_order and self.slots is not None)
         old = self if fits else self.copy(rows, end)
@@ -142,7 +147,7 @@ class KVCache:
         return KVCache(old.buffer, rows, end, torch.cat([old.slots, own], 1))
 
     def append(self, key: Tensor, value: Tensor) -> KVCache:
-        """Add keys and values (R, H_kv, T, D) of T more tokens, of a cache of one layer."""
+        """Append keys and values (R, H_kv, T, D) of T more tokens to a cache of one layer."""
         new = self.extend(key.size(0), key.size(2))
         vectors = new.buffer.vectors[0, : new.rows, :, self.length : new.length]  # (R, H_kv, T, 2, D)
         vectors[..., 0, :], vectors[..., 1, :] = key, value
@@ -154,14 +159,14 @@ class KVCache:
         return vectors[..., 0, :], vectors[..., 1, :]
 
     def copy(self, rows: int, tokens: int) -> KVCache:
-        """Return the same cache in a buffer of its own, with room for so many rows and tokens, each row in its slot."""
+        """Return the same cache in a buffer of its own, with room for `rows` and `tokens`, row r in slot r."""
         new = self.allocate(rows, tokens)
         if self.length:
             new[:, :, :, : self.length] = self.dense()
         return KVCache(Buffer(new, in_order=self.buffer.in_order), rows, self.length)
 
     def allocate(self, rows: int, tokens: int) -> Tensor:
-        """Return the vectors of a new buffer, with so many slots and room for a quarter more tokens."""
+        """Return the vectors of a new buffer, with `rows` slots and room for a quarter more than `tokens`."""
         old, capacity = self.buffer.vectors, -(-(tokens + tokens // 4) // BLOCK) * BLOCK
         shape = torch.Size([old.size(0), rows, old.size(2), capacity, *old.shape[4:]])
         size = shape.numel() * old.element_size()
@@ -170,7 +175,7 @@ class KVCache:
         return torch.frombuffer(map_memory(size), dtype=old.dtype).view(shape)
 
     def dense(self) -> Tensor:
-        """Return (layers, R, H_kv, length, 2, D)."""
+        """Return keys and values with every row in order, (layers, R, H_kv, length, 2, D); a view where they already are."""
         vectors = self.buffer.vectors
         if self.slots is None:
             return vectors[:, : self.rows, :, : self.length]

@@ -1,4 +1,4 @@
-"""NativeStack: a decoder's stack whose cached steps are one call of native.cpp."""
+"""NativeStack: a decoder's stack whose steps with a KV cache are one call of native.cpp."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from qkv.parts.state import EncoderOutput, State
 
 NUMBERS = {ACTIVATIONS[name]: number for number, name in enumerate(("relu", "silu", "gelu", "gelu-tanh"))}
 NUMBERS[quick_gelu] = NUMBERS[ACTIVATIONS["gelu-tanh"]]
-"""The activations of native.cpp and their numbers there."""
+"""Activation -> its number in native.cpp."""
 
 
 class NativeStack(Stack):
-    """A packed stack. Without a state it does what Stack does; with one it takes T more tokens in one call, and the
-    state holds the keys and values of all layers together (Written)."""
+    """A packed stack whose steps with a state run in native code.
+
+    Without a state it does what Stack does. With one, it takes T more tokens in one call of native.cpp, and its only entry in the
+    state is the KVCache of all layers together (and "memory_heads", the keys and values of the source).
+    """
 
     def __init__(self, packed: Stack):
         super().__init__(list(packed.blocks), packed.norm)
@@ -57,7 +60,7 @@ class NativeStack(Stack):
         return x, State(({"cache": cache, **kept},), mask.length, mask.keys, memory)
 
     def read_source(self, x: Tensor, mask: Mask) -> tuple[Tensor, State]:
-        """Read the first tokens under a prefix mask, which native.cpp does not have, layer by layer."""
+        """Read the first tokens, (B, T, C), layer by layer: native.cpp has no prefix mask."""
         x, read = super().forward(x, mask, None, State())
         assert read is not None
         cache = KVCache.stack([layer["cache"] for layer in read.layers])
@@ -66,7 +69,8 @@ class NativeStack(Stack):
     def decode(
         self, x: Tensor, mask: Mask, memory: EncoderOutput | None, cache: KVCache, heads: Tensor | None
     ) -> Tensor:
-        x = x.clone(memory_format=torch.contiguous_format)  # (B, T, C), which native.cpp writes over
+        """Run all layers on x (B, T, C); native.cpp also writes the new keys and values into the cache. `heads`: see heads_of."""
+        x = x.clone(memory_format=torch.contiguous_format)  # native.cpp overwrites it
         slots = None if cache.slots is None else cache.slots.contiguous()
         real = None if mask.keys is None else mask.keys.contiguous()
         source = None if memory is None else Mask.for_memory(1, memory).kernel[0]  # (B, 1, 1, S)
@@ -79,7 +83,7 @@ class NativeStack(Stack):
         return x
 
     def heads_of(self, memory: Tensor) -> Tensor:
-        """Keys and values of the source for all layers, computed once: (B, S, C) -> (B, layers, H_kv, S, 2, D)."""
+        """Return the keys and values of the source for all layers, computed once: (B, S, C) -> (B, layers, H_kv, S, 2, D)."""
         blocks: Any = self.blocks
         all_heads = memory.new_empty(memory.size(0), len(blocks), self.key_heads, memory.size(1), 2, self.d_head)
         for index, block in enumerate(blocks):
@@ -88,11 +92,11 @@ class NativeStack(Stack):
         return all_heads
 
 
-# --- which stacks, and what native.cpp is told of them
+# --- which stacks are supported, and their description for native.cpp
 
 
 def suits(stack: Stack) -> bool:
-    """Whether native.cpp knows all that this packed stack does."""
+    """Whether native.cpp supports all that this packed stack computes."""
     blocks: list[Any] = list(stack.blocks)
     return (
         type(stack) is Stack
@@ -104,6 +108,7 @@ def suits(stack: Stack) -> bool:
 
 
 def block_suits(block: Any) -> bool:
+    """Whether native.cpp supports this block: plain residuals and norms, softmax of scaled dot products, no gate, a known activation."""
     if block.feedforward is None:
         return False
     sublayers = [part for part in (block.attention, block.cross, block.feedforward) if part is not None]
@@ -127,6 +132,7 @@ def norm_suits(norm: nn.Module) -> bool:
 
 
 def block_of(block: Any) -> native.BlockStruct:
+    """Describe a block by the addresses of its packed weights."""
     attention, cross, inner = block.attention.layer, block.cross, block.feedforward.layer
     return native.BlockStruct(
         residual_of(block.attention, attention.query_key_value, attention.output),
@@ -136,10 +142,12 @@ def block_of(block: Any) -> native.BlockStruct:
 
 
 def residual_of(part: Residual, first: Any, last: Any) -> native.ResidualStruct:
+    """Describe a sublayer: its norms, its first and its last matrix."""
     return native.ResidualStruct(norm_of(part.before), norm_of(part.after), first.struct, last.struct)
 
 
 def norm_of(norm: Any) -> native.NormStruct:
+    """Return the addresses of a norm's weights; zeros for Identity."""
     if isinstance(norm, nn.Identity):
         return native.NormStruct()
     return native.NormStruct(norm.weight.data_ptr(), native.address(getattr(norm, "bias", None)), norm.eps)

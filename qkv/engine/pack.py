@@ -30,8 +30,8 @@ from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
 
 FEW_ROWS = {1: 64, 2: 256}
-"""Threads (2 = two or more) -> rows up to which oneDNN's blocked layout is the faster product (at 32 rows 1.6 x with two
-threads, 1.15 x with one); beyond, and for a single row, it is MKL's plain one (1.15 x at 4096)."""
+"""Threads (2 = two or more) -> rows up to which a product in oneDNN's blocked layout is faster (at 32 rows 1.6 x with two
+threads, 1.15 x with one); beyond, and for a single row, MKL's plain one is (1.15 x at 4096)."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -59,7 +59,7 @@ def fast_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
         return PackedLinear(module.weight, module.bias)
     if type(module) is Attention and isinstance(module.query, nn.Linear):
         return PackedAttention(module, pack_module(module.mixer, memo))
-    if type(module) is Vocabulary:  # one that copies stays as it is
+    if type(module) is Vocabulary:  # not its subclass that copies from the source
         return PackedVocabulary(copy_module(module, memo))
     if isinstance(module, Stack):
         packed = copy_module(module, memo)
@@ -84,8 +84,8 @@ def freeze(weight: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
 class PackedLinear(nn.Module):
     """x W^T + b: (..., in) -> (..., out).
 
-    W (out, in) is stored in panels for native.cpp. Without a compiler it is stored twice: in oneDNN's blocked layout for few
-    rows, and plain for many.
+    W (out, in) is stored in panels (out / 16, in, 16) for native.cpp. Where native.cpp is not available it is stored twice: in
+    oneDNN's blocked layout for few rows, and plain for many.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None):
@@ -111,6 +111,7 @@ class PackedLinear(nn.Module):
         return y
 
     def forward_without_native(self, x: Tensor) -> Tensor:
+        """Use oneDNN's blocked layout for a few rows, and the plain matrix for a single row or many."""
         rows = x.numel() // x.size(-1)
         if self.blocks is None or not 1 < rows <= FEW_ROWS[min(torch.get_num_threads(), 2)]:
             return F.linear(x, self.weight, self.bias)
@@ -133,7 +134,7 @@ def concatenate(*layers: nn.Linear) -> PackedLinear:
 
 
 class PackedAttention(nn.Module):
-    """Attention with one product for query, key and value (key and value of the memory in cross-attention)."""
+    """Attention with one matrix product for query, key and value; in cross-attention one for key and value of the memory."""
 
     split: Any = Attention.split
     mix_beams: Any = Attention.mix_beams
@@ -159,6 +160,7 @@ class PackedAttention(nn.Module):
 
     def extend(self, x: Tensor, encoding: PositionEncoding | None, state: Layer | None
                ) -> tuple[Tensor, Tensor, Tensor, Layer]:  # fmt: skip
+        """As Attention.extend, with the query (B, H, T, D), and a KVCache in place of tensors that grow."""
         query, key, value = map(self.split, self.query_key_value(x).split(self.widths, -1))  # (B, H or H_kv, T, D)
         if encoding is not None:
             query, key = encoding.rotate(query), encoding.rotate(key)
@@ -171,6 +173,7 @@ class PackedAttention(nn.Module):
 
     def read_memory(self, x: Tensor, memory: Tensor | None, state: Layer | None
                     ) -> tuple[Tensor, Tensor, Tensor, Layer]:  # fmt: skip
+        """As Attention.read_memory, with the query (B, H, T, D)."""
         query = self.split(self.query(x))  # (B, H, T, D)
         if state is not None and "memory_key" in state:
             return query, state["memory_key"], state["memory_value"], state
@@ -180,7 +183,7 @@ class PackedAttention(nn.Module):
 
 
 class PackedVocabulary(nn.Module):
-    """Vocabulary with a packed matrix; `features`, `weight` and `bias` are those of the plain one, for the loss."""
+    """Vocabulary with a packed matrix; `features`, `weight` and `bias` are those of the plain one, which the loss reads."""
 
     copies = False
 
@@ -194,6 +197,7 @@ class PackedVocabulary(nn.Module):
         return self.linear(self.features(x))  # (..., V)
 
     def log_probs(self, x: Tensor) -> Tensor:
+        """Return log-probabilities (..., V); native code overwrites the logits with them."""
         logits = self(x)  # (..., V)
         if self.linear.panels is None:
             return logits.float().log_softmax(-1)

@@ -53,7 +53,7 @@ class BeamParams:
 
 @lru_cache(100)
 def length_divisors(params: BeamParams, max_tokens: int) -> list[float]:
-    """Return what the sum of the log-probabilities of 0, 1, ... `max_tokens` tokens is divided by for the score."""
+    """Return the divisors of the score: entry n divides the sum of the log-probabilities of n tokens, n = 0 ... `max_tokens`."""
     formula = LENGTH_FORMULAS[params.length_formula]
     return [1.0, *(formula(n) ** params.length_penalty for n in range(1, max_tokens + 1))]
 
@@ -67,22 +67,26 @@ class BeamGroup:
         self.size, self.n_best = params.size // params.groups, -(-params.n_best // params.groups)
         self.live = [Hypothesis([], [])]
         self.origins = [0]
-        """Of each live hypothesis, the index of the one before that it extends."""
+        """For each live hypothesis, the index of the one that it extends, among those before the last step."""
         self.finished: list[Hypothesis] = []
         """The best hypotheses that ended, best first."""
         self.cut: list[Hypothesis] = []
         """Live ones that were stopped at the maximum length."""
         self.n_ended = 0
+        """Number of hypotheses that ended, whether or not they are among the best."""
 
     def advance(self, rows: Sequence[NextTokens], taken: Counter[int]) -> None:
-        """Extend by a token: the best continuations that do not end stay live, and an end token among the best `size` finishes
-        a hypothesis. `taken` counts the tokens of earlier groups."""
+        """Extend the hypotheses by a token.
+
+        The best continuations that do not end stay live, and an end token among the best `size` finishes a hypothesis. `taken`
+        counts the tokens of earlier groups.
+        """
         before, live, origins = self.live, list[Hypothesis](), list[int]()
         for rank, (cost, origin, token, log_prob) in enumerate(self.rank_candidates(rows, taken)):
             if len(live) == self.size:
                 break
-            old = before[origin]
-            ids, log_probs = [*old.ids, token], [*old.log_probs, log_prob]
+            parent = before[origin]
+            ids, log_probs = [*parent.ids, token], [*parent.log_probs, log_prob]
             if token not in self.eos_ids:
                 live.append(Hypothesis(ids, log_probs, -cost))
                 origins.append(origin)
@@ -110,8 +114,11 @@ class BeamGroup:
         return sorted(candidates)
 
     def is_done(self) -> bool:
-        """Return whether no live hypothesis can become one of the best. Its sum can only fall, so at best it stays, and the
-        length that serves a negative sum best is the longest for a positive penalty, the shortest for a negative one."""
+        """Return whether no live hypothesis can become one of the best.
+
+        Its sum of log-probabilities can only fall, so at best it stays. The best length for a negative sum is the longest if the
+        length penalty is positive, the shortest if it is negative.
+        """
         if self.params.early:
             return self.n_ended >= self.size
         if len(self.finished) < self.n_best:
@@ -120,7 +127,7 @@ class BeamGroup:
         return self.finished[-1].score >= max(h.total for h in self.live) / self.divisors[length]
 
     def results(self) -> list[Hypothesis]:
-        """Return the best that ended; if they are too few, also those that were cut, the most constraints first."""
+        """Return the best that ended; if there are too few, also those that were cut, ones with more constraints met first."""
         scored = [
             Hypothesis(h.ids, h.log_probs, h.total, h.total / self.divisors[len(h.ids)]) for h in self.cut if h.ids
         ]
@@ -140,14 +147,16 @@ class BeamSearch(Generation):
         self.live = [h for group in self.groups for h in group.live]
 
     def batch_key(self) -> object:
-        """Candidates per hypothesis: if all end tokens are among the best, enough others are left."""
+        """Return the number of candidates per hypothesis: even if all end tokens are among them, `size` others are left."""
         return self.params.size + len(self.eos_ids)
 
     def select(self, scores: Tensor, log_probs: Tensor, batch: Sequence[Generation]) -> tuple[Tensor, Tensor]:
+        """Return the most probable tokens of each row and their scores, (R, count): count = beam size + end tokens."""
         best, tokens = top_k(scores, self.params.size + len(self.eos_ids))  # (R, count)
         return tokens, best
 
     def advance(self, candidates: Sequence[NextTokens]) -> list[int]:
+        """Extend each group by a token; later groups are penalised for the tokens of earlier ones (`taken`)."""
         taken, origins, first = Counter[int](), list[int](), 0
         for group in self.groups:
             count = len(group.live)
@@ -161,7 +170,7 @@ class BeamSearch(Generation):
         return origins
 
     def required_tokens(self) -> Iterator[tuple[int, int]]:
-        """Tokens that continue a lexical constraint."""
+        """Yield (live hypothesis, token) pairs: the tokens that continue a lexical constraint."""
         for index, h in enumerate(self.live if self.phrases else ()):
             for token in sorted(next_tokens(self.phrases, h.ids)):
                 yield index, token

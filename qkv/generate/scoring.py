@@ -1,4 +1,4 @@
-"""Log-probabilities of given continuations, for multiple choice: the prompt is read once, every continuation from its state."""
+"""Log-probabilities of given continuations, for multiple choice: each prompt is read once, its continuations start from its state."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def continuation_log_probs(
 ) -> list[list[float]]:
     """Compute log p(continuation | prompt) = sum_t log p(c_t | prompt, c_1 ... c_t-1) of each continuation of each prompt.
 
-    prompts: B lists of ids, none of them empty. continuations: for each prompt some lists of ids, none of them empty.
+    prompts: B lists of ids, none of them empty. continuations: for each prompt some lists of ids, none of them empty, R in all.
     """
     device = next(network.parameters()).device
     batch = make_batch(prompts, pad_id=pad_id).to(device)
     assert batch.inputs is not None
     hidden, state = network.step(batch.inputs, network.start(batch), batch.mask)  # (B, T, C), padded on the left
-    rows = torch.tensor([i for i, each in enumerate(continuations) for _ in each], device=device)  # (R,)
-    flat = [ids for each in continuations for ids in each]
+    rows = torch.tensor([i for i, each in enumerate(continuations) for _ in each], device=device)  # (R,): its prompt
+    flat = [ids for each in continuations for ids in each]  # R lists
     ids, real = (None if x is None else x.to(device) for x in pad(flat, pad_id))  # (R, L) each
     assert ids is not None
-    last = hidden[:, -1][rows][:, None]  # (R, 1, C): what the first token of a continuation is predicted from
+    vectors = hidden[:, -1][rows][:, None]  # (R, 1, C): predicts the first token of a continuation
     if ids.size(1) > 1:
         more, _ = network.step(ids[:, :-1], state.select(rows), None if real is None else real[:, :-1])
-        last = torch.cat([last, more], 1)  # (R, L, C)
-    parts = zip(last.flatten(0, 1).split(ROWS), ids.flatten().split(ROWS), strict=True)
+        vectors = torch.cat([vectors, more], 1)  # (R, L, C)
+    parts = zip(vectors.flatten(0, 1).split(ROWS), ids.flatten().split(ROWS), strict=True)
     losses = torch.cat([F.cross_entropy(network.head(x).float(), y, reduction="none") for x, y in parts])  # (R * L,)
     losses = losses.double().view_as(ids)
     sums = iter((-losses if real is None else -losses * real).sum(1).tolist())

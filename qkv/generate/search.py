@@ -1,4 +1,4 @@
-"""Greedy decoding, sampling and beam search over a batch of prompts; each is a call of the one loop (continuous_batching.py).
+"""Greedy decoding, sampling and beam search over a batch of prompts, all by the same decoding loop (continuous_batching.py).
 
 The inputs of a batch are the prompts of a decoder, or the first target token(s) of an encoder-decoder.
 """

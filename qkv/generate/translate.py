@@ -1,4 +1,4 @@
-"""Translator: texts to tokens, batches of similar length, beam search, text again, in the order of the texts.
+"""Translator: encode texts, batch them by length, search with a beam, decode, and return the translations in the order of the texts.
 
 A text that cannot be translated does not affect the others: its translation is empty, with the reason in `problem`.
 """
@@ -30,7 +30,7 @@ class Translation:
 
     text: str
     score: float = 0.0
-    """log_prob / length^penalty (or what the length formula says), the end token counted."""
+    """log_prob / length^penalty (or as the length formula says), the end token counted."""
     log_prob: float = 0.0
     """Natural logarithm of the probability that the model gives this text."""
     tokens: list[str] = field(default_factory=list)
@@ -146,7 +146,7 @@ class Translator:
         return [results.get(index, Translation("")) for index in range(len(texts))]
 
     def encode(self, index: int, text: str, params: TranslationParams) -> EncodedText | None:
-        """Encode a text as tokens; None if it is empty."""
+        """Encode a text and its prefix and constraints as tokens; None if the text is empty."""
         if not isinstance(text, str):
             raise QkvError(f"a text is a string, given {type(text).__name__}")
         if not text.strip():
@@ -173,14 +173,16 @@ class Translator:
         return EncodedText(index, text, source, spans, prefix, phrases)
 
     def read(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return ids that end with an end token, and the characters of each. Special tokens in the text, such as "</s>", are
-        read as plain text. An end token that the tokenizer does not add itself is added here, as in training.
+        """Return ids that end with an end token, and the characters (start, end) of each.
+
+        Special tokens in the text, such as "</s>", are read as plain text. An end token that the tokenizer does not add itself is
+        added here, as in training.
         """
         with in_words():
-            found = self.source.literal.encode(text)
-            if self.one_row or not found.ids or found.ids[-1] not in self.config.eos_ids:
-                found = self.source.literal.encode(text, add_special_tokens=False)
-        ids, spans = list(found.ids), list(found.offsets)
+            encoding = self.source.literal.encode(text)
+            if self.one_row or not encoding.ids or encoding.ids[-1] not in self.config.eos_ids:
+                encoding = self.source.literal.encode(text, add_special_tokens=False)
+        ids, spans = list(encoding.ids), list(encoding.offsets)
         if max(ids, default=0) >= self.config.vocab_size:
             raise QkvError("the tokenizer gives ids that this model does not have: they do not belong together")
         if not ids or ids[-1] not in self.config.eos_ids:
@@ -188,7 +190,7 @@ class Translator:
         return ids, spans
 
     def encode_phrase(self, phrase: str) -> list[int]:
-        """Return the tokens of a phrase within a text, where a space precedes it."""
+        """Return the tokens that a phrase has inside a text, after a space; at the start of a text they may differ."""
         before, both = self.target.plain(["a", "a " + phrase.strip()])
         own = both[len(before) :] if both[: len(before)] == before else self.target.plain([phrase.strip()])[0]
         return own[1:] if len(own) > 1 and not self.target.decode(own[:1]).strip() else own
@@ -205,12 +207,12 @@ class Translator:
         batch = self.make_batch(texts).to(next(self.network.parameters()).device)
         limits = [self.max_tokens(one.source, params) for one in texts]
         processor = self.processor(params, [one.prefix for one in texts], limits if params.forced_end else ())
-        found = beam_search(self.network, batch, limits, self.config.eos_ids, params.beam, processor,
-                            [one.phrases for one in texts])  # fmt: skip
-        alignments: list[list[Alignment]] = [[None] * len(own) for own in found]
+        hypotheses = beam_search(self.network, batch, limits, self.config.eos_ids, params.beam, processor,
+                                 [one.phrases for one in texts])  # fmt: skip
+        alignments: list[list[Alignment]] = [[None] * len(own) for own in hypotheses]
         if params.alignments:
-            alignments = self.align(texts, found, batch, params)
-        return [with_n_best(list(map(self.decode, *pair))) for pair in zip(found, alignments, strict=True)]
+            alignments = self.align(texts, hypotheses, batch, params)
+        return [with_n_best(list(map(self.decode, *pair))) for pair in zip(hypotheses, alignments, strict=True)]
 
     def processor(self, params: TranslationParams, prefixes: Sequence[list[int]] = (), end_at: Sequence[int] = ()
                   ) -> LogitsProcessor:  # fmt: skip
@@ -221,7 +223,7 @@ class Translator:
                                forced_first=() if c.forced_id is None else (c.forced_id,), forced_end_at=end_at)  # fmt: skip
 
     def prompt(self, source: list[int]) -> tuple[list[int], list[int] | None]:
-        """Return what generation starts from: the first target token, and the source; of a decoder one after the other."""
+        """Return the first decoder tokens and the encoder's source; a decoder-only model reads both in one row (source None)."""
         first = self.config.first_id or 0
         return ([*source, first], None) if self.one_row else ([first], source)
 
@@ -272,8 +274,10 @@ def with_n_best(own: list[Translation]) -> Translation:
 
 
 def make_batches(texts: Sequence[EncodedText], tokens: int, most: int) -> Iterator[list[EncodedText]]:
-    """Yield batches of at most `most` texts of similar length and at most `tokens` source tokens with padding, the longest
-    first: a batch too large for the memory fails at once."""
+    """Yield batches of at most `most` texts of similar length and at most `tokens` source tokens, padding included.
+
+    The longest come first: a batch too large for the memory then fails at once.
+    """
     remaining = sorted(texts, key=lambda one: len(one.source))
     while remaining:
         count = max(1, min(tokens // len(remaining[-1].source), most))

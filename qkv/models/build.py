@@ -57,11 +57,12 @@ Network = Encoder | Decoder | EncoderDecoder
 def build(c: ModelConfig) -> Network:
     """Return the network that `c` describes, with newly initialised weights."""
     if c.family == "encoder-decoder":
-        side = c.changed(d_model=c.d_encoder, d_encoder=None) if c.d_encoder else c
-        source, target = embedding(side, c.vocab_size), token_embedding(c, c.target_size)
+        encoder_config = c.changed(d_model=c.d_encoder, d_encoder=None) if c.d_encoder else c
+        source, target = embedding(encoder_config, c.vocab_size), token_embedding(c, c.target_size)
         if c.tie in ("embeddings", "all") and isinstance(source, TokenEmbed):
             target.tokens = source.tokens
-        encoder, decoder = stack(side, c.n_layers), stack(c, c.decoder_layers, causal=c.is_causal, cross=True)
+        encoder = stack(encoder_config, c.n_layers)
+        decoder = stack(c, c.decoder_layers, causal=c.is_causal, cross=True)
         if c.share_encoder_decoder:
             share_sublayers(encoder, decoder)
         network: Network = EncoderDecoder(source, encoder, target, decoder, head(c, target), n_patches(c), c.is_causal)
@@ -76,7 +77,10 @@ def build(c: ModelConfig) -> Network:
 
 
 def separator(c: ModelConfig) -> int | None:
-    """Return the token before which a decoder with a prefix mask attends in both directions; no token is -1."""
+    """Return the token before which a decoder with a prefix mask attends in both directions; None = no prefix mask.
+
+    -1, which no token has, where the model names none: no row then has a prefix.
+    """
     return None if not c.prefix_mask else -1 if c.first_id is None else c.first_id
 
 
@@ -87,7 +91,7 @@ def skeleton(c: ModelConfig) -> Network:
 
 
 class NoDraws(TorchFunctionMode):
-    """Skip random initialisation within the block: weights that a file overwrites need no first values, which take seconds."""
+    """Skip random initialisation within the block: weights that a file overwrites need none, and drawing them takes seconds."""
 
     DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
@@ -98,9 +102,9 @@ class NoDraws(TorchFunctionMode):
 
 
 class ShapesOnly(NoDraws):
-    """Compute only the shapes of elementwise operations within the block, which is all that a network on the meta device needs.
+    """Replace elementwise operations within the block by empty tensors of their shape, which is all that the meta device needs.
 
-    There torch computes them in Python, and imports its compiler for that (1.4 s).
+    Torch itself would compute these shapes in Python, and import its compiler for that (1.4 s).
     """
 
     ELEMENTWISE = (Tensor.add, Tensor.sub, Tensor.__rsub__, Tensor.mul, Tensor.div, Tensor.neg, Tensor.__rpow__,
@@ -137,6 +141,7 @@ def share_sublayers(encoder: Any, decoder: Any) -> None:
 
 
 def recurrent_stack(c: ModelConfig, n_layers: int, causal: bool, cross: bool) -> nn.Module:
+    """Return the recurrent layers of an encoder (not causal) or a decoder; `cross`: of an encoder-decoder."""
     encodes = not causal
     return RecurrentStack(
         c.recurrent or "", c.d_model, n_layers, dropout=c.dropout,
@@ -173,6 +178,7 @@ def feed_forward(c: ModelConfig) -> nn.Module | None:
 
 
 def residual(c: ModelConfig, layer: nn.Module) -> Residual:
+    """Wrap a sublayer with its residual connection, dropout, and the norm before (pre) or after it (post)."""
     pre = c.norm_order == "pre"
     kind = Residual if c.residual else NoResidual
     return kind(layer, norm(c) if pre else None, None if pre else norm(c), c.dropout)
@@ -181,8 +187,8 @@ def residual(c: ModelConfig, layer: nn.Module) -> Residual:
 def self_attention_layer(c: ModelConfig, index: int, causal: bool) -> nn.Module:
     """Return the self-attention of layer `index`, or the linear attention or state space in its place.
 
-    The kinds in `model.mixer` alternate: ("window", "softmax") gives window, softmax, window, ... Those that read in one
-    direction are doubled in an encoder.
+    The kinds in `model.mixer` alternate: ("window", "softmax") gives window, softmax, window, ... One that reads in a single
+    direction (CARRIED) is used twice in an encoder, once per direction.
     """
     kind = c.mixer[index % len(c.mixer)]
     if kind in CARRIED and not causal:
@@ -202,34 +208,33 @@ def mixer_layer(c: ModelConfig, kind: str) -> nn.Module:
     if kind in ("linear", "performer", "taylor"):
         d_key = c.d_key if kind == "taylor" else None
         return LinearAttention(*heads, make_mixer(c, kind), c.attention_bias, d_key=d_key, projections=c.projections)
-    return attention(c, make_mixer(c, kind))
+    return Attention(*heads, make_mixer(c, kind), c.attention_bias, projections=c.projections)
 
 
 def cross_attention_layer(c: ModelConfig) -> Attention:
-    if c.cross_mixer == "softmax":
-        return attention(c, softmax(c), cross=True)
-    heads, d_key = (c.d_model, c.n_heads, c.kv_heads, c.head_width), c.d_key if c.cross_mixer == "taylor" else None
-    mixer = make_mixer(c, c.cross_mixer)
-    return SummaryAttention(*heads, mixer, c.attention_bias, True, d_key, c.projections, c.d_encoder)
-
-
-def attention(c: ModelConfig, mixer: nn.Module, cross: bool = False) -> Attention:
-    heads = c.d_model, c.n_heads, c.kv_heads, c.head_width
-    return Attention(*heads, mixer, c.attention_bias, cross, None, c.projections, c.d_encoder if cross else None)
+    """Return the cross-attention of a decoder layer: softmax, or a linear one that reads a summary of the source."""
+    linear, heads = c.cross_mixer != "softmax", (c.d_model, c.n_heads, c.kv_heads, c.head_width)
+    mixer, d_key = (
+        make_mixer(c, c.cross_mixer) if linear else softmax(c),
+        c.d_key if c.cross_mixer == "taylor" else None,
+    )
+    kind = SummaryAttention if linear else Attention
+    return kind(*heads, mixer, c.attention_bias, True, d_key, c.projections, c.d_encoder)
 
 
 def softmax(c: ModelConfig) -> Softmax:
+    """Return the softmax mixer with the score that `c.score` names."""
     return Softmax(make_score(c.score, c.n_heads, c.head_width, c.score_rank), c.attention_dropout)
 
 
-def score_scale(c: ModelConfig, terms: int = 1) -> float:
-    """Return the factor of the dot products in attention, where a score is the sum of so many of them."""
-    return 1 / math.sqrt(terms * c.head_width) if c.score == "scaled-dot" else 1.0
+def score_scale(c: ModelConfig, terms: int) -> float:
+    """Return the factor of a score that is a sum of so many products."""
+    return 1 / math.sqrt(terms) if c.score == "scaled-dot" else 1.0
 
 
 def make_mixer(c: ModelConfig, kind: str) -> nn.Module:
     """Return the mixer of an attention layer: how its heads compute weights from scores and average the values."""
-    scale = score_scale(c)
+    scale = score_scale(c, c.head_width)
     if kind == "window":
         return Window(scale, c.window, c.n_global)
     if kind == "linformer":
@@ -239,13 +244,18 @@ def make_mixer(c: ModelConfig, kind: str) -> nn.Module:
     if kind == "linear":
         return Linear()
     if kind == "taylor":
-        return Taylor(1 / math.sqrt(c.d_key or c.head_width) if c.score == "scaled-dot" else 1.0)
+        return Taylor(score_scale(c, c.d_key or c.head_width))
     if kind == "compressed":
         return Compressed(scale, c.kv_heads, c.head_width, c.compression)
-    return Softmax(Dot(score_scale(c, 3)), c.attention_dropout) if c.position == "disentangled" else softmax(c)
+    return (
+        Softmax(Dot(score_scale(c, 3 * c.head_width)), c.attention_dropout)
+        if c.position == "disentangled"
+        else softmax(c)
+    )
 
 
 def norm(c: ModelConfig, width: int | None = None) -> nn.Module:
+    """Return a norm of this width (None = d_model), as `c.norm` names it."""
     width = width or c.d_model
     if c.norm == "none":
         return nn.Identity()
@@ -281,10 +291,13 @@ def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Modu
         return [Alibi(c.n_heads)]
     if c.position == "disentangled":
         vectors = distance_vectors(c.relative_distance, c.d_model)
-        return [Disentangled(vectors, c.n_heads, c.head_width, score_scale(c, 3), c.dropout) for _ in range(layers)]
+        return [
+            Disentangled(vectors, c.n_heads, c.head_width, score_scale(c, 3 * c.head_width), c.dropout)
+            for _ in range(layers)
+        ]
     if c.position == "relative":
         heads = c.n_heads if c.relative_per_head else None
-        return [Relative(c.head_width, c.relative_distance, score_scale(c), heads) for _ in range(layers)]
+        return [Relative(c.head_width, c.relative_distance, score_scale(c, c.head_width), heads) for _ in range(layers)]
     return []
 
 
@@ -292,6 +305,7 @@ def stack_positions(c: ModelConfig, n_layers: int, causal: bool) -> list[nn.Modu
 
 
 def embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed | PatchEmbed:
+    """Return the embedding of the input: of patches where the model reads images, of tokens otherwise."""
     if c.image_size is not None:
         position = absolute_position(c, c.d_model) if c.position_use == "add" else None
         return PatchEmbed(
@@ -301,6 +315,7 @@ def embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed | PatchEmbed:
 
 
 def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
+    """Return the embedding of tokens, with position vectors unless these act in every layer."""
     width = c.d_embed or c.d_model
     concat = c.position_use == "concat"
     full = c.d_model if concat else width  # width of token and position vectors together
@@ -321,12 +336,14 @@ def token_embedding(c: ModelConfig, vocab_size: int) -> TokenEmbed:
 
 
 def n_patches(c: ModelConfig) -> int:
+    """Return the number of patches of an image, 0 where the model reads text."""
     return 0 if c.image_size is None else (c.image_size // (c.patch_size or 1)) ** 2
 
 
 def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
-    plain = "gelu" if c.feedforward in ("none", "linear") else c.feedforward  # heads keep their non-linearity
-    activation = GATED.get(plain, plain)
+    """Return the head named `c.head`; `embed` holds the matrix that a tied output layer shares."""
+    kind = "gelu" if c.feedforward in ("none", "linear") else c.feedforward  # a head has a non-linearity in any case
+    activation = GATED.get(kind, kind)
     if c.head == "vocabulary":
         return vocabulary(c, embed, c.d_model)
     if c.head == "masked":
@@ -334,9 +351,8 @@ def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
     if c.head == "masked-next":
         return MaskedNext(masked_word(c, embed, activation), Classes(c.d_model, 2, Pooler(c.d_model)))
     if c.head == "classes":
-        return Classes(
-            c.d_model, c.n_classes, pooler(c), c.dropout, bias=c.family != "decoder"
-        )  # GPT's has none (eq. 3)
+        # GPT's has no bias (Radford et al. 2018, eq. 3)
+        return Classes(c.d_model, c.n_classes, pooler(c), c.dropout, bias=c.family != "decoder")
     if c.head == "classes-words":
         return ClassesWords(c.d_model, c.n_classes, pooler(c), vocabulary(c, embed, c.d_model), c.dropout)
     if c.head == "span":
@@ -349,6 +365,7 @@ def head(c: ModelConfig, embed: nn.Module) -> nn.Module:
 
 
 def pooler(c: ModelConfig) -> nn.Module:
+    """Return the pooling of a sequence into one vector: with a dense layer and tanh (BERT) or without."""
     return Pooler(c.d_model, c.pooling) if c.pooler else Pick(c.pooling)
 
 

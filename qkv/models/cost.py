@@ -51,8 +51,8 @@ PARTS: dict[type[nn.Module], str] = {
 ORDER = tuple(dict.fromkeys(PARTS.values()))
 """Order of the parts in a table."""
 ONCE = ("embeddings", "experts", "head")
-"""Parts whose inner modules belong to them, whatever their type: the norm of the embeddings, the
-feed-forward layers of the experts, the projection of a head."""
+"""Parts that include all modules inside them, whatever their type: the norm of the embeddings, the feed-forward layers of the
+experts, the projection of a head."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def in_order(parts: Iterable[PartCost]) -> list[PartCost]:
 
 
 def part_of(path: Sequence[nn.Module]) -> str:
-    """Return the part of the last module of a path: that of the nearest type in PARTS."""
+    """Return the part of the last module of a path: that of the nearest module around it whose type is in PARTS."""
     found = [(module, PARTS[kind]) for module in path for kind in type(module).__mro__[:-2] if kind in PARTS]
     if not found:
         return "residual stream"

@@ -12,11 +12,11 @@ from qkv.parts.state import State
 
 
 class Decoder(nn.Module):
-    """Each position predicts the next token from the tokens up to it.
+    """Predict at each position the next token from the tokens up to it.
 
-    With `causal` off it sees all tokens when they are given at once, the ones to predict included; steps with a state are causal
-    nonetheless, as later tokens do not exist yet. With a `separator`, the tokens before the first one of a row (a source) see
-    each other in both directions; a state must be given all of them at once.
+    With `causal` off, a position sees all tokens that are given at once, the ones to predict included; steps with a state are
+    causal nonetheless, as later tokens do not exist yet. With a `separator`, the tokens before the first one of a row (a source)
+    see each other in both directions; a first step with a state must then contain all of them.
     """
 
     def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module, causal: bool = True,
@@ -30,7 +30,7 @@ class Decoder(nn.Module):
         self.head = head
 
     def forward(self, batch: Batch, state: State | None = None) -> Output:
-        """Compute all positions at once, for training; `state` continues a text, None = a new text, and no state is returned."""
+        """Compute all positions at once, for training; `state` continues a text, and without one (a new text) none is returned."""
         assert batch.inputs is not None
         if state is not None and batch.fresh is not None:
             state = state.forget(batch.fresh)
@@ -60,7 +60,7 @@ class Decoder(nn.Module):
         return self.stack(self.embed(ids, attention_mask), attention_mask, None, state)
 
     def source_part(self, ids: Tensor, mask: Tensor | None, documents: Tensor | None) -> Tensor | None:
-        """(B, T): the real tokens before the first separator of each row; none in a row without one. None = there are none."""
+        """Return which real tokens are before the first separator of their row, (B, T); None where no row has a separator."""
         if self.separator is None:
             return None
         if documents is not None:

@@ -1,4 +1,4 @@
-"""The reading half alone: BERT and its kin, and with patches the Vision Transformer."""
+"""Encoder-only models: BERT and its variants, and with patches the Vision Transformer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.parts.masks import Mask
 
 
 class Encoder(nn.Module):
-    """Each position sees all others; the head decides what is asked of them."""
+    """Every position attends to all others (unless `causal`); the head turns the last vectors into classes, tags, words or spans."""
 
     def __init__(self, embed: nn.Module, stack: nn.Module, head: nn.Module, n_patches: int = 0, causal: bool = False):
         super().__init__()
@@ -21,6 +21,7 @@ class Encoder(nn.Module):
         self.causal = causal
 
     def forward(self, batch: Batch) -> Output:
+        """Compute the vectors of all positions (B, T, C), of tokens or of [class] and the patches of an image (T = 1 + patches)."""
         x = batch.images if batch.inputs is None else batch.inputs
         assert x is not None
         length = 1 + self.n_patches if batch.inputs is None else x.size(1)

@@ -37,8 +37,9 @@ class EncoderDecoder(nn.Module):
         return Output(hidden, self.head.bind(memory) if self.copies else self.head, batch.mask)  # type: ignore[operator]
 
     def encode(self, batch: Batch) -> EncoderOutput:
-        """Encode the source into the memory that the decoder attends to."""
+        """Encode the source into the memory that the decoder attends to, vectors (B, S, C)."""
         x: Any = batch.images if batch.source is None else batch.source
+        # an image is 1 + n_patches vectors: [class] and its patches
         mask = Mask(1 + self.n_patches if batch.source is None else x.size(1), batch.source_mask, device=x.device)
         vectors, state = self.encoder(self.source(x, mask), mask)
         return EncoderOutput(vectors, batch.source_mask, state, batch.source if self.copies else None)
@@ -48,7 +49,7 @@ class EncoderDecoder(nn.Module):
         return State(memory=self.encode(batch))
 
     def step(self, ids: Tensor, state: State, mask: Tensor | None = None) -> tuple[Tensor, State]:
-        """Decode T more target tokens: ids (B, T) -> hidden vectors (B, T, C) and the new state; `head` turns them into logits."""
-        new = ids.size(1)
-        seen = Mask(new, state.seen(new, mask), state.length + new, causal=True, device=ids.device)
+        """Decode T more target tokens: ids (B, T) -> hidden vectors (B, T, C), which `head` turns into logits, and the new state."""
+        length = ids.size(1)  # T
+        seen = Mask(length, state.seen(length, mask), state.length + length, causal=True, device=ids.device)
         return self.decoder(self.target(ids, seen), seen, state.memory, state)  # type: ignore[no-any-return]

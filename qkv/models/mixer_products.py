@@ -40,7 +40,7 @@ def _(module: GatedLinear, at: PassShape) -> Iterator[Item]:
 
 
 def heads_of(at: PassShape) -> tuple[int, int, int, int]:
-    """Rows times query heads, rows times key heads, width of keys, width of values."""
+    """Return rows times query heads, rows times key heads, width of keys, width of values."""
     assert at.attention is not None
     heads, d_key = at.attention.n_heads, at.attention.d_key
     projection = at.attention.key  # Identity where attention has no projections
@@ -87,7 +87,7 @@ def _(module: Disentangled, at: PassShape) -> Iterator[Item]:
 @products.register
 def _(module: Unitary, at: PassShape) -> Iterator[Item]:
     width, positions = module.generator.size(0), 1
-    while positions < at.tokens:  # once for all rows; the matrix exponential is not counted
+    while positions < at.tokens:  # doubles the table, as `vectors` does; the matrix exponential is not counted
         yield product(positions, width, width)
         positions *= 2
         if positions < at.tokens:
@@ -95,14 +95,14 @@ def _(module: Unitary, at: PassShape) -> Iterator[Item]:
 
 
 def number_of_distances(module: Disentangled, at: PassShape) -> int:
-    """Return how many distances occur, at most those that have a vector."""
+    """Return how many distances occur in a pass, at most as many as have a vector."""
     return min(2 * at.tokens, module.vectors.size(0))
 
 
 @products.register(Dot)
 @products.register(Additive)
 def _(module: nn.Module, at: PassShape) -> Iterator[Item]:
-    yield from ()  # the products with every key are counted by whoever has the queries and keys
+    yield from ()  # the products with every key are counted by the mixer
 
 
 @products.register(Bilinear)
@@ -138,6 +138,7 @@ def _(module: Compressed, at: PassShape) -> Iterator[Item]:
     heads, key_heads, d_key, _ = heads_of(at)
     slots = -(-at.keys // module.stride)
     yield product(2, key_heads, slots, module.stride, d_key, d_key)  # convolutions of keys and values
+    # with the causal mask each query also sees up to `stride` tokens, which the readable path computes elementwise: not counted
     yield product(2, heads, at.tokens, slots, d_key)
 
 
@@ -165,7 +166,7 @@ def _(module: Performer, at: PassShape) -> Iterator[Item]:
 
 
 def linear_products(heads: int, at: PassShape, features: int, width: int, chunk: int) -> Iterator[Item]:
-    """Sum f(k) v^T and its products with f(q); causal: chunk by chunk, with all pairs inside a chunk."""
+    """Yield the products of the sum of f(k) v^T and of f(q) with it; causal: chunk by chunk, with all pairs inside a chunk."""
     if not at.causal:
         yield product(heads, at.keys, features, width)
         yield product(heads, at.tokens, features, width)

@@ -1,10 +1,11 @@
-"""Matrix products of each part, by type of module: networks, maps of single tokens, recurrent networks. A new part adds a function.
+"""Matrix products of each type of module: networks, maps of single tokens, recurrent networks. A new part adds a function.
 
-mixer_products.py has those of attention and of what replaces it.
+mixer_products.py has those of attention and of what replaces it; flops.py adds them up.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import singledispatch
@@ -50,7 +51,7 @@ class PassShape:
 
 
 class Product(NamedTuple):
-    """Multiply-adds of a matrix product, and those of its gradients: two products, one for each factor, unless one is constant."""
+    """Multiply-adds of a matrix product, and of its gradients: one product for each factor that is not constant."""
 
     forward: int
     backward: int
@@ -60,15 +61,14 @@ Item = Product | tuple[nn.Module, PassShape]
 
 
 def product(*sizes: int, gradients: int = 2) -> Product:
-    total = 1
-    for size in sizes:
-        total *= size
+    """Return the cost of a matrix product with these sizes; `gradients` is how many of its two factors need one."""
+    total = math.prod(sizes)
     return Product(total, gradients * total)
 
 
 @singledispatch
 def products(module: nn.Module, at: PassShape) -> Iterator[Item]:
-    """Yield the products of a module itself, and its children with the shapes that they get; by default the same for all."""
+    """Yield the products of a module itself, and its children with their shapes; by default no product, and the same shapes."""
     for child in module.children():
         yield child, at
 
@@ -130,13 +130,13 @@ def _(module: nn.Linear, at: PassShape) -> Iterator[Item]:
 @products.register
 def _(module: Experts, at: PassShape) -> Iterator[Item]:
     yield module.router, at
-    yield module.experts[0], replace(at, tokens=at.tokens * module.per_token)  # they are all of one size
+    yield module.experts[0], replace(at, tokens=at.tokens * module.per_token)  # all experts have the same size
 
 
 @products.register
 def _(module: PatchEmbed, at: PassShape) -> Iterator[Item]:
-    kernel = module.patches.weight.numel()  # an image needs no gradient
-    yield product(at.rows, at.tokens - 1, kernel, gradients=1)
+    kernel = module.patches.weight.numel()
+    yield product(at.rows, at.tokens - 1, kernel, gradients=1)  # an image needs no gradient
 
 
 @products.register
@@ -153,9 +153,7 @@ def _(module: PointerGenerator, at: PassShape) -> Iterator[Item]:
         yield part, at
     for _ in ("scores", "context"):
         yield product(at.rows, at.tokens, at.source, module.query.out_features)
-    if module.project is not None:
-        yield module.project, at
-    yield product(at.rows, at.tokens, module.weight.numel())
+    yield from products.dispatch(Vocabulary)(module, replace(at, targets=None))
 
 
 @products.register
@@ -177,8 +175,7 @@ def _(module: Classes, at: PassShape) -> Iterator[Item]:
 
 @products.register
 def _(module: ClassesWords, at: PassShape) -> Iterator[Item]:
-    yield module.pooler, at
-    yield module.output, replace(at, tokens=1)
+    yield from products.dispatch(Classes)(module, at)
     if at.training:  # the auxiliary loss
         yield module.words, at
 
@@ -200,7 +197,7 @@ def _(module: RecurrentStack, at: PassShape) -> Iterator[Item]:
             forward = at.rows * at.tokens * weight.numel()
             zeros = name.startswith("weight_hh") and not module.starts_from_memory
             fed = weight.size(0) * module.d_model if name == "weight_ih_l0" and module.feed is not None else 0
-            # a first state (or fed vector) that is zeros needs no gradient
+            # the first step's state (or fed vector) is constant zeros, which need no gradient
             yield Product(forward, 2 * forward - at.rows * (weight.numel() if zeros else fed))
     for bridge in module.bridge or ():
         yield bridge, replace(at, tokens=1)

@@ -1,4 +1,4 @@
-"""Bidirectional: two layers that read in one direction (gated linear attention, state spaces), one of them from the end."""
+"""Bidirectional: two one-directional layers (gated linear attention, state spaces) for an encoder, one of them from right to left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.parts.state import Layer
 class Bidirectional(nn.Module):
     """forth(x) + reverse(back(reverse(x))): each token reads those before it and those after it, for encoders.
 
-    The two layers have weights of their own. Padding stays where it is; only real tokens change places.
+    The two layers have separate weights. Padding stays where it is; only real tokens change places.
     """
 
     def __init__(self, forth: nn.Module, back: nn.Module):
@@ -32,7 +32,10 @@ class Bidirectional(nn.Module):
 
 
 def reversal(mask: Mask, device: torch.device) -> Tensor:
-    """(1 or B, T): for each place the token that stands there when the real tokens of a row are reversed; its own inverse."""
+    """Return for each position the index of the token that takes its place when the real tokens of a row are reversed, (1 or B, T).
+
+    The permutation is its own inverse.
+    """
     places = torch.arange(mask.queries, device=device)[None]  # (1, T)
     if mask.real is None:
         return places.flip(-1)

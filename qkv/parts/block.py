@@ -14,7 +14,7 @@ from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
 
 MEMORY = "memory_"
-"""How the names of those entries of a layer's state begin that belong to cross-attention."""
+"""Prefix of those entries of a layer's state that belong to cross-attention."""
 
 
 class Residual(nn.Module):
@@ -46,7 +46,7 @@ class NoResidual(Residual):
 
 
 class Block(nn.Module):
-    """One layer of a stack, x -> attention -> (cross-attention) -> (feed-forward); x is (B, T, C) all along."""
+    """One layer of a stack, x -> attention -> (cross-attention) -> (feed-forward), each with its residual; x is (B, T, C) throughout."""
 
     def __init__(self, attention: Residual, feedforward: Residual | None = None, cross: Residual | None = None):
         super().__init__()
@@ -60,6 +60,7 @@ class Block(nn.Module):
         y, new = self.attention.layer(self.attention.before(x), mask, encoding, None, state)
         x = self.attention.add(x, y)
         if self.cross is not None:
+            # cross-attention gets its own entries only: with none, it computes them from the memory
             past = None if state is None else {name: kept for name, kept in state.items() if name.startswith(MEMORY)}
             y, memory_state = self.cross.layer(self.cross.before(x), memory_mask, None, memory, past)
             x, new = self.cross.add(x, y), {**new, **memory_state}
@@ -81,6 +82,7 @@ class ParallelBlock(nn.Module):
 
     def forward(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None = None, memory: Tensor | None = None,
                 memory_mask: Mask | None = None, state: Layer | None = None) -> tuple[Tensor, Layer]:  # fmt: skip
+        """As Block.forward; there is no cross-attention."""
         normed = self.norm(x)
         y, new = self.attention(normed, mask, encoding, None, state)
         return self.tap_stream(x + self.dropout(self.tap_out(y + self.feedforward(normed, mask)))), new

@@ -19,13 +19,13 @@ from qkv.parts.softmax import attend, repeat_heads
 class Compressed(nn.Module):
     """Attention on keys and values shortened by a strided convolution (Liu et al. 2018): O(n^2 / stride).
 
-    Slot s holds the positions from s * stride to (s + 1) * stride - 1. Its vector is their sum, each through a (D, D)
-    matrix of its place and key head; with fresh matrices it is the average of the slot's tokens.
+    Slot s holds the positions from s * stride to (s + 1) * stride - 1. Its vector is the sum of their vectors, each multiplied by
+    the (D, D) matrix of its offset in the slot and of its head; initially this is the average of the slot's tokens.
 
-    Without the causal rule a query sees every slot that holds a token. With it, one sees the slots that are complete
-    at its position and, as they are, the tokens of the next one up to itself: all of the past, nothing of the future.
-    Rotary positions turn the keys before the convolution, whose trained matrices mix the turned channels: scores then depend on
-    absolute positions too.
+    Without the causal mask a query sees every slot that holds a token. With it, a query sees the slots that are complete at its
+    position, and the tokens after them up to itself, uncompressed: all of the past, nothing of the future.
+    Rotary positions rotate the keys before the convolution, whose trained matrices mix the rotated channels: scores then depend
+    on absolute positions too.
     """
 
     def __init__(self, scale: float, n_kv_heads: int, d_head: int, stride: int):
@@ -36,26 +36,26 @@ class Compressed(nn.Module):
         self.fast = True
         """False: always the readable path."""
         self.attend: Callable[..., Tensor] = attend
-        """The kernel on all slots; engine/training_kernels.py puts a faster one here."""
+        """The kernel without the causal mask; engine/training_kernels.py puts a faster one here."""
         self.slot_kernel: type[SlotKernel] = SlotKernel
-        """The kernel on the slots before each query, as above."""
+        """The kernel with the causal mask; as above."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, encoding: PositionEncoding | None = None
                 ) -> Tensor:  # fmt: skip
-        """(B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
+        """Attend: (B, H, T, D), (B, H_kv, S, D), (B, H_kv, S, D) -> (B, H, T, D)."""
         mask.forbid_packing("mixer 'compressed'")
         keys, values = self.slots(pack(key, mask)), self.slots(pack(value, mask))  # (B, H_kv, N, stride, D)
-        # a few queries, such as one step of generation, and texts too short for a slot take the table
+        # a few queries, such as one step of generation, and texts shorter than a slot take the readable path
         if self.fast and query.device.type == "cpu" and self.stride <= query.size(2) == mask.length:
             return (self.before if mask.causal else self.everywhere)(query, keys, values, mask)
         return self.readable(query, keys, values, mask)
 
     def slots(self, x: Tensor) -> Tensor:
-        """(B, H_kv, S, D) -> (B, H_kv, N, stride, D), the last slot filled up with zeros."""
+        """Split tokens into slots: (B, H_kv, S, D) -> (B, H_kv, N, stride, D), the last slot filled up with zeros."""
         return F.pad(x, (0, 0, 0, -x.size(2) % self.stride)).unflatten(2, (-1, self.stride))
 
     def readable(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """Form all weights (B, H, T, N) on slots and, with the causal rule, (B, H, T, stride) on tokens."""
+        """Form all weights (B, H, T, N) on slots and, with the causal mask, (B, H, T, stride) on the tokens of the next slot."""
         heads, device = query.size(1), query.device
         short_key = repeat_heads(convolve(key, self.key_kernel), heads)  # (B, H, N, D)
         short_value = repeat_heads(convolve(value, self.value_kernel), heads)
@@ -73,14 +73,16 @@ class Compressed(nn.Module):
         next_value = repeat_heads(value.take_along_dim(next_slot, 2), heads)
         next_scores = (next_key * query[..., None, :]).sum(-1)  # (B, H, T, stride)
         begun = complete * self.stride + torch.arange(self.stride, device=device) <= positions  # (1 or B, 1, T, stride)
-        allowed = torch.cat([slots < complete, begun], -1)
+        allowed = torch.cat([slots < complete, begun], -1)  # (1 or B, 1, T, N + stride)
         weights = masked_softmax(torch.cat([scores, next_scores], -1), allowed)  # (B, H, T, N + stride)
         of_slots, of_tokens = weights.split([key.size(2), self.stride], -1)
-        return of_slots @ short_value + (of_tokens[..., None] * next_value).sum(-2)
+        return of_slots @ short_value + (of_tokens[..., None] * next_value).sum(-2)  # (B, H, T, D)
 
     def everywhere(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """The same without the causal rule, by the kernel: the `stride` queries of a slot become heads, so that there are as many
-        queries as keys."""
+        """Compute the same without the causal mask, by the kernel.
+
+        The `stride` queries of a slot become heads: there are then as many queries as keys, as the faster kernel needs.
+        """
         short_key, short_value = convolve(key, self.key_kernel), convolve(value, self.value_kernel)  # (B, H_kv, N, D)
         filled = None
         if mask.keys is not None:
@@ -88,20 +90,20 @@ class Compressed(nn.Module):
             filled = slots * self.stride < real_lengths(mask, query.device)[:, None]  # (B, N)
         queries = by_place(self.slots(query))  # (B, H * stride, N, D)
         mixed = self.attend(queries, short_key, short_value, Mask(key.size(2), filled, device=query.device), self.scale)
-        return by_slot(mixed, self.stride).flatten(2, 3)[:, :, : query.size(2)]
+        return by_slot(mixed, self.stride).flatten(2, 3)[:, :, : query.size(2)]  # (B, H, N, stride, D) -> (B, H, T, D)
 
     def before(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
-        """The same with the causal rule.
+        """Compute the same with the causal mask, by the kernel.
 
-        Query t sees the slots before u = (t + 1) // stride and the r = (t + 1) % stride tokens before t of slot u. The queries of
-        equal r are as many as the slots, and the u-th sees the first u of them, which is the causal rule of a kernel.
-        The first stride - 1 queries see no slot.
+        Query t sees the slots before u = (t + 1) // stride and the first r = (t + 1) % stride tokens of slot u, the last of them
+        itself. For each r there are as many queries as slots, u = 1 ... N', and the u-th sees the first u slots: the causal mask of
+        a kernel. The first stride - 1 queries see no slot.
         """
         heads, lead = query.size(1), self.stride - 1
         order = packing(mask, query.device)
         query = arrange(query, order)
-        queries = self.slots(query[:, :, lead:])  # (B, H, N', stride, D), N' the number of u
-        number = queries.size(2)
+        queries = self.slots(query[:, :, lead:])  # (B, H, N', stride, D): row u - 1, column r; N' is the largest u
+        number = queries.size(2)  # N'
         short_key, short_value = (  # (B, H_kv, N', D)
             convolve(x[:, :, :number], kernel) for x, kernel in ((key, self.key_kernel), (value, self.value_kernel))
         )
@@ -120,16 +122,16 @@ class Compressed(nn.Module):
 
 
 def convolve(slots: Tensor, kernel: Tensor) -> Tensor:
-    """The convolution as a matrix product: (B, H_kv, N, stride, D), (H_kv, stride, D, D) -> (B, H_kv, N, D)."""
+    """Convolve by a matrix product: (B, H_kv, N, stride, D), (H_kv, stride, D, D) -> (B, H_kv, N, D)."""
     return slots.flatten(3) @ kernel.flatten(1, 2)  # (B, H_kv, N, stride * D) @ (H_kv, stride * D, D)
 
 
 class SlotKernel:
-    """Causal softmax attention with the logarithms of its sums, and its gradients, by torch; a table of all pairs is never formed."""
+    """Causal softmax attention that also returns its log-sums, and its gradients, by torch's flash kernel (never all pairs at once)."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """(B, H, N, D), (B, H_kv, N, D) twice -> averages (B, H, N, D) and log sum_j exp(scale q . k_j), (B, H, N)."""
+        """Attend: (B, H, N, D), (B, H_kv, N, D) twice -> averages (B, H, N, D) and log sum_j exp(scale q . k_j), (B, H, N)."""
         key, value = repeat_heads(key, query.size(1)), repeat_heads(value, query.size(1))
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return kernel(query, key, value, 0.0, True, scale=scale)  # type: ignore[no-any-return]
@@ -142,29 +144,29 @@ class SlotKernel:
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)
         dquery, *others = kernel(dout, query, key, value, out, sums, 0.0, True, scale=scale)
-        return dquery, *(x.unflatten(1, (groups, -1)).sum(2) for x in others)
+        return dquery, *(x.unflatten(1, (groups, -1)).sum(2) for x in others)  # (B, H, N, D) -> (B, H_kv, N, D)
 
 
 class SlotsAndTokens(torch.autograd.Function):
-    """One softmax over the first u slots, by a kernel, and over r tokens beside them; u = 1 ... N, r = 0 ... R - 1.
+    """One softmax over the first u slots, by a kernel, and over r tokens after them; u = 1 ... N, r = 0 ... R - 1, R the stride.
 
     Shapes: query (B, H, N, R, D); short_key and short_value (B, H_kv, N, D); next_key and next_value (B, H, N, R, D), of which a
-    query sees the first r. The two parts are joined by their log-sums. In the backward pass the kernel gets the joint output
-    and log-sum, with which its weights are those of the joint softmax.
+    query sees the first r. The two parts are combined by their log-sums. In the backward pass the kernel gets the combined output
+    and log-sum, with which its weights are those of the one softmax over both.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, short_key: Tensor, short_value: Tensor, next_key: Tensor, next_value: Tensor,
                 scale: float, kernel: type[SlotKernel]) -> Tensor:  # fmt: skip
-        places = query.size(3)
+        places = query.size(3)  # R
         out, sums = kernel.forward(by_place(query), short_key, short_value, scale)  # (B, H * R, N, D), (B, H * R, N)
         out, sums = by_slot(out, places), by_slot(sums, places)  # (B, H, N, R, D), (B, H, N, R)
         scores = query @ next_key.transpose(-1, -2) * scale  # (B, H, N, R, R)
-        seen = torch.ones(places, places, dtype=torch.bool, device=query.device).tril(-1)  # (R, R): the first r
+        seen = torch.ones(places, places, dtype=torch.bool, device=query.device).tril(-1)  # (R, R): the first r tokens
         scores = scores.masked_fill(~seen, float("-inf"))
-        total = torch.logaddexp(sums, scores.logsumexp(-1))  # (B, H, N, R)
+        total = torch.logaddexp(sums, scores.logsumexp(-1))  # (B, H, N, R): log-sum over slots and tokens
         weights = (scores - total[..., None]).exp()
-        out = (weights @ next_value).addcmul(out, (sums - total).exp()[..., None])
+        out = (weights @ next_value).addcmul(out, (sums - total).exp()[..., None])  # rescales the slots' part
         ctx.save_for_backward(query, short_key, short_value, next_key, next_value, out, total, weights)
         ctx.scale, ctx.kernel = scale, kernel
         return out
@@ -173,8 +175,9 @@ class SlotsAndTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         query, short_key, short_value, next_key, next_value, out, total, weights = ctx.saved_tensors
-        whole = (by_place(dout), by_place(query), short_key, short_value, by_place(out), by_place(total))
-        dquery, dshort_key, dshort_value = ctx.kernel.backward(*whole, ctx.scale)
+        of_slots = (by_place(dout), by_place(query), short_key, short_value, by_place(out), by_place(total))
+        dquery, dshort_key, dshort_value = ctx.kernel.backward(*of_slots, ctx.scale)
+        # the softmax's gradient: dscores = weights (dweights - sum_j weights_j dweights_j), and that sum is dout . out
         dweights = dout @ next_value.transpose(-1, -2) - (dout * out).sum(-1, keepdim=True)  # (B, H, N, R, R)
         dscores = weights * dweights * ctx.scale
         dquery = by_slot(dquery, query.size(3)) + dscores @ next_key
@@ -183,10 +186,10 @@ class SlotsAndTokens(torch.autograd.Function):
 
 
 def by_place(x: Tensor) -> Tensor:
-    """Make the places within a slot heads: (B, H, N, R, ...) -> (B, H * R, N, ...)."""
+    """Make the R offsets within a slot heads: (B, H, N, R, ...) -> (B, H, R, N, ...) -> (B, H * R, N, ...)."""
     return x.transpose(2, 3).flatten(1, 2)
 
 
 def by_slot(x: Tensor, places: int) -> Tensor:
-    """Undo `by_place`: (B, H * R, N, ...) -> (B, H, N, R, ...)."""
+    """Undo `by_place`, R = `places`: (B, H * R, N, ...) -> (B, H, R, N, ...) -> (B, H, N, R, ...)."""
     return x.unflatten(1, (-1, places)).transpose(2, 3)

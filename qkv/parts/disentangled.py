@@ -12,11 +12,11 @@ from qkv.parts.softmax import repeat_heads
 
 
 class Disentangled(nn.Module):
-    """score(i, j) = (q_i . k_j + q_i . K_d + Q_d . k_j) / sqrt(3 D), d the distance i - j (He et al. 2021); one scheme per layer.
+    """score(i, j) = (q_i . k_j + q_i . K_d + Q_d . k_j) / sqrt(3 D), d the distance i - j (He et al. 2021); one instance per layer.
 
-    K = P W_k and Q = P W_q + b project the vectors P (2k, C) of the distances -k ... k - 1, to which larger ones are clipped.
+    K = P W_k and Q = P W_q + b project the vectors P (2k, C) of the distances -k ... k - 1; larger distances are clipped to these.
     All layers share P; each has its own W_k and W_q. The paper writes d(j, i) in the third term; its code, and so this
-    class, takes i - j in both. The first term is the attention score, whose scale must be `scale` as well.
+    class, takes i - j in both. The first term is computed by the mixer, whose score must have the same `scale`, 1 / sqrt(3 D).
     """
 
     def __init__(self, vectors: nn.Parameter, n_heads: int, d_head: int, scale: float, dropout: float = 0.0):
@@ -28,23 +28,24 @@ class Disentangled(nn.Module):
         self.dropout = dropout_layer(dropout)
 
     def forward(self, mask: Mask) -> PositionEncoding:
+        """Project the vectors of the distances that occur in a pass: 2 reach of the 2k."""
         largest = self.vectors.size(0) // 2  # k
-        reach = min(mask.length, largest)  # only the distances that occur are projected
+        reach = min(mask.length, largest)
         vectors = self.dropout(self.vectors[largest - reach : largest + reach])  # (2 reach, C)
         key, query = (  # (2 reach, C) -> (2 reach, H, D) -> (H, 2 reach, D)
             layer(vectors).unflatten(-1, (self.n_heads, -1)).transpose(0, 1) for layer in (self.key, self.query)
         )
-        clipped = (reach - distances(mask)).clamp(0, 2 * reach - 1)  # (B or 1, T, S)
+        clipped = (reach - distances(mask)).clamp(0, 2 * reach - 1)  # (B or 1, T, S): index of i - j
         return DistanceVectors(clipped, key, query, self.scale)
 
 
 def distance_vectors(max_distance: int, width: int) -> nn.Parameter:
-    """Return the vectors (2k, C) of the distances, which all layers share."""
+    """Return P (2k, C), k = `max_distance`: a vector per distance, which all layers share."""
     return nn.Parameter(torch.randn(2 * max_distance, width) * 0.02)
 
 
 class DistanceVectors(PositionEncoding):
-    """The clipped distances (B or 1, T, S) of one pass with the keys and queries (H, 2k, D) of the distances."""
+    """The distances (B or 1, T, S) of one pass as indices 0 ... 2k - 1, with the keys and queries (H, 2k, D) of the distances."""
 
     def __init__(self, clipped: Tensor, keys: Tensor, queries: Tensor, scale: float):
         self.clipped, self.keys, self.queries, self.scale = clipped, keys, queries, scale

@@ -15,9 +15,9 @@ class Experts(nn.Module):
     """y = sum over the k chosen experts i of w_i expert_i(x), chosen for each token by the router logits r = W x (B, T, n).
 
     The experts with the k largest logits are chosen. Their weights w are the softmax over these k logits (Shazeer et al. 2017,
-    Mixtral) or, with `softmax` "all", their entries in the softmax over all n (Switch Transformer, Fedus et al. 2021: with
-    k = 1 the first kind is always 1, and the router would learn nothing from it). Every token gets its experts: there is no
-    capacity limit and no token is dropped. Padding is not routed; its output is 0.
+    Mixtral) or, with `softmax` "all", their entries in the softmax over all n (Switch Transformer, Fedus et al. 2021: for k = 1
+    the softmax over the chosen one is always 1, so the router would get no gradient). There is no capacity limit, and no token
+    is dropped. Padding is not routed; its output is 0.
     """
 
     def __init__(self, experts: Sequence[nn.Module], d_model: int, per_token: int, softmax: str = "chosen",
@@ -27,11 +27,11 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(experts)
         self.per_token, self.softmax = per_token, softmax
         self.balance_weight = balance_weight
-        """Of the load-balancing loss in the training loss, which adds it (train/step.py)."""
+        """Weight of the load-balancing loss in the training loss (train/step.py)."""
         self.tap_router, self.tap_balance = Tap(), Tap()
 
     def forward(self, x: Tensor, mask: Mask | None = None) -> Tensor:
-        """(B, T, C) -> (B, T, C); `mask` marks the real tokens, None = all."""
+        """Route and mix: (B, T, C) -> (B, T, C); `mask` marks the real tokens, None = all."""
         logits = self.tap_router(self.router(x)).float()  # (B, T, n)
         largest, chosen = logits.topk(self.per_token, -1)  # (B, T, k) each
         weights = largest.softmax(-1) if self.softmax == "chosen" else logits.softmax(-1).gather(-1, chosen)
@@ -45,15 +45,15 @@ class Experts(nn.Module):
         return mixed.new_zeros(x.shape).masked_scatter(real[..., None], mixed)
 
     def mix(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Apply to N tokens (N, C) their experts (N, k), and return the weighted sums (N, C).
+        """Apply to N tokens x (N, C) their `chosen` experts (N, k), and return the sums (N, C) weighted by `weights` (N, k).
 
-        Each expert runs once, on all its tokens together.
+        Each expert runs once, on all its tokens together: sort the choices by expert, split, run, and undo the sorting.
         """
-        choices = chosen.flatten()  # (N * k,)
-        by_expert = choices.argsort(stable=True)
+        choices = chosen.flatten()  # (N * k,): choice i belongs to token i // k
+        by_expert = choices.argsort(stable=True)  # (N * k,)
         counts = choices.bincount(minlength=len(self.experts)).tolist()
-        parts = x.index_select(0, by_expert // self.per_token).split(counts)  # n times (tokens of the expert, C)
-        # in training an expert without tokens runs on none, so that it has a gradient, 0, whatever batch it was absent from
+        parts = x.index_select(0, by_expert // self.per_token).split(counts)  # n of (tokens of this expert, C)
+        # in training an expert without tokens runs on an empty batch: its gradient is then 0, not None, in every batch
         outputs = [
             expert(part) if len(part) or torch.is_grad_enabled() else part
             for expert, part in zip(self.experts, parts, strict=True)
@@ -64,8 +64,8 @@ class Experts(nn.Module):
     def balance(self, logits: Tensor, chosen: Tensor, real: Tensor | None) -> Tensor:
         """Return the load-balancing loss of each row, (B,): n sum_i f_i P_i (Fedus et al. 2021, eq. 4).
 
-        f_i is the share of the row's choices that fell on expert i, P_i the mean of its probability. The sum is 1 for an even
-        load and at most n. Both are taken over one row rather than over a batch (as in DeepSeek-V3): a product of two means over
+        f_i is the share of the row's choices that fall on expert i, P_i the mean of its probability. The loss is 1 for an even
+        load and at most n. Both are means over one row, not over the batch (as in DeepSeek-V3): a product of two means over
         a batch is not the sum of those over its parts, so micro-batches and workers would change the gradient.
         """
         real = torch.ones_like(logits[..., 0]) if real is None else real.to(logits.dtype)  # (B, T)

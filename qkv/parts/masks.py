@@ -6,13 +6,14 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from qkv.errors import QkvError
 from qkv.parts.state import EncoderOutput
 
 
 def causal(queries: int, keys: int, device: torch.device | None = None) -> Tensor:
-    """Return the causal mask (T, S): each query attends to its own key and those before; the queries are the last T of S keys."""
+    """Return the causal mask (T, S): each query sees its own key and those before; the queries are the last T of S keys."""
     rows = torch.arange(keys - queries, keys, device=device)[:, None]  # (T, 1): index of each query among the keys
     return torch.arange(keys, device=device)[None, :] <= rows  # (T, S)
 
@@ -20,21 +21,24 @@ def causal(queries: int, keys: int, device: torch.device | None = None) -> Tenso
 def positions_in_documents(documents: Tensor, keys: Tensor | None) -> Tensor:
     """Return positions (B, S) that start from 0 in each document and do not count padding."""
     real = torch.ones_like(documents) if keys is None else keys.long()
-    before = real.cumsum(-1) - real  # (B, S): real tokens in front of each
-    first = torch.ones_like(documents, dtype=torch.bool)
-    first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    # before * first is, at a document's first token, the number of real tokens before the document; cummax carries it on
-    return before - (before * first).cummax(-1).values
+    before = real.cumsum(-1) - real  # (B, S): number of real tokens before each
+    # before * first is, at a document's first token, the number of real tokens before it; cummax copies it to the rest
+    return before - (before * document_starts(documents)).cummax(-1).values
+
+
+def document_starts(documents: Tensor) -> Tensor:
+    """Return which tokens are the first of their document, (B, S)."""
+    return F.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
 
 
 class Mask:
     """Which keys each query may attend to in one pass: T queries, which are the last T of S keys in self-attention.
 
-    `keys` (B, S) marks real tokens, None = all real. Padding and the causal rule are kept apart because the kernels, the
-    window and the linear mixers need only these two facts and never the (T, S) table.
+    `keys` (B, S) marks real tokens, None = all real. Padding and the causal rule are stored apart: the kernels, the window and
+    the linear mixers need only these two facts and never the (T, S) table.
 
-    `documents` (B, S) numbers the documents of a row where several are packed into it (T = S): the tokens of one are
-    adjacent, attend to no other, and count their positions from its beginning. None = one a row.
+    `documents` (B, S) numbers the documents of a row where several are packed into it (T = S): the tokens of a document are
+    adjacent, attend to no other document, and count their positions from its beginning. None = one document per row.
 
     `prefix` (B, S) marks tokens at the start of each row that all attend to each other although the mask is causal (T = S).
     """
@@ -52,7 +56,7 @@ class Mask:
         """Whether every row is real tokens first, padding after."""
         unreachable = keys is None or (causal and queries == self.length and self.padded_right)
         self.padding_hidden = documents is None and unreachable
-        """Whether the causal rule alone keeps real queries from padding, because all of it follows the real tokens."""
+        """Whether padding needs no mask: there is none, or all of it follows the real tokens and the causal rule hides it."""
 
     @classmethod
     def for_memory(cls, queries: int, memory: EncoderOutput) -> Mask:
@@ -66,7 +70,7 @@ class Mask:
 
     @cached_property
     def key_positions(self) -> Tensor:
-        """(1 or B, S): the position of each key among the real ones, so padding on either side changes nothing."""
+        """Position of each key among the real ones, (1 or B, S): padding on either side does not change it."""
         if self.documents is not None:
             return positions_in_documents(self.documents, self.keys)
         if self.keys is None or self.padded_right:
@@ -75,18 +79,18 @@ class Mask:
 
     @property
     def positions(self) -> Tensor:
-        """(1 or B, T): the positions of the queries."""
+        """Positions of the queries, (1 or B, T)."""
         return self.key_positions[:, self.length - self.queries :]
 
     @cached_property
     def real(self) -> Tensor | None:
-        """(B, T): which of the queries are real; None = all."""
+        """Which of the queries are real, (B, T); None = all."""
         real = None if self.keys is None else self.keys[:, self.length - self.queries :]
         return None if real is None or bool(real.all()) else real
 
     @cached_property
     def kernel(self) -> tuple[Tensor | None, bool]:
-        """The arguments of torch's kernel: attn_mask (1 or B, 1, 1 or T, S), None where none is needed, and is_causal.
+        """Return attn_mask (1 or B, 1, 1 or T, S; None = no mask) and is_causal of F.scaled_dot_product_attention.
 
         is_causal aligns the first query with the first key, so it is right only for T = S; a single last query sees all keys.
         """
@@ -97,20 +101,21 @@ class Mask:
 
     @property
     def visible_keys(self) -> Tensor:
-        """(1 or B, 1, 1, S): the keys that every query sees where neither a causal rule nor documents hide some."""
+        """Return the keys that every query sees where neither the causal rule nor documents hide some, (1 or B, 1, 1, S)."""
         if self.keys is None:
             return torch.ones(1, 1, 1, self.length, dtype=torch.bool, device=self.device)
-        return (self.keys | ~self.keys.any(-1, keepdim=True))[:, None, None, :]  # all of a row that is only padding
+        # in a row of padding only, every key is visible
+        return (self.keys | ~self.keys.any(-1, keepdim=True))[:, None, None, :]
 
     @cached_property
     def dense(self) -> Tensor:
-        """(1 or B, 1, 1 or T, S): the whole table. Every query has at least one key: a softmax over none would be 0 / 0."""
+        """Return the whole table, (1 or B, 1, 1 or T, S). Every query has at least one key: a softmax over none would be 0 / 0."""
         if self.documents is not None:
             return self.within_documents[:, None]  # (B, 1, T, S)
         if not self.causal:
             return self.visible_keys
         table = causal(self.queries, self.length, self.device)[None, None]  # (1, 1, T, S)
-        if self.prefix is not None:  # for queries after the prefix this adds nothing: all of it is before them
+        if self.prefix is not None:  # changes nothing for queries after the prefix: they see all of it anyway
             table = table | self.prefix[:, None, None, :]  # (B, 1, T, S)
         if self.keys is None:
             return table
@@ -119,8 +124,10 @@ class Mask:
         return table & self.keys[:, None, None, :] | diagonal.roll(self.length - self.queries, 1)  # (B, 1, T, S)
 
     def spans(self, rows: int) -> Tensor | None:
-        """(n, 3): row, first token and end of each stretch in which all tokens see each other (or, causal, those before
-        them) and no others; None where only a table can express it."""
+        """Return row, first token and end of each span, (n, 3); None where only a table can express the mask.
+
+        All tokens of a span see each other (or, causal, those before them) and no others.
+        """
         if (
             self.queries != self.length
             or (self.documents is None and not self.padding_hidden)
@@ -133,18 +140,16 @@ class Mask:
 
     @cached_property
     def document_spans(self) -> Tensor:
-        """(n, 3): row, first token and end of each document."""
+        """Row, first token and end (exclusive) of each document, (n, 3)."""
         assert self.documents is not None
-        first = torch.ones_like(self.documents, dtype=torch.bool)
-        first[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        starts = first.nonzero()  # (n, 2): row, token
-        last = torch.full_like(starts[:, 1], self.length)
-        last[:-1] = torch.where(starts[1:, 0] == starts[:-1, 0], starts[1:, 1], self.length)
-        return torch.cat([starts, last[:, None]], 1).cpu()
+        starts = document_starts(self.documents).nonzero()  # (n, 2): row, token
+        end = torch.full_like(starts[:, 1], self.length)  # (n,): where the next document of the row starts, or S
+        end[:-1] = torch.where(starts[1:, 0] == starts[:-1, 0], starts[1:, 1], self.length)
+        return torch.cat([starts, end[:, None]], 1).cpu()
 
     @property
     def within_documents(self) -> Tensor:
-        """(B, T, S): tokens of the same document; a padded query may see itself."""
+        """Return which tokens are in the same document, (B, T, S); a padded query sees itself."""
         assert self.documents is not None
         table = self.documents[:, :, None] == self.documents[:, None, :]
         table = table if self.keys is None else table & self.keys[:, None, :]
@@ -157,11 +162,18 @@ class Mask:
 
 
 class SomeRows(Mask):
-    """The mask of a few queries at any positions."""
+    """The mask of a few queries at any positions; a kernel gets it as a table."""
 
     def __init__(self, whole: Mask, rows: Tensor):
         super().__init__(len(rows), whole.keys, whole.length, whole.causal, whole.device, whole.documents, whole.prefix)
         self.rows = rows + whole.length - whole.queries  # (r,): their indices among the keys
+
+    @property
+    def kernel(self) -> tuple[Tensor | None, bool]:  # type: ignore[override]
+        return self.dense, False
+
+    def spans(self, rows: int) -> None:
+        return None
 
     @property
     def positions(self) -> Tensor:

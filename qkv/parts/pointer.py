@@ -16,15 +16,15 @@ class PointerGenerator(Vocabulary):
     """A vocabulary head that can copy words of the source.
 
         p(w) = g softmax(W h)_w + (1 - g) sum of a_i over the source tokens i that are w
-        a = softmax(m_i . Q h / sqrt(M)),  c = sum_i a_i m_i,  g = sigmoid(u . [h; c] + b)
+        a = softmax_i(m_i . Q h / sqrt(M)),  c = sum_i a_i m_i,  g = sigmoid(u . [h; c] + b)
 
-    h is the decoder's last vector (C), m_i the encoder's vector of source token i (M; as wide as h unless the encoder is not). The
-    attention a is the head's own, so that it is the same for Transformers and recurrent networks, whatever kernel their layers use.
+    h is the decoder's last vector (C), m_i the encoder's vector of source token i (width M, by default C). The attention a is
+    computed by the head itself, so it is the same for Transformers and recurrent networks, whatever kernel their layers use.
     """
 
     copies = True
     memory: EncoderOutput | None = None
-    """The source; only a bound copy of the head has one."""
+    """The encoded source; only a bound copy of the head has one."""
 
     def __init__(self, vocab_size: int, width: int, d_model: int, tied: nn.Parameter | None = None, bias: bool = False,
                  scale: float = 1.0, d_memory: int | None = None):  # fmt: skip
@@ -33,17 +33,17 @@ class PointerGenerator(Vocabulary):
         self.gate = nn.Linear(d_model + (d_memory or d_model), 1)
 
     def bind(self, memory: EncoderOutput | None) -> PointerGenerator:
-        """Return the same head, with the same weights, for one batch of sources."""
+        """Return a shallow copy of the head, with the same weights, that reads the sources of one batch."""
         bound = copy.copy(self)
         bound.memory = memory
         return bound
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Log-probabilities, which are logits as well; without a source the logits of the vocabulary alone."""
+        """Return log-probabilities, which serve as logits, (..., V); without a source the logits of the vocabulary alone."""
         return super().forward(x) if self.memory is None else self.log_probs(x)  # (..., V)
 
     def log_probs(self, x: Tensor) -> Tensor:
-        """The logarithm of the mixture for vectors (N, K, C) or (N * K, C) of N sources: a beam has K rows per source."""
+        """Return log p(w), (..., V), for vectors (N, K, C) or (N * K, C) of N sources: K target positions, or beams, per source."""
         memory = self.memory
         assert memory is not None and memory.ids is not None, "a head that copies needs a source"
         h = x.reshape(len(memory.vectors), -1, x.size(-1))  # (N, K, C)
@@ -52,15 +52,13 @@ class PointerGenerator(Vocabulary):
         gate = self.gate(torch.cat([h, context], -1)).float()  # (N, K, 1)
         words = super().forward(h).float().log_softmax(-1) + F.logsigmoid(gate)  # (N, K, V)
         ids = memory.ids[:, None].expand_as(weights)  # (N, K, S)
-        copied = torch.zeros_like(words).scatter_add(
-            2, ids, weights
-        )  # (N, K, V): 0 for words that are not in the source
+        copied = torch.zeros_like(words).scatter_add(2, ids, weights)  # (N, K, V): 0 for words not in the source
         # the smallest number keeps the gradient of log finite where nothing is copied
         logs = torch.where(copied > 0, copied.clamp_min(torch.finfo(copied.dtype).tiny).log(), -torch.inf)
-        return torch.logaddexp(words, logs + F.logsigmoid(-gate)).view(*x.shape[:-1], -1)  # as x, (..., V)
+        return torch.logaddexp(words, logs + F.logsigmoid(-gate)).view(*x.shape[:-1], -1)  # (..., V), as x (..., C)
 
     def copy_weights(self, h: Tensor) -> Tensor:
-        """The attention of vectors (N, K, C) to the source tokens, (N, K, S); padding has weight 0."""
+        """Return the attention weights of vectors (N, K, C) over the source tokens, (N, K, S); padding has weight 0."""
         assert self.memory is not None
         vectors = self.memory.vectors  # (N, S, M)
         scores = (self.query(h) @ vectors.transpose(1, 2)).float() * vectors.size(-1) ** -0.5  # (N, K, S)

@@ -1,7 +1,7 @@
-"""Lecture 004's candidates for positions: an offset added, a factor, an exponential, bits, and powers of an orthogonal matrix.
+"""Alternatives to sinusoidal positions (lecture 004): linear, geometric, exponential, binary, and powers of an orthogonal matrix.
 
 A good scheme gives every position its own vector, within fixed bounds, and P(t + c) from P(t) by one linear map M_c that does
-not depend on t. Sinusoids do all of this; of the candidates, powers of an orthogonal matrix do:
+not depend on t. Sinusoids have all of these properties; of the candidates, powers of an orthogonal matrix do:
 
     scheme        P(t)                          unique  bounded  P(t + c) = M_c P(t)   equal steps
     linear        t r                           yes     no       no (plus c r)         yes
@@ -43,12 +43,12 @@ def candidate_vectors(kind: str, length: int, width: int, base: float = 10_000.0
         return (-t * rates).exp().float()
     rows = [torch.zeros_like(rates)]
     for _ in range(length - 1):
-        rows.append((rows[-1] * rates / math.e).exp())  # factors up to 1 / e converge, larger ones would overflow
+        rows.append((rows[-1] * rates / math.e).exp())  # exp(a P) converges for 0 < a <= 1 / e; larger a would overflow
     return torch.stack(rows).float()
 
 
 class CandidatePosition(Fixed):
-    """A fixed vector per position by one of the CANDIDATES."""
+    """A fixed vector per position, computed by one of the CANDIDATES and added to the input."""
 
     def __init__(self, kind: str, width: int, base: float = 10_000.0):
         super().__init__()
@@ -69,7 +69,7 @@ class CandidatePosition(Fixed):
 class Unitary(nn.Module):
     """P(t) = M^t P(0) with a learned orthogonal M = exp(A - A^T) and a learned P(0): the norm of P(t) is that of P(0).
 
-    A fresh M rotates pairs of channels by the rates of the sinusoids, and P(0) = (0, 1, 0, 1, ...): P is then the sinusoid table.
+    At the start M rotates pairs of channels by the sinusoids' rates, and P(0) = (0, 1, 0, 1, ...): P is the sinusoid table.
     """
 
     undecayed = ("generator",)
@@ -90,7 +90,7 @@ class Unitary(nn.Module):
     def vectors(self, mask: Mask) -> Tensor:
         """Return the vectors of the queries of a pass: (B or 1, T, C)."""
         power, table = self.matrix(), self.first.float()[None]  # M, (1, C)
-        while table.size(0) < mask.length:  # M^n of the first n positions are the next n
+        while table.size(0) < mask.length:  # M^n maps the vectors of the first n positions to those of the next n
             table = torch.cat([table, table @ power.T])
             power = power @ power if table.size(0) < mask.length else power
         return F.embedding(mask.positions, table)
@@ -102,8 +102,8 @@ class Unitary(nn.Module):
 class LearnedRotary(Rotary):
     """Rotary positions with learned rates, one per pair of channels and layer; they start as the fixed ones.
 
-    Rotating queries and keys by the powers of any learned orthogonal matrix U gives no other scores: U = V R V^T with a rotation
-    R of pairs, and the projections of queries and keys can contain V.
+    Rotating queries and keys by the powers of any learned orthogonal matrix U would give no other family of scores: U = V R V^T; R
+    rotates pairs of channels, and the projections of queries and keys can absorb V.
     """
 
     def __init__(self, width: int, base: float = 10_000.0):

@@ -1,8 +1,7 @@
-"""Attention scores, lecture 000's five: dot, scaled dot, bilinear, low-rank bilinear, additive; q (B, H, T, D), k (B, H, S, D).
-The bilinear ones take queries and keys of different widths, D and E.
+"""Attention scores: dot, scaled dot, bilinear, low-rank bilinear, additive (lecture 000); q (B, H, T, D), k (B, H, S, D).
 
-The multiplicative ones are a dot product after the query has been changed ("folded"), q M k = (q M) . k, so the fast
-kernel serves them all. The additive one is not, and takes the readable path.
+The bilinear ones take queries and keys of different widths, D and E. The multiplicative ones are a dot product with a
+transformed ("folded") query, q M k = (q M) . k, so the fast kernel computes them all; the additive one takes the readable path.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from torch import Tensor, nn
 
 
 class Dot(nn.Module):
-    """score(q, k) = q . k * scale. It grows with the width (lecture 000: 8, 12, 20), hence scale = 1/sqrt(D)."""
+    """score(q, k) = q . k * scale. Its standard deviation grows as sqrt(D), hence scale = 1 / sqrt(D) (Vaswani et al. 2017, 3.2.1)."""
 
     foldable, plain = True, True
-    """Whether the score is a dot product after the query is folded, and whether folding changes nothing."""
+    """Whether the score is a dot product after `fold`, and whether `fold` is the identity."""
 
     def __init__(self, scale: float = 1.0):
         super().__init__()
@@ -33,7 +32,7 @@ class Dot(nn.Module):
 
 
 class Bilinear(Dot):
-    """score(q, k) = q W k with one W (D, E) per head (Luong et al. 2015, "general"); k may have another width E than q."""
+    """score(q, k) = q W k with one W (D, E) per head (Luong et al. 2015, "general"); k may have a width E other than q's D."""
 
     plain = False
 
@@ -47,7 +46,7 @@ class Bilinear(Dot):
 
 
 class LowRankBilinear(Dot):
-    """score(q, k) = (U q) . (V k) = q U^T V k: W of rank r, r (D + E) weights in place of D E."""
+    """score(q, k) = (U q) . (V k) = q U^T V k: W = U^T V of rank r, with r (D + E) weights in place of D E."""
 
     plain = False
 
@@ -70,13 +69,13 @@ class Additive(nn.Module):
         self.weight = nn.Parameter(torch.randn(n_heads, width) / math.sqrt(width))  # v
 
     def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        inside = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, H, T, S, D)
-        return torch.einsum("bhtsd,hd->bhts", inside, self.weight)
+        hidden = torch.tanh(query[:, :, :, None] + key[:, :, None])  # (B, H, T, 1, D) + (B, H, 1, S, D)
+        return torch.einsum("bhtsd,hd->bhts", hidden, self.weight)
 
 
 def make_score(kind: str, n_heads: int, width: int, rank: int | None = None, key_width: int | None = None
                ) -> Dot | Additive:  # fmt: skip
-    """Return the score of that name for H heads of width D, and keys of width E if that differs (bilinear ones only)."""
+    """Return the score named `kind` for H heads of width D, with keys of width E if that differs (bilinear ones only)."""
     assert kind in ("bilinear", "low-rank") or key_width in (None, width), f"{kind} needs keys as wide as queries"
     if kind == "additive":
         return Additive(n_heads, width)
@@ -89,7 +88,7 @@ def make_score(kind: str, n_heads: int, width: int, rank: int | None = None, key
 
 
 def of_heads(score: Dot | Additive, heads: Tensor) -> Dot | Additive:
-    """Return the score of some heads (h,) alone: all its weights have one row per head."""
+    """Return the score of some heads (h,) only: every weight has a row per head."""
     few = copy.copy(score)
     few._parameters = {name: nn.Parameter(w.detach()[heads], False) for name, w in score.named_parameters()}
     return few

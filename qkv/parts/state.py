@@ -1,8 +1,8 @@
-"""State: what a model remembers between steps, passed in and returned, never stored on a module."""
+"""State: what a model remembers between steps (KV cache, hidden vectors), passed in and returned, never stored on a module."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,16 +10,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Layer = dict[str, Any]
-"""What one layer remembers: keys and values, or hidden vectors. Tensors with the batch first, or something else that knows
-how to `index_select` its rows, to `move` them, to `join` those of another, to keep its `first` tokens and to `drop` them."""
+"""State of one layer: keys and values, or hidden vectors. Values are tensors with the batch first, or a KVCache with the same
+operations: `index_select`, `move` and `join` rows, keep the `first` tokens, `drop` them."""
 TOKENS = {"key": 2, "value": 2}
+"""Entries with a position for each token that was read -> the axis of these positions."""
 SOURCE = {"memory_key": 2, "memory_value": 2, "memory_heads": 3}
-"""What has a place for each token that was read, and for each token of the source, and on which axis."""
+"""Entries with a position for each token of the source -> the axis of these positions."""
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """The output of an encoder, which a decoder reads: vectors (B, S, C), which of them are real (B, S), the last state."""
+    """What a decoder reads of an encoder: vectors (B, S, C), a mask (B, S) of the real ones (None = all), the last state."""
 
     vectors: Tensor
     mask: Tensor | None = None
@@ -28,12 +29,13 @@ class EncoderOutput:
     """(B, S) the source tokens, for a head that copies them."""
 
     def select(self, rows: Tensor) -> EncoderOutput:
+        """Return the output for other rows of the batch, repeated or left out."""
         mask = None if self.mask is None else self.mask[rows]
         state = None if self.state is None else self.state.select(rows)
         return EncoderOutput(self.vectors[rows], mask, state, None if self.ids is None else self.ids[rows])
 
     def join(self, other: EncoderOutput) -> EncoderOutput:
-        """The sources of both, the shorter ones padded on the right."""
+        """Return the sources of both, the shorter ones padded on the right."""
         both = self, other
         length = max(m.vectors.size(1) for m in both)
         vectors = torch.cat([pad(m.vectors, 1, length, left=False) for m in both])
@@ -41,15 +43,11 @@ class EncoderOutput:
         real = [m.vectors.new_ones(m.vectors.shape[:2], dtype=torch.bool) if m.mask is None else m.mask for m in both]
         mask = None if even else torch.cat([pad(each, 1, length, left=False) for each in real])
         state = None if self.state is None or other.state is None else self.state.join(other.state)
-        ids = (
-            None
-            if self.ids is None or other.ids is None
-            else [pad(x, 1, length, left=False) for x in (self.ids, other.ids)]
-        )
-        return EncoderOutput(vectors, mask, state, None if ids is None else torch.cat(ids))
+        own = [pad(m.ids, 1, length, left=False) for m in both if m.ids is not None]
+        return EncoderOutput(vectors, mask, state, torch.cat(own) if len(own) == len(both) else None)
 
     def trimmed(self) -> EncoderOutput:
-        """Without the last places, as far as they are padding in every row."""
+        """Return the output without the last positions that are padding in every row."""
         if self.mask is None:
             return self
         length = int(self.mask.any(0).nonzero().max()) + 1
@@ -60,21 +58,22 @@ class EncoderOutput:
 
 @dataclass(frozen=True)
 class State:
-    """Keys/values or hidden vectors of every layer, and which of the tokens seen so far are real."""
+    """Keys and values or hidden vectors of every layer, and which of the tokens seen so far are real."""
 
     layers: tuple[Layer, ...] = ()
     length: int = 0
     """Tokens seen, padding included."""
     keys: Tensor | None = None
     """(B, length) real tokens; None = all."""
-    memory: EncoderOutput | None = field(default=None)
+    memory: EncoderOutput | None = None
     """The source, in an encoder-decoder."""
 
     def layer(self, index: int) -> Layer:
+        """Return the state of one layer; {} before the first token."""
         return self.layers[index] if self.layers else {}
 
     def seen(self, queries: int, mask: Tensor | None) -> Tensor | None:
-        """(B, length + T): the mask of all tokens so far when T more with `mask` (B, T) arrive; None = all real."""
+        """Return the mask (B, length + T) of all tokens after T more with `mask` (B, T); None = all real."""
         if mask is None and self.keys is None:
             return None
         known = mask if mask is not None else self.keys
@@ -84,7 +83,7 @@ class State:
         return torch.cat([old, mask if mask is not None else full(queries)], 1)
 
     def first(self, length: int) -> State | None:
-        """The state as it was after `length` tokens; None where only the last one is known (recurrent cells, a source)."""
+        """Return the state as it was after `length` tokens; None where only the last one is known (recurrent cells, a source)."""
         if length == self.length:
             return self
         if self.memory is not None or any(layer.keys() - {"key", "value", "cache"} for layer in self.layers):
@@ -97,12 +96,14 @@ class State:
         return State(layers, length, None if self.keys is None else self.keys[:, :length])
 
     def carried(self) -> State:
-        """What the next window of a text begins with: the same memory, through which no gradient flows back. Tokens are
-        counted anew, so it is for networks that know no positions."""
+        """Return the state with which the next window of a text begins: detached, so that no gradient flows back.
+
+        Tokens are counted from 0 again, so this is for networks without positions.
+        """
         return State(tuple({name: kept.detach() for name, kept in layer.items()} for layer in self.layers))
 
     def forget(self, rows: Tensor) -> State:
-        """The state with nothing remembered, which is zeros, in some rows (B,)."""
+        """Return the state with some rows (B,) reset to zeros, the state before the first token."""
         if bool(rows.all()):
             return State()
 
@@ -113,22 +114,24 @@ class State:
         return State(layers, self.length, self.keys, self.memory)
 
     def select(self, rows: Tensor) -> State:
-        """The same state for other rows of the batch, repeated or left out: how a beam moves."""
+        """Return the state of other rows of the batch, repeated or left out."""
         layers = tuple({name: kept.index_select(0, rows) for name, kept in layer.items()} for layer in self.layers)
         keys = None if self.keys is None else self.keys[rows]
         return State(layers, self.length, keys, None if self.memory is None else self.memory.select(rows))
 
     def real(self) -> Tensor:
-        """(B, length): which of the tokens seen so far, of which there are some, are real."""
+        """Return which of the tokens seen so far are real, (B, length); there must be some."""
         if self.keys is not None:
             return self.keys
         own = next(kept for name, kept in self.layers[0].items() if not name.startswith("memory_"))
         return torch.ones(own.size(0), self.length, dtype=torch.bool, device=getattr(own, "device", None))
 
     def join(self, other: State) -> State:
-        """Both batches as one, this one's rows first: the texts of the shorter one are padded on the left, its sources on
-        the right. No row sees its padding, so each goes on as it would alone. Both states are given up: packed layers put the new
-        rows where nobody needs the old ones."""
+        """Return both batches as one, this one's rows first.
+
+        Shorter texts are padded on the left, shorter sources on the right; no row sees its padding, so each continues as it would
+        alone. Neither state may be used afterwards: packed layers write the new rows into memory that the old ones no longer need.
+        """
         both, length = (self, other), max(self.length, other.length)
         memory = None if self.memory is None or other.memory is None else self.memory.join(other.memory)
 
@@ -148,12 +151,14 @@ class State:
 
     @property
     def padding(self) -> int:
-        """How many of the first places hold no token of any row."""
+        """Number of first positions that are padding in every row."""
         return 0 if self.keys is None else int((~self.keys).all(0).long().cumprod(0).sum())
 
     def trimmed(self) -> State:
-        """Without the first places, and the last ones of the source, that no row needs any more. This state is given up, as in
-        `join`."""
+        """Return the state without the first positions, and the last ones of the source, that are padding in every row.
+
+        This state must not be used afterwards, as in `join`.
+        """
         first, memory = self.padding, None if self.memory is None else self.memory.trimmed()
         source = 0 if memory is None else memory.vectors.size(1)
 
@@ -169,11 +174,11 @@ class State:
         return State(layers, self.length - first, keys, memory)
 
     def move(self, rows: Tensor, sentences: Tensor | None = None) -> State:
-        """Beams move within their sentences: what was written follows `rows` (B * K,), which may be repeated or left out.
+        """Return the state after a step of beam search: row r continues row `rows`[r] (B * K,); rows may repeat or be left out.
 
-        What belongs to the source stands once for all K beams of a sentence and stays where it is; `sentences` says
-        which go on, None = all. So K is the number of rows over the number of sentences, wherever both meet. This state is
-        given up: packed layers move rows within their memory. `select` leaves it as it is.
+        K beams of a sentence share one copy of what belongs to the source. It does not follow `rows`; `sentences` are the
+        ones that remain, None = all. So K is the number of rows divided by the number of sentences, wherever both meet. This state
+        must not be used afterwards: packed layers move rows within their memory. `select` leaves the state as it is.
         """
 
         def moved(name: str, kept: Any) -> Any:
@@ -188,7 +193,7 @@ class State:
 
 
 def pad(x: Tensor, axis: int, length: int, left: bool) -> Tensor:
-    """With zeros (False) before or behind, so that the axis is of this length."""
+    """Pad an axis to this length with zeros (False), at its beginning (`left`) or at its end."""
     missing = length - x.size(axis)
     behind = [0, 0] * (x.dim() - 1 - axis)
     return x if missing == 0 else F.pad(x, [*behind, missing, 0] if left else [*behind, 0, missing])
