@@ -203,7 +203,7 @@ def test_the_recipe_of_the_guide_adapts_a_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "macro", "generator", "über", "a_b", "1st"])
 def test_names_that_could_not_be_told_apart_in_the_log_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="extra_valid: a set is named with letters"):
+    with pytest.raises(ConfigError, match="extra_valid: the name of a set has letters"):
         validate(
             DataConfig, {"train": [{"grammar": 3}], "valid": {"grammar": 3}, "extra_valid": {name: {"grammar": 3}}}
         )

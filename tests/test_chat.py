@@ -10,6 +10,7 @@ import torch
 
 import qkv
 from qkv.batch import Batch
+from qkv.commands.chat import turn
 from qkv.config import ModelConfig
 from qkv.engine.pack import pack
 from qkv.errors import QkvError
@@ -195,8 +196,19 @@ def test_chat_draws_the_same_with_the_same_seed(run, folder):
 def test_chat_says_what_is_dropped_and_goes_on_after_a_message_that_does_not_fit(run, folder):
     lines = [f"a message of some length {n}" for n in range(4)] + ["x" * 300, "hello"]
     code, out, err = run("chat", folder, "--max-new-tokens", "4", given="\n".join(lines))
-    assert code == 1 and "the first 2 messages are forgotten" in err and "not answered: this message takes" in err
+    assert code == 1 and "dropped the first 2 messages" in err and "not answered: this message takes" in err
     assert len(qkv.load(folder).tokenizer.plain([out])[0]) >= 5
+
+
+def test_chat_counts_one_dropped_message_in_the_singular(capsys):
+    class Talk:
+        n_dropped = 0
+
+        def ask(self, text):
+            self.n_dropped = 1
+            yield "yes"
+
+    assert turn(Talk(), "hello", quiet=True) and capsys.readouterr().err.endswith("dropped the first 1 message\n")
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_conversation(run, folder, monkeypatch):
@@ -264,7 +276,7 @@ def test_a_prompt_longer_than_the_context_is_an_error_or_loses_its_beginning(run
     found = json.loads(run("generate", bounded, long, "--truncate", "--max-new-tokens", "400", "--json")[1])
     assert found["prompt_tokens"] == 8 and found["ended"] == "context"  # half of it stays for the prompt
     code, _, err = run("generate", folder, "x" * 97)
-    assert code == 2 and "97 tokens" in err and "made for 96" in err and "--truncate" in err
+    assert code == 2 and "97 tokens" in err and "the model's context is 96" in err and "--truncate" in err
     assert json.loads(run("generate", bounded, "ab", "--truncate", "--json")[1])["prompt_tokens"] == 2
 
 

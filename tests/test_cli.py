@@ -293,7 +293,7 @@ def test_export_there_and_back(run: Run, folder: Path, tmp_path: Path) -> None:
     [
         (["params", "gtp2"], "did you mean 'gpt2'"),
         (["params", "gpt2", "--set", "model.n_heads=5"], "n_heads = 5"),
-        (["params", "gpt2", "--set", "d_model=5"], "model.FIELD=value"),
+        (["params", "gpt2", "--set", "d_model=5"], "model.FIELD=VALUE"),
         (["params", "gpt2", "--set", "model=5"], "table"),
         (["params", "no/such/folder"], "no/such/folder"),
         (["params", "no-such.toml"], "no-such.toml"),

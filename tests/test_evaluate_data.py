@@ -337,7 +337,7 @@ def test_what_cannot_be_evaluated_is_one_line(runs: Any, run: Run, tmp_path: Pat
         (("tagging", "--data", text, "--data", text), "one .conllu or CoNLL file"),
         (("images", "--data", text), "a folder of pictures per class"),
         (("language", "--data", text, "--columns", "0"), "columns are those of a table"),
-        (("images", "--confusion", tmp_path / "x.png"), "give it that ending"),
+        (("images", "--confusion", tmp_path / "x.png"), "use a name that ends in .svg"),
     ]
     for (task, *options), message in cases:
         code, _out, err = run("evaluate", runs(task), *options)
@@ -446,7 +446,7 @@ def test_what_cannot_be_compared_is_one_line(runs: Any, run: Run, tmp_path: Path
     del values["data"]["test"]
     untested = qkv.train(values, tmp_path / "untested", quiet=True).folder
     cases = [
-        ((runs("tagging"), runs("images")), "of the task 'tagging'"),
+        ((runs("tagging"), runs("images")), "is 'tagging', that of"),
         ((runs("tagging"), other), "have different test sets"),
         ((runs("tagging"), untested), "has no scores of a test set"),
         ((runs("tagging"), runs("tagging")), "each given once"),

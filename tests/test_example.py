@@ -157,7 +157,7 @@ def test_a_mistyped_path_is_no_text(run: Run, tmp_path: Path, monkeypatch: pytes
         code, out, problem = run("translate", *wrong)
         assert (code, out, problem.count("\n")) == (2, "", 1)
         assert wrong[-1] in problem and "a text to translate contains a space" in problem
-    assert "is a text and no model" in run("translate", APPLE, "test.en")[2]
+    assert "is a text, not a model" in run("translate", APPLE, "test.en")[2]
 
 
 def test_what_is_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,7 +285,9 @@ def test_merges_are_every_way_to_make_a_piece_best_first():
 
 
 gguf = pytest.importorskip("gguf")
-THEIR_NAMES = {ours: theirs for theirs, ours in gguf_file.NAMES.items()}
+THEIR_NAMES = {ours: theirs for theirs, ours in gguf_file.NAMES.items()} | {
+    f"stack.blocks.{{}}.{ours}.weight": f"blk.{{}}.{theirs}.weight" for theirs, ours in gguf_file.BLOCK.items()
+}
 
 
 def interleave(weight, heads):

@@ -174,7 +174,7 @@ def scheduled_text(longest: int = 5) -> ScheduledText:
 
 def scheduler_without_thread() -> Scheduler:
     """A scheduler whose thread is not started: the test calls its steps."""
-    return Scheduler(0, RequestQueue(Limits(), 1), language_model().network, 0, 1, "lm", Metrics(), nullcontext)
+    return Scheduler(0, RequestQueue(Limits(), 1), language_model().network, 0, 1, "lm", Metrics(), nullcontext())
 
 
 def test_a_client_may_disconnect_at_any_moment_of_a_step() -> None:
@@ -294,7 +294,7 @@ def test_calls_that_wait_are_answered_together_and_a_bad_one_alone(client: TestC
     def slow(texts: list[Any]) -> Any:
         sizes.append(len(texts))
         if len(sizes) == 1:
-            settled(lambda: len(tagger.batcher.waiting) == 6)
+            settled(lambda: len(tagger.batcher.queue.waiting) == 6)
         return tag(texts)
 
     tagger.model.tag = slow

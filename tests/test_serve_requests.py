@@ -22,6 +22,7 @@ from qkv.generate.sequence import GeneratedToken
 from qkv.serve.api import inspection_requests, libretranslate, native, native_tasks, openai, sentences
 from qkv.serve.api.logprobs import TokenFormatter, chat_logprobs, completion_logprobs
 from qkv.serve.api.markup import Markup, ProseRun
+from qkv.serve.api.service import RequestContext
 from qkv.serve.scheduling.served_model import ServedModel
 from qkv.text.train import train_tokenizer
 
@@ -278,15 +279,14 @@ def test_stop_strings_and_prefixes_are_bounded(client: TestClient) -> None:
         assert reply.status_code == 400 and "at most" in reply.text
 
 
-def test_the_time_of_a_request_is_counted_from_its_arrival() -> None:
+def test_the_time_of_a_request_is_counted_from_its_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes two rounds has no more time than what takes one."""
     from qkv.serve.http.limits import Limits
 
     with served([ServedModel("lm", language_model())], limits=Limits(seconds=50)) as client:
         seen: list[float] = []
-        service = client.service  # type: ignore[attr-defined]
-        remaining = service.remaining
-        service.remaining = lambda request: seen.append(remaining(request)) or seen[-1]
+        remaining = RequestContext.remaining
+        monkeypatch.setattr(RequestContext, "remaining", lambda own: seen.append(remaining(own)) or seen[-1])
         body = {"model": "lm", "prompt": "the dog", "max_tokens": 2, "echo": True, "logprobs": 1}
         assert client.post("/v1/completions", json=body).status_code == 200
         assert len(seen) >= 2 and seen[0] < 50 and seen == sorted(seen, reverse=True)

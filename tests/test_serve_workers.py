@@ -54,15 +54,15 @@ def test_a_worker_gets_its_cells_of_the_shared_counts(tmp_path: Path) -> None:
     counts = SharedCounts(workers=2, models=1)
     service = create_service(Settings([str(tmp_path / "lm")], limits=Limits(connections=3)), counts, 1)
     middleware = create_app(service)
-    service.registry.start()
+    service.start()
     try:
         lm = service.models[0]
         lm.queue.count.set(5)
-        lm.batcher.count.set(7)
+        lm.batcher.queue.count.set(7)
         middleware.count.set(2)
         assert list(counts.waiting[0]) == [0, 0, 5, 7] and list(counts.requests) == [0, 2]
     finally:
-        service.registry.close()
+        service.close()
 
 
 def test_counts_are_shared_with_processes() -> None:
@@ -88,7 +88,7 @@ def test_threads_survive_metrics_that_cannot_be_recorded(caplog: pytest.LogCaptu
     models = [ServedModel("lm", language_model()), ServedModel("tags", model("bert-base", head="tags"))]
     with served(models) as client:
         service = client.service  # type: ignore[attr-defined]
-        service.metrics.refresh = broken
+        service.metrics.sample(service.metrics.open, broken)
         for _ in range(2):
             assert client.post("/api/generate", json={"prompt": "the dog", "max_tokens": 3}).status_code == 200
             assert client.post("/api/tag", json={"texts": "the dog"}).status_code == 200

@@ -280,7 +280,7 @@ def test_nothing_is_overwritten_unasked(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "train.txt").exists() and (tmp_path / "test.txt").read_text() == "mine\n"
     assert run("split", tmp_path / "x.txt", "--force")[0] == 0 and "mine" not in (tmp_path / "test.txt").read_text()
     code, _, err = run("split", tmp_path / "train.txt", "--force")
-    assert code == 2 and "is the file that is split" in err
+    assert code == 2 and "is the input file" in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test.txt", "train.txt", "valid.txt", "x.txt"]
 
 

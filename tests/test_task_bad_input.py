@@ -133,7 +133,7 @@ def test_vectors_are_for_every_line_or_none(models: Path, run: Run, files: Path)
 
 def test_a_prompt_longer_than_the_context(models: Path, run: Run) -> None:
     prompt = "The man sleeps. " * 50
-    refused(run, "generate", models / "writer", prompt, saying="this model was made for 32: shorten the prompt")
+    refused(run, "generate", models / "writer", prompt, saying="the model's context is 32: shorten the prompt")
     code, out, _ = run("generate", models / "writer", prompt, "--truncate", "--max-new-tokens", "4")
     assert code == 0 and out.endswith("\n")
 
@@ -150,7 +150,7 @@ def test_long_texts_are_cut_or_read_in_windows(models: Path, run: Run, files: Pa
 
 def test_questions(models: Path, run: Run, files: Path) -> None:
     reader = models / "reader"
-    refused(run, "answer", reader, "Who sleeps?", saying="name a text with --context FILE")
+    refused(run, "answer", reader, "Who sleeps?", saying="give the text with --context FILE")
     refused(run, "answer", reader, "--context", "good.txt", saying="--context needs a question")
     refused(run, "answer", reader, "", "--context", "good.txt", saying="--context needs a question")
     refused(run, "answer", reader, "Who?", "--context", "blank.txt", saying="blank.txt is empty")

@@ -28,6 +28,7 @@ from qkv.config.vectors import learns_vectors
 from qkv.convert.manifest import seal
 from qkv.errors import ConfigError
 from qkv.models.build import build
+from qkv.models.example import example
 from qkv.objectives import translation
 from qkv.tasks.translation import TranslationTask
 from qkv.text.wording import format_duration
@@ -393,7 +394,7 @@ def test_the_estimate_of_activations_is_what_autograd_keeps() -> None:
     network, state = build(c), torch.get_rng_state()
     guess = estimate.activations(c, network, translation, 40 * estimate.LENGTH)
     assert torch.equal(torch.get_rng_state(), state)  # a run that estimates is the run that does not
-    real = estimate.activation_bytes(network, translation, estimate.trial_batch(c, 40, estimate.LENGTH))
+    real = estimate.activation_bytes(network, translation, example(c, 40, length=estimate.LENGTH))
     assert math.isclose(guess, real, rel_tol=0.02)
     assert estimate.activations(c, network, translation, 80 * estimate.LENGTH) > 1.9 * guess
 

@@ -120,9 +120,8 @@ def detect_folder(path: Path) -> tuple[str, Path]:
     if len(files) == 1:
         return "gguf", files[0]
     if files:
-        raise FileError(
-            f"{path} holds several models, {', '.join(f.name for f in files)}: give the path of one of them"
-        )
+        names = ", ".join(file.name for file in files)
+        raise FileError(f"{path} holds several models, {names}: give the path of one of them")
     if (path / "vectors.safetensors").is_file():
         raise FileError(f"{path} holds word vectors and no network: see qkv nearest and qkv analogy")
     raise FileError(f"no model in {path}: looked for config.json and a .gguf file; is it the right folder?")

@@ -50,10 +50,6 @@ class Entry:
     begin: int
     end: int
 
-    @property
-    def count(self) -> int:
-        return math.prod(self.shape)
-
 
 # --- reading
 
@@ -81,7 +77,8 @@ def read_headers(path: str | Path) -> dict[str, Entry]:
 def weight_files(path: Path) -> dict[Path, set[str]]:
     """The safetensors files of a folder, each with the tensors to take from it; an empty set = all."""
     if path.is_file():
-        refuse_pickle(path)
+        if path.suffix in PICKLES:
+            raise FileError(f"{path} looks like a pickle by its name; {NO_PICKLE}")
         return {path: set()}
     if not path.is_dir():
         raise FileError(f"{path} does not exist: give a model folder or a .safetensors file")
@@ -94,14 +91,10 @@ def weight_files(path: Path) -> dict[Path, set[str]]:
     pickled = [name for name in other if not name.endswith(".safetensors")]
     if pickled:
         raise FileError(f"{path} holds {', '.join(pickled)} and no model.safetensors; {NO_PICKLE}")
-    raise FileError(
-        f"no weights in {path}: looked for model.safetensors and model.safetensors.index.json"
-        + (
-            f"; found {', '.join(other)}: rename it or give the file itself"
-            if other
-            else "; fetch them or correct the path"
-        )
+    advice = (
+        f"found {', '.join(other)}: rename it or give the file itself" if other else "fetch them or correct the path"
     )
+    raise FileError(f"no weights in {path}: looked for model.safetensors and model.safetensors.index.json; {advice}")
 
 
 def _shards(index: Path) -> dict[Path, set[str]]:
@@ -144,14 +137,13 @@ def _check_start(path: Path, start: bytes, length: int, size: int) -> None:
     """Is it safetensors at all? If not, say what it is."""
     if len(start) > 8 and start[8:9] == b"{" and length <= min(size - 8, MAX_HEADER):
         return
-    text = start.lstrip().lower()
     if start.startswith(b"version https://git-lfs"):
         problem = "is a git-lfs pointer, not the file itself: run `git lfs pull` in its repository"
-    elif text.startswith((b"<!doctype", b"<html", b"<?xml")):
+    elif start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         problem = "is a web page, not weights: the download went wrong (is a login needed?); fetch the file itself"
     elif start.startswith(b"PK\x03\x04"):
         problem = f"is a zip archive, not safetensors: unpack it; if it is a PyTorch checkpoint, {NO_PICKLE}"
-    elif start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+    elif start.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         problem = f"is a pickle; {NO_PICKLE}"
     elif start.startswith(b"GGUF"):
         problem = "is a GGUF file: give it a name that ends in .gguf"
@@ -208,12 +200,14 @@ def _check_layout(path: Path, entries: dict[str, Entry], size: int) -> None:
                 f"{path} is truncated: tensor {name!r} ends at byte {entry.end:,} of {size:,}; fetch the file again"
             )
         if entry.begin != at:
-            raise FileError(
-                f"{path} is corrupt: tensor {name!r} overlaps another or leaves a gap; fetch the file again"
-            )
+            raise corrupt(path, f"tensor {name!r} overlaps another or leaves a gap")
         at = entry.end
     if at != size:
-        raise FileError(f"{path} is corrupt: {size - at:,} bytes after the last tensor; fetch the file again")
+        raise corrupt(path, f"{size - at:,} bytes after the last tensor")
+
+
+def corrupt(path: Path, problem: str) -> FileError:
+    return FileError(f"{path} is corrupt: {problem}; fetch the file again")
 
 
 def _read_and_check(path: Path, names: list[str]) -> dict[str, Tensor]:
@@ -221,7 +215,7 @@ def _read_and_check(path: Path, names: list[str]) -> dict[str, Tensor]:
         with safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
-        raise FileError(f"{path} is corrupt: {_one_line(error)}; fetch the file again") from None
+        raise corrupt(path, _one_line(error)) from None
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_JSON, kind: type = dict) -> Any:
@@ -253,19 +247,13 @@ def read_text(path: str | Path, max_bytes: int = MAX_JSON) -> str:
     path = Path(path)
     try:
         if path.stat().st_size > max_bytes:
-            raise FileError(
-                f"{path} is over {max_bytes:,} bytes, far more than such a file needs; is it the right file?"
-            )
+            size = f"over {max_bytes:,} bytes, far more than such a file needs"
+            raise FileError(f"{path} is {size}; is it the right file?")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror}; correct the path or fetch the file") from None
     except UnicodeDecodeError:
         raise FileError(f"{path} is not UTF-8 text; is it the right file?") from None
-
-
-def refuse_pickle(path: Path) -> None:
-    if path.suffix in PICKLES:
-        raise FileError(f"{path} looks like a pickle by its name; {NO_PICKLE}")
 
 
 UMASK = os.umask(0)
@@ -281,16 +269,11 @@ def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[s
     plain: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        own = _own_memory(tensor)
-        plain[name] = own.clone() if own.data_ptr() in seen else own  # one tensor under two names is written twice
+        own = tensor.detach().cpu().contiguous()
+        shared = own.untyped_storage().nbytes() > own.nbytes or own.data_ptr() in seen  # which safetensors refuses
+        plain[name] = own.clone() if shared else own
         seen.add(own.data_ptr())
     atomically(Path(path), lambda temporary: save_file(plain, temporary, metadata={"format": "pt", **(metadata or {})}))
-
-
-def _own_memory(tensor: Tensor) -> Tensor:
-    """On the CPU, contiguous, and not a part of a larger storage, which safetensors refuses."""
-    tensor = tensor.detach().cpu().contiguous()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -327,10 +310,9 @@ def atomically(path: Path, write: Callable[[str], object]) -> None:
             Path(temporary).unlink(missing_ok=True)
             raise
         to_disk(path.parent)
-    except OSError as error:
-        raise FileError(f"cannot write {path}: {error.strerror}; is there room, and may you write there?") from None
-    except SafetensorError as error:  # what the library makes of an OSError
-        raise FileError(f"cannot write {path}: {_one_line(error)}; is there room, and may you write there?") from None
+    except (OSError, SafetensorError) as error:  # SafetensorError: what the library makes of an OSError
+        reason = error.strerror if isinstance(error, OSError) else _one_line(error)
+        raise FileError(f"cannot write {path}: {reason}; is there room, and may you write there?") from None
 
 
 @contextmanager

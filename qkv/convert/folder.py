@@ -22,7 +22,6 @@ from qkv.config import ModelConfig, validate
 from qkv.config.rules import outside
 from qkv.config.usage import Usage
 from qkv.convert.files import (
-    Entry,
     new_folder,
     read_headers,
     read_json,
@@ -60,10 +59,9 @@ def agree(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: str) -
     plausible(config, len(shapes), where)
     outline = skeleton(config)
     compare(shapes_of(weights(outline)), shapes, where)
-    if wrong := outside(config):
-        raise FileError(
-            f"{where}: {', '.join(wrong)} is outside the vocabulary of {config.target_size:,} words: correct the configuration"
-        )
+    if wrong := ", ".join(outside(config)):
+        size = f"the vocabulary of {config.target_size:,} words"
+        raise FileError(f"{where}: {wrong} is outside {size}: correct the configuration")
     if sum(buffer.numel() for buffer in outline.buffers()) > MAX_TABLES:
         raise FileError(f"{where}: the configuration asks for tables of absurd size; correct config.json")
 
@@ -72,24 +70,20 @@ def plausible(config: ModelConfig, n_tensors: int, where: str) -> None:
     """Before even an outline is made: no more layers than there are tensors."""
     layers = max(config.n_layers, config.decoder_layers)
     if layers > n_tensors and not config.share_layers:
-        raise FileError(
-            f"{where}: {layers} layers in the configuration, {n_tensors} tensors: they do not belong together"
-        )
+        sizes = f"{layers} layers in the configuration, {n_tensors} tensors"
+        raise FileError(f"{where}: {sizes}: they do not belong together")
 
 
 def compare(wanted: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]], where: str) -> None:
     """Every missing, unknown or misshapen tensor in one error."""
-    missing, unknown = sorted(wanted.keys() - shapes.keys()), sorted(shapes.keys() - wanted.keys())
-    misshapen = [
-        f"{name} is {shapes[name]} instead of {wanted[name]}"
-        for name in sorted(wanted.keys() & shapes.keys())
-        if shapes[name] != wanted[name]
-    ]
-    problems = [f"missing {some(missing)}"] if missing else []
-    problems += [f"unknown {some(unknown)}"] if unknown else []
-    problems += [f"wrong shape: {some(misshapen)}"] if misshapen else []
-    if problems:
-        raise FileError(f"{where}: weights and configuration do not belong together: {'; '.join(problems)}")
+    wrong = [name for name in sorted(wanted.keys() & shapes.keys()) if shapes[name] != wanted[name]]
+    problems = {
+        "missing": sorted(wanted.keys() - shapes.keys()),
+        "unknown": sorted(shapes.keys() - wanted.keys()),
+        "wrong shape:": [f"{name} is {shapes[name]} instead of {wanted[name]}" for name in wrong],
+    }
+    if listed := "; ".join(f"{problem} {some(names)}" for problem, names in problems.items() if names):
+        raise FileError(f"{where}: weights and configuration do not belong together: {listed}")
 
 
 def fill(config: ModelConfig, tensors: dict[str, Tensor], where: str) -> Network:
@@ -118,9 +112,8 @@ def copy_into(network: nn.Module, tensors: dict[str, Tensor], where: str) -> Non
         for name, tensor in weights(network).items():
             tensor.copy_(tensors[name])
             if not tensor.isfinite().all():
-                raise FileError(
-                    f"{where}: {name} has numbers that are infinite or not a number (NaN): the file is damaged, or training diverged"
-                )
+                problem = f"{name} has numbers that are infinite or not a number (NaN)"
+                raise FileError(f"{where}: {problem}: the file is damaged, or training diverged")
 
 
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -178,9 +171,8 @@ def replace_usage(folder: Path, usage: Usage) -> None:
 def card(config: ModelConfig, network: nn.Module) -> str:
     """README.md: what the folder is and how to open it."""
     count = sum(parameter.numel() for parameter in network.parameters())
-    fields = "\n".join(
-        f"- {name}: {value}" for name, value in config.model_dump(mode="json", exclude_unset=True).items()
-    )
+    values = config.model_dump(mode="json", exclude_unset=True)
+    fields = "\n".join(f"- {name}: {value}" for name, value in values.items())
     return (
         f"# A {config.family} with {count:,} parameters\n\n{fields}\n\n"
         "Open it with qkv:\n\n"
@@ -193,8 +185,7 @@ def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
     folder = Path(folder)
     verify(folder)
     config = read_config(folder)
-    entries: dict[str, Entry] = read_headers(folder)
-    agree(config, {name: entry.shape for name, entry in entries.items()}, str(folder))
+    agree(config, {name: entry.shape for name, entry in read_headers(folder).items()}, str(folder))
     return config, network_with(config, read_tensors(folder), str(folder)), open_tokenizer(folder)
 
 
@@ -215,9 +206,8 @@ def read_values(folder: Path) -> dict[str, Any]:
     verify(folder, "config.json")
     values: dict[str, Any] = read_json(folder / "config.json")
     if values.get("format", FORMAT) != FORMAT:
-        raise FileError(
-            f"{folder} has format {values['format']!r}, and this version of qkv reads 0.1 and {FORMAT}: update qkv"
-        )
+        given = f"format {values['format']!r}"
+        raise FileError(f"{folder} has {given}, and this version of qkv reads 0.1 and {FORMAT}: update qkv")
     unknown = sorted(values.keys() - {"model_type", "format", "qkv_version", "model", "usage"})
     if values.get("model_type") != MODEL_TYPE or not isinstance(values.get("model"), dict) or unknown:
         raise FileError(

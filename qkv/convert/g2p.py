@@ -29,13 +29,10 @@ MAX_BYTES = 64_000_000
 
 CELL = {"w_ih": "weight_ih_l0", "w_hh": "weight_hh_l0", "b_ih": "bias_ih_l0", "b_hh": "bias_hh_l0"}
 NAMES = {
-    "enc_emb": "source.tokens.weight",
+    "enc_emb": "source.tokens.weight", "dec_emb": "target.tokens.weight", "fc_w": "head.weight", "fc_b": "head.bias",
     **{f"enc_{theirs}": f"encoder.cells.{ours}" for theirs, ours in CELL.items()},
-    "dec_emb": "target.tokens.weight",
     **{f"dec_{theirs}": f"decoder.cells.{ours}" for theirs, ours in CELL.items()},
-    "fc_w": "head.weight",
-    "fc_b": "head.bias",
-}
+}  # fmt: skip
 """Their array -> our parameter."""
 
 

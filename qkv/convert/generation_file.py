@@ -14,22 +14,17 @@ from typing import Any
 from qkv.config import ModelConfig
 from qkv.config.usage import DecodingDefaults
 from qkv.convert.files import read_json
-from qkv.convert.hf_family import OPTIONAL_INT, Json, check_type
+from qkv.convert.hf_family import NOTHING, OPTIONAL_INT, Json, check_type
 from qkv.generate.beam import BeamParams
 from qkv.generate.translate import suppressed_tokens
 
 NAME = "generation_config.json"
+INTEGERS = "num_beams max_length max_new_tokens min_length min_new_tokens no_repeat_ngram_size forced_bos_token_id"
 KEYS: dict[str, tuple[type, ...]] = {
-    "num_beams": OPTIONAL_INT,
-    "length_penalty": (float, int, type(None)),
-    "early_stopping": (bool, str, type(None)),
-    "max_length": OPTIONAL_INT,
-    "max_new_tokens": OPTIONAL_INT,
-    "min_length": OPTIONAL_INT,
-    "min_new_tokens": OPTIONAL_INT,
-    "no_repeat_ngram_size": OPTIONAL_INT,
-    "forced_bos_token_id": OPTIONAL_INT,
-    "forced_eos_token_id": (int, list, type(None)),
+    **dict.fromkeys(INTEGERS.split(), OPTIONAL_INT),
+    "length_penalty": (float, int, NOTHING),
+    "early_stopping": (bool, str, NOTHING),
+    "forced_eos_token_id": (int, list, NOTHING),
 }
 """The keys that are read and their types."""
 

@@ -6,6 +6,7 @@ head apart, as Hugging Face has them, so that the model can be exported there.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +26,30 @@ NAMES = {
     "token_embd.weight": "embed.tokens.weight",
     "output_norm.weight": "stack.norm.weight",
     "output.weight": "head.weight",
-    "blk.{}.attn_norm.weight": "stack.blocks.{}.attention.before.weight",
-    "blk.{}.attn_q.weight": "stack.blocks.{}.attention.layer.query.weight",
-    "blk.{}.attn_k.weight": "stack.blocks.{}.attention.layer.key.weight",
-    "blk.{}.attn_v.weight": "stack.blocks.{}.attention.layer.value.weight",
-    "blk.{}.attn_output.weight": "stack.blocks.{}.attention.layer.output.weight",
-    "blk.{}.ffn_norm.weight": "stack.blocks.{}.feedforward.before.weight",
-    "blk.{}.ffn_gate.weight": "stack.blocks.{}.feedforward.layer.gate.weight",
-    "blk.{}.ffn_up.weight": "stack.blocks.{}.feedforward.layer.up.weight",
-    "blk.{}.ffn_down.weight": "stack.blocks.{}.feedforward.layer.down.weight",
 }
-FIELDS = {
+BLOCK = {
+    "attn_norm": "attention.before", "attn_q": "attention.layer.query", "attn_k": "attention.layer.key",
+    "attn_v": "attention.layer.value", "attn_output": "attention.layer.output", "ffn_norm": "feedforward.before",
+    "ffn_gate": "feedforward.layer.gate", "ffn_up": "feedforward.layer.up", "ffn_down": "feedforward.layer.down",
+}  # fmt: skip
+"""Layers of a block, each with one weight: blk.3.attn_q.weight."""
+REQUIRED = {
     "llama.block_count": "n_layers",
     "llama.context_length": "max_length",
     "llama.embedding_length": "d_model",
     "llama.feed_forward_length": "d_ff",
     "llama.attention.head_count": "n_heads",
+    "llama.attention.layer_norm_rms_epsilon": "norm_eps",
+}
+FIELDS = {
+    **REQUIRED,
     "llama.attention.head_count_kv": "n_kv_heads",
     "llama.attention.key_length": "d_head",
     "llama.rope.freq_base": "position_base",
-    "llama.attention.layer_norm_rms_epsilon": "norm_eps",
     "tokenizer.ggml.padding_token_id": "pad_id",
     "tokenizer.ggml.bos_token_id": "bos_id",
 }
-OPTIONAL = {
-    "llama.attention.head_count_kv", "llama.attention.key_length", "llama.rope.freq_base",
-    "tokenizer.ggml.padding_token_id", "tokenizer.ggml.bos_token_id",
-}  # fmt: skip
-"""Those of the fields for which llama.cpp has a default, which is ours too."""
+"""For those that are not required llama.cpp has a default, which is ours too."""
 CHECKED = {"llama.vocab_size", "llama.rope.dimension_count", "llama.attention.value_length", "llama.rope.scaling.type"}
 """Fields that must agree with the others; any further llama.* field is something this reader does not know."""
 NORMAL, CONTROL, USER = 1, 3, 4
@@ -114,16 +111,14 @@ def open_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: Path) -> ModelConfig:
-    if fields.get("general.architecture") != "llama":
-        raise FileError(
-            f"{path} holds architecture {fields.get('general.architecture')!r}; only 'llama' GGUF files are read"
-        )
+    if (kind := fields.get("general.architecture")) != "llama":
+        raise FileError(f"{path} holds architecture {kind!r}; only 'llama' GGUF files are read")
     if "embed.tokens.weight" not in shapes:
         raise FileError(f"{path} has no tensor token_embd.weight: it is not a whole model")
     unknown = sorted(n for n in fields if n.startswith("llama.") and n not in FIELDS and n not in CHECKED)
     if unknown or fields.get("llama.rope.scaling.type", "none") != "none":
         raise FileError(f"{path} uses {', '.join(unknown) or 'llama.rope.scaling.type'}, which is not known here")
-    missing = [name for name in FIELDS if name not in fields and name not in OPTIONAL]
+    missing = [name for name in REQUIRED if name not in fields]
     if missing:
         raise FileError(f"{path} does not say {', '.join(missing)}: it is not a whole model; fetch it again")
     if "rope_freqs.weight" in shapes:
@@ -134,11 +129,7 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
     for name in ("position_base", "norm_eps"):
         if isinstance(values.get(name), float):
             values[name] = float(f"{values[name]:.7g}")  # stored as float32: 1e-05, not 9.999999747e-06
-    ends = [
-        fields[f"tokenizer.ggml.{name}_token_id"]
-        for name in ("eos", "eot")
-        if f"tokenizer.ggml.{name}_token_id" in fields
-    ]
+    ends = [fields[name] for name in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id") if name in fields]
     try:
         config: ModelConfig = validate(ModelConfig, {
             "family": "decoder", "vocab_size": shapes["embed.tokens.weight"][0], "feedforward": "swiglu", "norm": "rms",
@@ -160,10 +151,8 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
 
 def our_name(name: str) -> str:
     """blk.3.attn_q.weight -> stack.blocks.3.attention.layer.query.weight; a name that is not in the table stays."""
-    parts = name.split(".")
-    layer = parts[1] if parts[0] == "blk" and len(parts) > 1 and parts[1].isdigit() else ""
-    general = ".".join([parts[0], "{}", *parts[2:]]) if layer else name
-    return NAMES.get(general, name).format(layer) if general in NAMES else name
+    found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    return f"stack.blocks.{found[1]}.{BLOCK[found[2]]}.weight" if found and found[2] in BLOCK else NAMES.get(name, name)
 
 
 def dequantise(tensor: Any, path: Path) -> Tensor:

@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from qkv.config import ModelConfig
-from qkv.convert.hf_encoders import (
-    ANSWERS,
-    ENCODER_BLOCK,
-    ENCODER_MUST,
-    OLD_NORMS,
-    bert_words,
-    encoder_keys,
-    encoder_table,
-    read_encoder,
-    write_encoder,
-)
-from qkv.convert.hf_family import NOTHING, Family, Json, Key, token_ids
+from qkv.convert.hf_encoders import BERT, ENCODER_BLOCK, bert_words, encoder_keys, encoder_table, head_rows
+from qkv.convert.hf_family import NOTHING, Family, Json, Key, encoder_classes, token_ids
 from qkv.convert.rewrite import SCALED_WORDS
 from qkv.convert.tables import Change, Row, both, layers, row
 from qkv.errors import FileError
@@ -37,19 +27,13 @@ def read_deberta(values: Json, names: set[str], head: str) -> dict[str, Any]:
         if given != wanted:
             raise FileError(f"config.json: {name} = {values[name]!r} is not supported; it must be {wanted!r}")
     farthest = values["max_relative_positions"]
-    return {
-        **read_encoder(values, names, head),
-        "relative_distance": farthest if farthest > 0 else values["max_position_embeddings"],
-    }
+    distance = farthest if farthest > 0 else values["max_position_embeddings"]
+    return {**BERT.read(values, names, head), "relative_distance": distance}
 
 
 def write_deberta(c: ModelConfig) -> dict[str, Any]:
-    return {
-        **write_encoder(c),
-        **ONLY,
-        "max_position_embeddings": c.max_length,
-        "max_relative_positions": c.relative_distance,
-    }
+    lengths = {"max_position_embeddings": c.max_length, "max_relative_positions": c.relative_distance}
+    return {**BERT.write(c), **ONLY, **lengths}
 
 
 def per_head(n_heads: int) -> Change:
@@ -79,25 +63,18 @@ def deberta_block(c: ModelConfig) -> list[Row]:
 
 
 def deberta_table(c: ModelConfig) -> list[Row]:
-    heads = {"masked": bert_words(c, "head"), "tags": both([("classifier", "head.output")]), "span": ANSWERS}
     return [
         *encoder_table(c, "cls.predictions.decoder.weight", []),
         row("encoder.rel_embeddings.weight", "stack.positions.0.vectors"),
         *layers(c.n_layers, deberta_block(c)),
-        *heads.get(c.head, []),
+        *head_rows(c, {"masked": bert_words(c, "head")}, pooler=False),
     ]
 
 
 DEBERTA = Family(
     "deberta",
-    architectures={
-        "DebertaModel": "base", "DebertaForMaskedLM": "masked", "DebertaForTokenClassification": "tags",
-        "DebertaForQuestionAnswering": "span",
-    },
-    fixed={
-        "family": "encoder", "norm": "layer", "norm_order": "post", "embed_norm": True, "position": "disentangled",
-        "attention_bias": "all-but-key",
-    },
+    architectures=encoder_classes("Deberta", "masked", "tags", "span"),
+    fixed={**BERT.fixed, "position": "disentangled", "attention_bias": "all-but-key"},
     keys={
         **encoder_keys(50265, 768, 12, 3072),
         "type_vocab_size": Key(0, "n_segments"),
@@ -108,7 +85,7 @@ DEBERTA = Family(
         "max_relative_positions": Key(-1),
         **token_ids(pad=0, bos=None, eos=None),
     },
-    must={**ENCODER_MUST, "talking_head": False},
+    must={**BERT.must, "talking_head": False},
     # `legacy` renames the masked-word head; the pooler belongs to sequence classification
     ignored=frozenset({"legacy", "pooler_dropout", "pooler_hidden_act", "pooler_hidden_size", "padding_idx"}),
     read=read_deberta,
@@ -116,10 +93,10 @@ DEBERTA = Family(
     table=deberta_table,
     rewrites=(SCALED_WORDS,),
     prefix="deberta.",
-    heads=("cls.", "classifier.", "qa_outputs."),
+    heads=BERT.heads,
     marks=((("cls.predictions.",), "masked"), (("classifier.",), "tags"), (("qa_outputs.",), "span")),
     spellings=(
-        *OLD_NORMS,
+        *BERT.spellings,
         (r"^lm_predictions\.lm_head\.(dense|LayerNorm)", r"cls.predictions.transform.\1"),
         (r"^lm_predictions\.lm_head\.bias$", "cls.predictions.bias"),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from qkv.config import ModelConfig
@@ -14,22 +15,17 @@ from qkv.convert.hf_family import (
     Key,
     activation_key,
     check_type,
-    tied_key,
+    size_keys,
+    switch,
     token_ids,
     unless,
     usual_head,
 )  # fmt: skip
 from qkv.convert.rewrite import CLASSES_ONLY, POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES
-from qkv.convert.tables import THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Row, both, drop, layers, row
+from qkv.convert.tables import THIRDS, THIRDS_TRANSPOSED, TRANSPOSED, Row, attention, both, drop, layers, row
 from qkv.errors import ConfigError, FileError
 
 DECODER_MUST = {"is_encoder_decoder": False, "decoder_start_token_id": None}
-
-
-def bias_key(default: bool) -> Key:
-    """Whether the projections of attention have biases."""
-    read = lambda biased: "all" if biased else "none"  # noqa: E731
-    return Key(default, "attention_bias", read=read, write=lambda bias: bias == "all")
 
 
 def decoder_head(head: str) -> dict[str, Any]:
@@ -82,10 +78,7 @@ GPT2 = Family(
     architectures={
         "GPT2LMHeadModel": "vocabulary", "GPT2Model": "vocabulary", "GPT2ForSequenceClassification": "classes",
     },
-    fixed={
-        "family": "decoder", "norm": "layer", "norm_order": "pre", "position": "learned",
-        "attention_bias": "all",
-    },
+    fixed={"family": "decoder", "norm": "layer", "norm_order": "pre", "position": "learned", "attention_bias": "all"},
     keys={
         "vocab_size": Key(50257, "vocab_size"),
         "n_positions": Key(1024, "max_length"),
@@ -97,9 +90,8 @@ GPT2 = Family(
         "resid_pdrop": Key(0.1, "dropout"),
         "attn_pdrop": Key(0.1, "attention_dropout"),
         "layer_norm_epsilon": Key(1e-5, "norm_eps"),
-        "scale_attn_weights": Key(True, "score", read=lambda scaled: "scaled-dot" if scaled else "dot",
-                                  write=lambda score: score == "scaled-dot"),
-        **tied_key(True),
+        "scale_attn_weights": switch(True, "score", "scaled-dot", "dot"),
+        "tie_word_embeddings": switch(True, "tie", "output", "none"),
         **token_ids(pad=None, bos=50256, eos=50256),
     },
     must={**DECODER_MUST, "scale_attn_by_inverse_layer_idx": False},
@@ -123,14 +115,28 @@ GPT2 = Family(
 
 # --- rotary positions, of LLaMA and StarCoder2
 
-ROTARY_KEYS = {
-    "rope_parameters": Key(None, None, (dict, NOTHING)),
-    "rope_scaling": Key(None, None, (dict, NOTHING)),
-    "rope_theta": Key(None, None, (float, NOTHING)),
-}
+
+def rotary_keys(vocab_size: int, length: int, sizes: tuple[int, int, int, int], tied: bool) -> dict[str, Key]:
+    """Keys with a family's defaults; `sizes` are those of `size_keys`."""
+    return {
+        "vocab_size": Key(vocab_size, "vocab_size"),
+        **size_keys(*sizes),
+        "max_position_embeddings": Key(length, "max_length"),
+        "attention_dropout": Key(0.0, "attention_dropout"),
+        "tie_word_embeddings": switch(tied, "tie", "output", "none"),
+        "rope_parameters": Key(None, None, (dict, NOTHING)),
+        "rope_scaling": Key(None, None, (dict, NOTHING)),
+        "rope_theta": Key(None, None, (float, NOTHING)),
+    }
 
 
-def read_rotary(values: Json) -> dict[str, Any]:
+def read_rotary(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    """Head, number of key-value heads, and what `read_positions` gives."""
+    kv_heads = unless(values["num_attention_heads"], values["num_key_value_heads"])
+    return {**decoder_head(head), "n_kv_heads": kv_heads, **read_positions(values)}
+
+
+def read_positions(values: Json) -> dict[str, Any]:
     """Base and stretching, from rope_parameters (transformers 5) or rope_theta and rope_scaling (before)."""
     given = dict(values["rope_scaling"] or values["rope_parameters"] or {})
     theta = given.pop("rope_theta", values["rope_theta"])
@@ -157,69 +163,39 @@ LLAMA3 = {
 
 
 def read_llama3(given: Mapping[str, Any]) -> dict[str, Any]:
-    if given.keys() != LLAMA3.keys():
-        odd = sorted(given.keys() ^ LLAMA3.keys())
-        raise FileError(
-            f"config.json: llama3 rope parameters are {', '.join(LLAMA3)}; missing or unknown: {', '.join(odd)}"
-        )
+    if odd := ", ".join(sorted(given.keys() ^ LLAMA3.keys())):
+        raise FileError(f"config.json: llama3 rope parameters are {', '.join(LLAMA3)}; missing or unknown: {odd}")
     for name, value in given.items():
         check_type(name, value, (int,) if name.startswith("original") else (int, float))
     return {ours: given[name] if ours == "original_length" else float(given[name]) for name, ours in LLAMA3.items()}
 
 
 def write_rotary(c: ModelConfig) -> dict[str, Any]:
-    """Both spellings, so that transformers before and after 5 open the folder."""
+    """Both spellings of the positions, so that transformers before and after 5 open the folder."""
+    if c.d_model % c.n_heads != 0:
+        raise ConfigError(f"d_model = {c.d_model} with n_heads = {c.n_heads}, which does not divide it")
     scaling = c.rotary_scaling
     stretched = {name: getattr(scaling, ours) for name, ours in LLAMA3.items()} if scaling is not None else {}
     kind = {"rope_type": "llama3" if stretched else "default"}
     return {
+        "num_key_value_heads": c.kv_heads,
         "rope_parameters": {"rope_theta": c.position_base, **kind, **stretched},
         "rope_theta": c.position_base,
         "rope_scaling": {**kind, **stretched} if stretched else None,
     }
 
 
-# --- LLaMA
-
-
-def whole_heads(c: ModelConfig) -> None:
-    if c.d_model % c.n_heads != 0:
-        raise ConfigError(f"d_model = {c.d_model} with n_heads = {c.n_heads}, which does not divide it")
-
-
-def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
-    return {
-        **decoder_head(head),
-        "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
-        "d_head": unless(usual_head(values["hidden_size"], values["num_attention_heads"]), values["head_dim"]),
-        **read_rotary(values),
-    }
-
-
-def write_llama(c: ModelConfig) -> dict[str, Any]:
-    whole_heads(c)
-    return {
-        "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_width,
-        **write_rotary(c),
-    }
-
-
-def rotary_block(**feedforward: str) -> list[Row]:
-    """Attention and norms, and these layers of the feed-forward: our name = theirs."""
-    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
-    return [
+def rotary_table(c: ModelConfig, **feedforward: str) -> list[Row]:
+    """All weights, with these layers of the feed-forward: our name = theirs."""
+    block = [
         *both([
             ("layers.{}.input_layernorm", "stack.blocks.{}.attention.before"),
-            *((f"layers.{{}}.self_attn.{proj}", f"stack.blocks.{{}}.attention.layer.{name}") for proj, name in names.items()),
+            *attention("layers.{}.self_attn", "q_proj k_proj v_proj o_proj", "stack.blocks.{}.attention"),
             ("layers.{}.post_attention_layernorm", "stack.blocks.{}.feedforward.before"),
             *((f"layers.{{}}.mlp.{proj}", f"stack.blocks.{{}}.feedforward.layer.{name}") for name, proj in feedforward.items()),
         ]),
         drop("layers.{}.self_attn.rotary_emb.inv_freq", "computed from the base"),
     ]  # fmt: skip
-
-
-def rotary_table(c: ModelConfig, block: list[Row]) -> list[Row]:
     return [
         row("embed_tokens.weight", "embed.tokens.weight", copies=("lm_head.weight",)),
         *layers(c.n_layers, block),
@@ -229,98 +205,65 @@ def rotary_table(c: ModelConfig, block: list[Row]) -> list[Row]:
     ]
 
 
+# --- LLaMA
+
+
+def read_llama(values: Json, names: set[str], head: str) -> dict[str, Any]:
+    usual = usual_head(values["hidden_size"], values["num_attention_heads"])
+    return {**read_rotary(values, names, head), "d_head": unless(usual, values["head_dim"])}
+
+
 LLAMA = Family(
     "llama",
     architectures={
         "LlamaForCausalLM": "vocabulary", "LlamaModel": "vocabulary", "LlamaForSequenceClassification": "classes",
     },
-    fixed={
-        "family": "decoder", "norm": "rms", "norm_order": "pre", "position": "rotary",
-        "dropout": 0.0,
-    },
+    fixed={"family": "decoder", "norm": "rms", "norm_order": "pre", "position": "rotary", "dropout": 0.0},
     keys={
-        "vocab_size": Key(32000, "vocab_size"),
-        "hidden_size": Key(4096, "d_model"),
-        "intermediate_size": Key(11008, "d_ff"),
-        "num_hidden_layers": Key(32, "n_layers"),
-        "num_attention_heads": Key(32, "n_heads"),
+        **rotary_keys(32000, 2048, (4096, 32, 32, 11008), tied=False),
         "num_key_value_heads": Key(None, None, OPTIONAL_INT),
         "head_dim": Key(None, None, OPTIONAL_INT),
         **activation_key("hidden_act", "silu", gated=True),
-        "max_position_embeddings": Key(2048, "max_length"),
         "rms_norm_eps": Key(1e-6, "norm_eps"),
-        "attention_dropout": Key(0.0, "attention_dropout"),
-        "attention_bias": bias_key(False),
+        "attention_bias": switch(False, "attention_bias", "all", "none"),
         "mlp_bias": Key(False, "ffn_bias"),
-        **tied_key(False),
-        **ROTARY_KEYS,
         **token_ids(pad=None, bos=1, eos=2),
     },
     must={**DECODER_MUST, "rope_interleaved": False},
     ignored=frozenset({"pretraining_tp", "is_llama_config", "max_sequence_length", "transformers.js_config"}),
     read=read_llama,
-    write=write_llama,
-    table=lambda c: rotary_table(c, rotary_block(gate="gate_proj", up="up_proj", down="down_proj")),
+    write=lambda c: {**write_rotary(c), "head_dim": c.head_width},
+    table=lambda c: rotary_table(c, gate="gate_proj", up="up_proj", down="down_proj"),
     rewrites=(CLASSES_ONLY, SCALED_WORDS),
     prefix="model.",
     heads=("lm_head.", "score."),
     marks=((("score.",), "classes"),),
 )  # fmt: skip
 
-# --- StarCoder2: rotary positions as LLaMA, norms and feed-forward layer as GPT-2
+# --- StarCoder2: as LLaMA but for norms and feed-forward layer, which are GPT-2's
 
-
-def read_starcoder2(values: Json, names: set[str], head: str) -> dict[str, Any]:
-    return {
-        **decoder_head(head),
-        "n_kv_heads": unless(values["num_attention_heads"], values["num_key_value_heads"]),
-        "ffn_bias": values["use_bias"],
-        **read_rotary(values),
-    }
-
-
-def write_starcoder2(c: ModelConfig) -> dict[str, Any]:
-    whole_heads(c)
-    return {
-        "num_key_value_heads": c.kv_heads,
-        "embedding_dropout": c.dropout,
-        "use_bias": c.ffn_bias,
-        **write_rotary(c),
-    }
-
-
-STARCODER2 = Family(
-    "starcoder2",
+STARCODER2 = replace(
+    LLAMA,
+    model_type="starcoder2",
     architectures={
         "Starcoder2ForCausalLM": "vocabulary", "Starcoder2Model": "vocabulary",
         "Starcoder2ForSequenceClassification": "classes",
     },
     fixed={"family": "decoder", "norm": "layer", "norm_order": "pre", "position": "rotary"},
     keys={
-        "vocab_size": Key(49152, "vocab_size"),
-        "hidden_size": Key(3072, "d_model"),
-        "intermediate_size": Key(12288, "d_ff"),
-        "num_hidden_layers": Key(30, "n_layers"),
-        "num_attention_heads": Key(24, "n_heads"),
+        **rotary_keys(49152, 4096, (3072, 30, 24, 12288), tied=True),
         "num_key_value_heads": Key(2),
         **activation_key("hidden_act", "gelu_pytorch_tanh"),
-        "max_position_embeddings": Key(4096, "max_length"),
         "norm_epsilon": Key(1e-5, "norm_eps"),
-        "attention_dropout": Key(0.0, "attention_dropout"),
         "residual_dropout": Key(0.0, "dropout"),
-        "use_bias": bias_key(True),
-        **tied_key(True),
-        **ROTARY_KEYS,
+        "use_bias": switch(True, "attention_bias", "all", "none"),
         **token_ids(pad=None, bos=50256, eos=50256),
     },
     # a null is no window; mlp_type and norm_type stand in old files
     must={**DECODER_MUST, "sliding_window": None, "mlp_type": "default", "norm_type": "layer_norm"},
     ignored=frozenset({"embedding_dropout"}),  # we have one dropout, which is residual_dropout
-    read=read_starcoder2,
-    write=write_starcoder2,
-    table=lambda c: rotary_table(c, rotary_block(up="c_fc", down="c_proj")),
+    read=lambda values, names, head: {**read_rotary(values, names, head), "ffn_bias": values["use_bias"]},
+    write=lambda c: {**write_rotary(c), "embedding_dropout": c.dropout, "use_bias": c.ffn_bias},
+    table=lambda c: rotary_table(c, up="c_fc", down="c_proj"),
     rewrites=(ZERO_BIASES, CLASSES_ONLY, SCALED_WORDS),
-    prefix="model.",
-    heads=("lm_head.", "score."),
-    marks=((("score.",), "classes"),),
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from qkv.config import ModelConfig
 from qkv.convert.hf_family import (
     GATED,
+    NOTHING,
     OPTIONAL_INT,
     Family,
     Json,
@@ -23,7 +26,7 @@ from qkv.convert.hf_family import (
     usual_head,
 )
 from qkv.convert.rewrite import CHANNELS_IN_HALVES, POSITIONS_AS_TABLE, UNSCALED_SCORES, ZERO_BIASES
-from qkv.convert.tables import ONE_ROW, Row, Weights, both, drop, layers, row
+from qkv.convert.tables import ONE_ROW, Row, Weights, attention, both, drop, layers, row
 from qkv.errors import ConfigError, FileError
 from qkv.parts.positions import sinusoids
 
@@ -54,14 +57,11 @@ def t5_feedforward(values: Json) -> str:
     given = values["feed_forward_proj"]
     name = given.removeprefix("gated-")
     meant = "gelu_new" if given == "gated-gelu" else name
-    ours = activation(
-        values["dense_act_fn"] or meant, "dense_act_fn" if values["dense_act_fn"] else "feed_forward_proj"
-    )
+    stated, stated_gate = values["dense_act_fn"], values["is_gated_act"]
+    ours = activation(stated or meant, "dense_act_fn" if stated else "feed_forward_proj")
     gated = given != name
-    if values["is_gated_act"] not in (None, gated):
-        raise FileError(
-            f"config.json: is_gated_act = {values['is_gated_act']} and feed_forward_proj = {given!r} contradict"
-        )
+    if stated_gate not in (None, gated):
+        raise FileError(f"config.json: is_gated_act = {stated_gate} and feed_forward_proj = {given!r} contradict")
     return GATED[ours] if gated else ours
 
 
@@ -81,11 +81,6 @@ def write_t5(c: ModelConfig) -> dict[str, Any]:
     }
 
 
-def t5_attention(foreign: str, ours: str) -> list[tuple[str, str]]:
-    names = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    return [(f"{foreign}.{short}", f"{ours}.layer.{name}") for short, name in names.items()]
-
-
 def t5_half(half: str, gated: bool) -> list[Row]:
     """The rows of one block; the decoder's cross-attention comes between."""
     last = 2 if half == "decoder" else 1
@@ -94,9 +89,9 @@ def t5_half(half: str, gated: bool) -> list[Row]:
     up = [(f"{dense}.wi_0", "gate"), (f"{dense}.wi_1", "up")] if gated else [(f"{dense}.wi", "up")]
     return both([
         (f"{foreign}.0.layer_norm", f"{ours}.attention.before"),
-        *t5_attention(f"{foreign}.0.SelfAttention", f"{ours}.attention"),
+        *attention(f"{foreign}.0.SelfAttention", "q k v o", f"{ours}.attention"),
         *([(f"{foreign}.1.layer_norm", f"{ours}.cross.before")] if half == "decoder" else []),
-        *t5_attention(f"{foreign}.1.EncDecAttention", f"{ours}.cross"),
+        *attention(f"{foreign}.1.EncDecAttention", "q k v o", f"{ours}.cross"),
         (f"{foreign}.{last}.layer_norm", f"{ours}.feedforward.before"),
         *((name, f"{ours}.feedforward.layer.{part}") for name, part in up),
         (f"{dense}.wo", f"{ours}.feedforward.layer.down"),
@@ -105,19 +100,13 @@ def t5_half(half: str, gated: bool) -> list[Row]:
 
 def t5_table(c: ModelConfig) -> list[Row]:
     gated = c.feedforward in GATED.values()
-    distance = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    copies, distance = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "relative_attention_bias.weight"
     return [
-        row(
-            "shared.weight",
-            "source.tokens.weight",
-            copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        ),
+        row("shared.weight", "source.tokens.weight", copies=copies),
         row("lm_head.weight", "head.weight"),
-        row(f"encoder.{distance}", "encoder.positions.0.table"),
-        row(f"decoder.{distance}", "decoder.positions.0.table"),
-        drop(
-            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", "left in T5 1.0 files; never read"
-        ),
+        row(f"encoder.block.0.layer.0.SelfAttention.{distance}", "encoder.positions.0.table"),
+        row(f"decoder.block.0.layer.0.SelfAttention.{distance}", "decoder.positions.0.table"),
+        drop(f"decoder.block.0.layer.1.EncDecAttention.{distance}", "left in T5 1.0 files; never read"),
         *layers(c.n_layers, t5_half("encoder", gated)),
         *layers(c.decoder_layers, t5_half("decoder", gated)),
         *both([("encoder.final_layer_norm", "encoder.norm"), ("decoder.final_layer_norm", "decoder.norm")]),
@@ -145,10 +134,10 @@ T5 = Family(
         "dropout_rate": Key(0.1, "dropout"),
         "layer_norm_epsilon": Key(1e-6, "norm_eps"),
         "feed_forward_proj": Key("relu"),
-        "dense_act_fn": Key(None, None, (str, type(None))),
-        "is_gated_act": Key(None, None, (bool, type(None))),
+        "dense_act_fn": Key(None, None, (str, NOTHING)),
+        "is_gated_act": Key(None, None, (bool, NOTHING)),
         "tie_word_embeddings": Key(True),
-        "scale_decoder_outputs": Key(None, None, (bool, type(None))),
+        "scale_decoder_outputs": Key(None, None, (bool, NOTHING)),
         "decoder_start_token_id": Key(None, None, OPTIONAL_INT),
         **token_ids(pad=0, bos=None, eos=1),
     },
@@ -234,11 +223,11 @@ def write_halves(c: ModelConfig) -> dict[str, Any]:
 def halves_block(half: str, norm: str) -> list[Row]:
     """The rows of one block; cross-attention rows concern the decoder alone. `norm`: which slot has the norms."""
     foreign, ours = f"{half}.layers.{{}}", f"{half}.blocks.{{}}"
-    names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    names = "q_proj k_proj v_proj out_proj"
     return both([
-        *((f"{foreign}.self_attn.{proj}", f"{ours}.attention.layer.{name}") for proj, name in names.items()),
+        *attention(f"{foreign}.self_attn", names, f"{ours}.attention"),
         (f"{foreign}.self_attn_layer_norm", f"{ours}.attention.{norm}"),
-        *((f"{foreign}.encoder_attn.{proj}", f"{ours}.cross.layer.{name}") for proj, name in names.items()),
+        *attention(f"{foreign}.encoder_attn", names, f"{ours}.cross"),
         (f"{foreign}.encoder_attn_layer_norm", f"{ours}.cross.{norm}"),
         (f"{foreign}.fc1", f"{ours}.feedforward.layer.up"),
         (f"{foreign}.fc2", f"{ours}.feedforward.layer.down"),
@@ -255,6 +244,11 @@ def halves_words(c: ModelConfig) -> list[Row]:
     return [row(source, "source.tokens.weight"), row(target, "target.tokens.weight", copies=(output,)), own_output]
 
 
+def unshared_words(c: ModelConfig, fill: Callable[[Weights], Tensor] | None = None) -> list[Row]:
+    """The shared words, which are stored even where each half has its own."""
+    return [drop("shared.weight", "each half has its own words", fill)] if c.tie in ("none", "output") else []
+
+
 def halves_table(c: ModelConfig, norm: str = "after") -> list[Row]:
     return [
         *halves_words(c),
@@ -264,30 +258,21 @@ def halves_table(c: ModelConfig, norm: str = "after") -> list[Row]:
     ]
 
 
-OLD_HALVES = {"num_hidden_layers": "encoder_layers", "num_attention_heads": "encoder_attention_heads",
-              "hidden_size": "d_model"}  # fmt: skip
-
 # --- BART
 
 
 def learned_halves(c: ModelConfig) -> list[Row]:
-    """Tables of positions, and the shared words that are stored even where each half has its own."""
-    unused = drop(
-        "shared.weight", "each half has its own words", fill=lambda ours: ours["source.tokens.weight"].clone()
-    )
+    """Tables of positions, and the unused words that transformers insists on."""
     return [
         row("encoder.embed_positions.weight", "source.position.table"),
         row("decoder.embed_positions.weight", "target.position.table"),
-        *([unused] if c.tie in ("none", "output") else []),
+        *unshared_words(c, fill=lambda ours: ours["source.tokens.weight"].clone()),
     ]
 
 
 def bart_table(c: ModelConfig) -> list[Row]:
-    return [
-        *both([("encoder.layernorm_embedding", "source.norm"), ("decoder.layernorm_embedding", "target.norm")]),
-        *learned_halves(c),
-        *halves_table(c),
-    ]
+    norms = [("encoder.layernorm_embedding", "source.norm"), ("decoder.layernorm_embedding", "target.norm")]
+    return [*both(norms), *learned_halves(c), *halves_table(c)]
 
 
 BART = Family(
@@ -296,7 +281,8 @@ BART = Family(
     fixed={**HALVES, "position": "learned", "position_offset": 2, "embed_norm": True},
     keys={**halves_keys(50265, start=2), **token_ids(pad=1, bos=0, eos=2)},
     must={**HALVES_MUST, "normalize_embedding": True, "extra_pos_embeddings": 2},
-    aliases=OLD_HALVES,
+    aliases={"num_hidden_layers": "encoder_layers", "num_attention_heads": "encoder_attention_heads",
+             "hidden_size": "d_model"},
     read=read_halves,
     write=write_halves,
     table=bart_table,
@@ -304,7 +290,7 @@ BART = Family(
     heads=("lm_head.", "final_logits_bias"),
 )  # fmt: skip
 
-# --- Marian
+# --- Marian: BART but for sinusoids and for two vocabularies
 
 
 def write_marian(c: ModelConfig) -> dict[str, Any]:
@@ -322,13 +308,14 @@ def marian_table(c: ModelConfig) -> list[Row]:
     return [
         drop("encoder.embed_positions.weight", "sinusoids, which are computed", fill=waves),
         drop("decoder.embed_positions.weight", "sinusoids, which are computed", fill=waves),
-        *([drop("shared.weight", "each half has its own words")] if c.tie in ("none", "output") else []),
+        *unshared_words(c),
         *halves_table(c),
     ]
 
 
-MARIAN = Family(
-    "marian",
+MARIAN = replace(
+    BART,
+    model_type="marian",
     architectures={"MarianMTModel": "vocabulary", "MarianModel": "vocabulary"},
     fixed={**HALVES, "position": "sinusoidal", "position_layout": "halves", "position_base": 10_000.0},
     keys={
@@ -339,16 +326,12 @@ MARIAN = Family(
     },
     must={**HALVES_MUST, "static_position_embeddings": True},
     ignored=frozenset({"extra_pos_embeddings"}),  # of the learned table that Marian does not have
-    aliases=OLD_HALVES,
-    read=read_halves,
     write=write_marian,
     table=marian_table,
     rewrites=(CHANNELS_IN_HALVES, ZERO_BIASES),
-    prefix="model.",
-    heads=("lm_head.", "final_logits_bias"),
-)  # fmt: skip
+)
 
-# --- Blenderbot: the 2017 network with norms before the sublayers and learned positions
+# --- Blenderbot: BART with norms before the sublayers, that is, the 2017 network with learned positions
 
 
 def blenderbot_table(c: ModelConfig) -> list[Row]:
@@ -356,8 +339,9 @@ def blenderbot_table(c: ModelConfig) -> list[Row]:
     return [*both(final), *learned_halves(c), *halves_table(c, norm="before")]
 
 
-BLENDERBOT = Family(
-    "blenderbot",
+BLENDERBOT = replace(
+    BART,
+    model_type="blenderbot",
     architectures={"BlenderbotForConditionalGeneration": "vocabulary", "BlenderbotModel": "vocabulary"},
     fixed={**HALVES, "norm_order": "pre", "position": "learned"},
     keys={
@@ -367,11 +351,7 @@ BLENDERBOT = Family(
     must={**HALVES_MUST, "add_final_layer_norm": True, "normalize_before": True, "layernorm_variant": "prelayernorm",
           "extra_layer_norm": False},
     ignored=frozenset({"extra_pos_embeddings", "do_blenderbot_90_layernorm"}),  # of files before transformers 4
-    aliases=OLD_HALVES,
-    read=read_halves,
     write=lambda c: {**write_halves(c), "encoder_no_repeat_ngram_size": 0},
     table=blenderbot_table,
     rewrites=(POSITIONS_AS_TABLE, ZERO_BIASES),
-    prefix="model.",
-    heads=("lm_head.", "final_logits_bias"),
 )  # fmt: skip

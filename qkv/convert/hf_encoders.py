@@ -2,48 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from qkv.config import ModelConfig
-from qkv.convert.hf_family import OPTIONAL_INT, Family, Json, Key, activation, activation_key, token_ids, usable_pad_id
+from qkv.convert.hf_family import (
+    OPTIONAL_INT,
+    Family,
+    Json,
+    Key,
+    activation,
+    activation_key,
+    encoder_classes,
+    size_keys,
+    token_ids,
+    usable_pad_id,
+)
 from qkv.convert.rewrite import POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES, ZERO_SEGMENTS
-from qkv.convert.tables import ONE_CELL, ONE_ROW, Row, both, drop, layers, row
+from qkv.convert.tables import ONE_CELL, ONE_ROW, Row, both, drop, drop_both, layers, row
 from qkv.errors import FileError
 
 # --- what BERT, RoBERTa and ELECTRA share
 
-ENCODER = {
-    "family": "encoder", "norm": "layer", "norm_order": "post", "embed_norm": True, "position": "learned",
-    "attention_bias": "all",
-}  # fmt: skip
-
+PRENORM = {"family": "encoder", "norm": "layer", "norm_order": "pre", "attention_bias": "all"}
+ENCODER = {**PRENORM, "norm_order": "post", "embed_norm": True, "position": "learned"}
 ENCODER_MUST = {"position_embedding_type": "absolute", "is_encoder_decoder": False, "decoder_start_token_id": None}
 
 
+def block_keys(width: int, n_layers: int, heads: int, inner: int, dropout: float = 0.1) -> dict[str, Key]:
+    """Keys of the blocks with a family's defaults."""
+    return {
+        **size_keys(width, n_layers, heads, inner),
+        **activation_key("hidden_act", "gelu"),
+        "hidden_dropout_prob": Key(dropout, "dropout"),
+        "attention_probs_dropout_prob": Key(dropout, "attention_dropout"),
+        "layer_norm_eps": Key(1e-12, "norm_eps"),
+    }
+
+
 def encoder_keys(vocab_size: int, width: int, heads: int, inner: int, n_layers: int = 12) -> dict[str, Key]:
-    """Keys with a family's default sizes."""
+    """All keys but the special tokens, with a family's default sizes."""
     return {
         "vocab_size": Key(vocab_size, "vocab_size"),
-        "hidden_size": Key(width, "d_model"),
-        "num_hidden_layers": Key(n_layers, "n_layers"),
-        "num_attention_heads": Key(heads, "n_heads"),
-        "intermediate_size": Key(inner, "d_ff"),
-        **activation_key("hidden_act", "gelu"),
-        "hidden_dropout_prob": Key(0.1, "dropout"),
-        "attention_probs_dropout_prob": Key(0.1, "attention_dropout"),
+        **block_keys(width, n_layers, heads, inner),
         "max_position_embeddings": Key(512),
         "type_vocab_size": Key(2, "n_segments"),
-        "layer_norm_eps": Key(1e-12, "norm_eps"),
         "tie_word_embeddings": Key(True),
     }
 
 
+def read_head(names: set[str], head: str) -> str:
+    """Our head; a bare network has the pooler or none."""
+    return head if head != "base" else "pooled" if "pooler.dense.weight" in names else "none"
+
+
 def read_encoder(values: Json, names: set[str], head: str, offset: int = 0) -> dict[str, Any]:
-    if head == "base":
-        head = "pooled" if "pooler.dense.weight" in names else "none"
     words = head in ("masked", "masked-next")
     return {
-        "head": head,
+        "head": read_head(names, head),
         "max_length": values["max_position_embeddings"] - offset,
         "position_offset": offset,
         "tie": "output" if words and values["tie_word_embeddings"] else "none",
@@ -58,9 +74,7 @@ def write_encoder(c: ModelConfig) -> dict[str, Any]:
     }
 
 
-def encoder_block(
-    attention_norm: str, feedforward_norm: str, slot: str = "before", attention: str = "self"
-) -> list[Row]:
+def encoder_block(attention_norm: str, last_norm: str, slot: str = "before", attention: str = "self") -> list[Row]:
     """BERT's block with these names of its norms, which are before or after the sublayers, and of its attention."""
     return both([
         *((f"encoder.layer.{{}}.attention.{attention}.{name}", f"stack.blocks.{{}}.attention.layer.{name}")
@@ -69,7 +83,7 @@ def encoder_block(
         (f"encoder.layer.{{}}.{attention_norm}", f"stack.blocks.{{}}.attention.{slot}"),
         ("encoder.layer.{}.intermediate.dense", "stack.blocks.{}.feedforward.layer.up"),
         ("encoder.layer.{}.output.dense", "stack.blocks.{}.feedforward.layer.down"),
-        (f"encoder.layer.{{}}.{feedforward_norm}", f"stack.blocks.{{}}.feedforward.{slot}"),
+        (f"encoder.layer.{{}}.{last_norm}", f"stack.blocks.{{}}.feedforward.{slot}"),
     ])  # fmt: skip
 
 
@@ -97,14 +111,21 @@ def output_bias(c: ModelConfig, decoder: str, bias: str, own: str = "head.words.
     return [row(decoder, own), unused]
 
 
-ANSWERS = both([("qa_outputs", "head.output")])
-"""Where an answer begins and ends, in all of them."""
+CLASSIFIER = both([("classifier", "head.output")])
+SPAN = both([("qa_outputs", "head.output")])
+POOLER = both([("pooler.dense", "head.dense")])
 
 
-def unused_pooler(c: ModelConfig) -> list[Row]:
-    """A pooler in the file of a model whose head does not read it."""
-    reason = f"head {c.head!r} does not read the pooled vector"
-    return [drop("pooler.dense.weight", reason), drop("pooler.dense.bias", reason)]
+def head_rows(c: ModelConfig, own: Mapping[str, list[Row]], pooler: bool = True) -> list[Row]:
+    """The rows of a network's head: one of the family's own, or one that all families have.
+
+    A bare network may have a `pooler`. Where a head does not read it, it is left out.
+    """
+    heads = {"tags": CLASSIFIER, "span": SPAN, "pooled": POOLER if pooler else [], **own}
+    rows = heads.get(c.head, [])
+    if not pooler or c.head == "none" or any(r.foreign.startswith("pooler.") for r in rows):
+        return rows
+    return rows + drop_both("pooler.dense", f"head {c.head!r} does not read the pooled vector")
 
 
 def gelu_only(values: Json, head: str) -> None:
@@ -133,43 +154,22 @@ def bert_words(c: ModelConfig, own: str) -> list[Row]:
 
 
 def bert_heads(c: ModelConfig) -> list[Row]:
-    no_next = "head 'masked' does not ask for the next sentence"
-    heads = {
-        "masked": [
-            *bert_words(c, "head"),
-            *unused_pooler(c),
-            drop("cls.seq_relationship.weight", no_next),
-            drop("cls.seq_relationship.bias", no_next),
-        ],
-        "masked-next": [
-            *bert_words(c, "head.words"),
-            *both([("pooler.dense", "head.next.pooler.dense"), ("cls.seq_relationship", "head.next.output")]),
-        ],
+    no_next = drop_both("cls.seq_relationship", "head 'masked' does not ask for the next sentence")
+    pooled = both([("pooler.dense", "head.next.pooler.dense"), ("cls.seq_relationship", "head.next.output")])
+    return head_rows(c, {
+        "masked": bert_words(c, "head") + no_next,
+        "masked-next": bert_words(c, "head.words") + pooled,
         "classes": both([("pooler.dense", "head.pooler.dense"), ("classifier", "head.output")]),
-        "tags": [*both([("classifier", "head.output")]), *unused_pooler(c)],
-        "span": [*ANSWERS, *unused_pooler(c)],
-        "pooled": both([("pooler.dense", "head.dense")]),
-    }
-    return heads.get(c.head, [])
+    })  # fmt: skip
 
 
-def bert_table(c: ModelConfig) -> list[Row]:
-    return encoder_table(c, "cls.predictions.decoder.weight") + bert_heads(c)
+def bert_table(c: ModelConfig, block: list[Row] = ENCODER_BLOCK) -> list[Row]:
+    return encoder_table(c, "cls.predictions.decoder.weight", block) + bert_heads(c)
 
-
-BERT_HEADS = ("cls.", "classifier.", "qa_outputs.")
-BERT_MARKS = (
-    (("cls.predictions.", "cls.seq_relationship.", "pooler."), "masked-next"), (("cls.predictions.",), "masked"),
-    (("classifier.", "pooler."), "classes"), (("classifier.",), "tags"), (("qa_outputs.",), "span"),
-)  # fmt: skip
 
 BERT = Family(
     "bert",
-    architectures={
-        "BertModel": "base", "BertForMaskedLM": "masked", "BertForPreTraining": "masked-next",
-        "BertForSequenceClassification": "classes", "BertForTokenClassification": "tags",
-        "BertForQuestionAnswering": "span",
-    },
+    architectures=encoder_classes("Bert", "masked", "masked-next", "classes", "tags", "span"),
     fixed=ENCODER,
     keys={**encoder_keys(30522, 768, 12, 3072), **token_ids(pad=0, bos=None, eos=None)},
     must=ENCODER_MUST,
@@ -182,8 +182,11 @@ BERT = Family(
     table=bert_table,
     rewrites=(POSITIONS_AS_TABLE, ZERO_BIASES, ZERO_SEGMENTS, SCALED_WORDS),
     prefix="bert.",
-    heads=BERT_HEADS,
-    marks=BERT_MARKS,
+    heads=("cls.", "classifier.", "qa_outputs."),
+    marks=(
+        (("cls.predictions.", "cls.seq_relationship.", "pooler."), "masked-next"), (("cls.predictions.",), "masked"),
+        (("classifier.", "pooler."), "classes"), (("classifier.",), "tags"), (("qa_outputs.",), "span"),
+    ),
     spellings=OLD_NORMS,
 )  # fmt: skip
 
@@ -196,31 +199,23 @@ def read_roberta(values: Json, names: set[str], head: str) -> dict[str, Any]:
     return read_encoder(values, names, head, offset=usable_pad_id(values["pad_token_id"]) + 1)
 
 
+def roberta_heads(c: ModelConfig, bias: list[Row]) -> list[Row]:
+    """The heads, with the rows of the masked-word head's bias."""
+    dense = both([("lm_head.dense", "head.dense"), ("lm_head.layer_norm", "head.norm")])
+    return head_rows(c, {
+        "masked": [*dense, row("lm_head.decoder.weight", "head.words.weight"), *bias],
+        "classes": both([("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.output")]),
+    })  # fmt: skip
+
+
 def roberta_table(c: ModelConfig) -> list[Row]:
-    heads = {
-        "masked": [
-            *both([("lm_head.dense", "head.dense"), ("lm_head.layer_norm", "head.norm")]),
-            row("lm_head.decoder.weight", "head.words.weight"),
-            *output_bias(c, "lm_head.decoder.bias", "lm_head.bias"),
-            *unused_pooler(c),
-        ],
-        "classes": [
-            *both([("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.output")]),
-            *unused_pooler(c),
-        ],
-        "tags": [*both([("classifier", "head.output")]), *unused_pooler(c)],
-        "span": [*ANSWERS, *unused_pooler(c)],
-        "pooled": both([("pooler.dense", "head.dense")]),
-    }
-    return encoder_table(c, "lm_head.decoder.weight") + heads.get(c.head, [])
+    bias = output_bias(c, "lm_head.decoder.bias", "lm_head.bias")
+    return encoder_table(c, "lm_head.decoder.weight") + roberta_heads(c, bias)
 
 
 ROBERTA = Family(
     "roberta",
-    architectures={
-        "RobertaModel": "base", "RobertaForMaskedLM": "masked", "RobertaForSequenceClassification": "classes",
-        "RobertaForTokenClassification": "tags", "RobertaForQuestionAnswering": "span",
-    },
+    architectures=encoder_classes("Roberta", "masked", "classes", "tags", "span"),
     fixed=ENCODER,
     keys={**encoder_keys(50265, 768, 12, 3072), **token_ids(pad=1, bos=0, eos=2)},
     must=ENCODER_MUST,
@@ -243,34 +238,22 @@ def read_electra(values: Json, names: set[str], head: str) -> dict[str, Any]:
 
 
 def electra_table(c: ModelConfig) -> list[Row]:
+    words, replaced = "generator_predictions", "discriminator_predictions"
     heads = {
-        "masked": [
-            *both([("generator_predictions.dense", "head.dense"), ("generator_predictions.LayerNorm", "head.norm")]),
-            *both([("generator_lm_head", "head.words")]),
-        ],
-        "replaced": both([
-            ("discriminator_predictions.dense", "head.dense"),
-            ("discriminator_predictions.dense_prediction", "head.output"),
+        "masked": both([
+            (f"{words}.dense", "head.dense"), (f"{words}.LayerNorm", "head.norm"), ("generator_lm_head", "head.words"),
         ]),
-        "tags": both([("classifier", "head.output")]),
-        "span": ANSWERS,
+        "replaced": both([(f"{replaced}.dense", "head.dense"), (f"{replaced}.dense_prediction", "head.output")]),
     }  # fmt: skip
     project = both([("embeddings_project", "embed.project")])
-    return encoder_table(c, "generator_lm_head.weight") + project + heads.get(c.head, [])
+    return encoder_table(c, "generator_lm_head.weight") + project + head_rows(c, heads, pooler=False)
 
 
 ELECTRA = Family(
     "electra",
-    architectures={
-        "ElectraModel": "base", "ElectraForMaskedLM": "masked", "ElectraForPreTraining": "replaced",
-        "ElectraForTokenClassification": "tags", "ElectraForQuestionAnswering": "span",
-    },
+    architectures=encoder_classes("Electra", "masked", "replaced", "tags", "span"),
     fixed=ENCODER,
-    keys={
-        **encoder_keys(30522, 256, 4, 1024),
-        **token_ids(pad=0, bos=None, eos=None),
-        "embedding_size": Key(128),
-    },
+    keys={**encoder_keys(30522, 256, 4, 1024), **token_ids(pad=0, bos=None, eos=None), "embedding_size": Key(128)},
     must=ENCODER_MUST,
     ignored=frozenset("summary_type summary_use_proj summary_activation summary_last_dropout".split()),
     read=read_electra,
@@ -298,22 +281,8 @@ def read_vit(values: Json, names: set[str], head: str) -> dict[str, Any]:
     image, patch = square(values, "image_size"), square(values, "patch_size")
     if values["pooler_output_size"] not in (None, values["hidden_size"]):
         raise FileError(f"config.json: pooler_output_size = {values['pooler_output_size']} must be hidden_size")
-    if head == "base":
-        head = "pooled" if "pooler.dense.weight" in names else "none"
-    return {
-        "head": head,
-        "image_size": image,
-        "patch_size": patch,
-        "max_length": 1 + (image // max(patch, 1)) ** 2,
-    }
-
-
-def write_vit(c: ModelConfig) -> dict[str, Any]:
-    return {
-        "image_size": c.image_size or 224,
-        "patch_size": c.patch_size or 16,
-        "pooler_output_size": c.d_model,
-    }
+    length = 1 + (image // max(patch, 1)) ** 2
+    return {"head": read_head(names, head), "image_size": image, "patch_size": patch, "max_length": length}
 
 
 VIT_SPELLINGS = (
@@ -329,36 +298,22 @@ VIT_SPELLINGS = (
 
 
 def vit_table(c: ModelConfig) -> list[Row]:
-    heads = {
-        "classes": [*both([("classifier", "head.output")]), *unused_pooler(c)],
-        "pooled": both([("pooler.dense", "head.dense")]),
-    }
     return [
         row("embeddings.cls_token", "embed.cls", ONE_CELL),
         row("embeddings.position_embeddings", "embed.position.table", ONE_ROW),
         drop("embeddings.mask_token", "hides patches in masked-image training only"),
         *both([("embeddings.patch_embeddings.projection", "embed.patches"), ("layernorm", "stack.norm")]),
         *layers(c.n_layers, encoder_block("layernorm_before", "layernorm_after", attention="attention")),
-        *heads.get(c.head, []),
+        *head_rows(c, {"classes": CLASSIFIER}),
     ]
 
 
 VIT = Family(
     "vit",
     architectures={"ViTModel": "base", "ViTForImageClassification": "classes"},
-    fixed={
-        "family": "encoder", "norm": "layer", "norm_order": "pre", "position": "learned", "attention_bias": "all",
-        "pooler": False,
-    },
+    fixed={**PRENORM, "position": "learned", "pooler": False},
     keys={
-        "hidden_size": Key(768, "d_model"),
-        "num_hidden_layers": Key(12, "n_layers"),
-        "num_attention_heads": Key(12, "n_heads"),
-        "intermediate_size": Key(3072, "d_ff"),
-        **activation_key("hidden_act", "gelu"),
-        "hidden_dropout_prob": Key(0.0, "dropout"),
-        "attention_probs_dropout_prob": Key(0.0, "attention_dropout"),
-        "layer_norm_eps": Key(1e-12, "norm_eps"),
+        **block_keys(768, 12, 12, 3072, dropout=0.0),
         "image_size": Key(224, None, (int, list)),
         "patch_size": Key(16, None, (int, list)),
         "num_channels": Key(3, "n_channels"),
@@ -367,7 +322,7 @@ VIT = Family(
     must={"qkv_bias": True, "pooler_act": "tanh", "is_encoder_decoder": False},
     ignored=frozenset({"encoder_stride"}),  # of the masked-image decoder
     read=read_vit,
-    write=write_vit,
+    write=lambda c: {"image_size": c.image_size or 224, "patch_size": c.patch_size or 16, "pooler_output_size": c.d_model},
     table=vit_table,
     rewrites=(ZERO_BIASES,),
     prefix="vit.",

@@ -101,10 +101,31 @@ def activation_key(name: str, default: str, gated: bool = False) -> dict[str, Ke
     return {name: Key(default, "feedforward", read=read, write=lambda ours: foreign_activation(ours, gated))}
 
 
-def tied_key(default: bool) -> dict[str, Key]:
-    """Whether a decoder's output matrix is its word matrix."""
-    read = lambda tied: "output" if tied else "none"  # noqa: E731
-    return {"tie_word_embeddings": Key(default, "tie", read=read, write=lambda tie: tie == "output")}
+def switch(default: bool, field: str, on: str, off: str) -> Key:
+    """A key that is true for one value of our field and false for another."""
+    return Key(default, field, read=lambda given: on if given else off, write=lambda ours: ours == on)
+
+
+def size_keys(width: int, n_layers: int, heads: int, inner: int) -> dict[str, Key]:
+    """The sizes under their usual names, with a family's defaults."""
+    return {
+        "hidden_size": Key(width, "d_model"),
+        "num_hidden_layers": Key(n_layers, "n_layers"),
+        "num_attention_heads": Key(heads, "n_heads"),
+        "intermediate_size": Key(inner, "d_ff"),
+    }
+
+
+CLASSES = {
+    "masked": "ForMaskedLM", "masked-next": "ForPreTraining", "replaced": "ForPreTraining", "vocabulary": "ForCausalLM",
+    "classes": "ForSequenceClassification", "tags": "ForTokenClassification", "span": "ForQuestionAnswering",
+}  # fmt: skip
+"""A head and how the names of Hugging Face's classes with it end."""
+
+
+def encoder_classes(name: str, *heads: str) -> dict[str, str]:
+    """The classes of a family of encoders: the bare network, and one with each of these heads."""
+    return {f"{name}Model": "base", **{name + CLASSES[head]: head for head in heads}}
 
 
 @dataclass(frozen=True)
@@ -180,10 +201,9 @@ class Family:
             listed = ", ".join(f"{name!r} (given {config[name]!r})" for name in unknown)
             raise FileError(f"config.json of model_type {self.model_type!r} has unknown keys: {listed}")
         for name in allowed.keys() & config.keys():
-            if config[name] != allowed[name] and config[name] is not None:
-                raise FileError(
-                    f"config.json: {name} = {config[name]!r} is not supported; it must be {allowed[name]!r}"
-                )
+            given, wanted = config[name], allowed[name]
+            if given != wanted and given is not None:
+                raise FileError(f"config.json: {name} = {given!r} is not supported; it must be {wanted!r}")
         values = {name: config.get(name, key.default) for name, key in self.keys.items()}
         for name, key in self.keys.items():
             check_type(name, values[name], key.types)
@@ -204,18 +224,15 @@ class Family:
             return next((head for marks, head in self.marks if all(map(here, marks))), "base")
         name = listed[0] if isinstance(listed, list) else listed
         if not isinstance(name, str) or name not in self.architectures:
-            known = ", ".join(self.architectures)
-            raise FileError(
-                f"config.json: architectures = {listed!r} is not supported; of {self.model_type!r}, these are: {known}"
-            )
+            known = f"of {self.model_type!r}, these are: {', '.join(self.architectures)}"
+            raise FileError(f"config.json: architectures = {listed!r} is not supported; {known}")
         return self.architectures[name]
 
     def architecture(self, c: ModelConfig) -> str:
         """The class that holds a network with this head; the first where there is none, which reading tells."""
         wanted = {"pooled": "base", "none": "base"}.get(c.head, c.head)
-        return next(
-            (name for name, head in self.architectures.items() if head == wanted), next(iter(self.architectures))
-        )
+        fitting = [name for name, head in self.architectures.items() if head == wanted]
+        return next(iter(fitting or self.architectures))
 
     def write_config(self, c: ModelConfig) -> dict[str, Any]:
         """The config.json of a network. What it cannot say comes back as another value when it is read again."""
@@ -248,12 +265,9 @@ def labels(config: Json) -> tuple[str, ...]:
     found = config.get("id2label")
     if not isinstance(found, dict):
         return ()
-    try:
-        names = [found[key] for key in sorted(found, key=int)]
-        numbers = [int(key) for key in found]
-    except (TypeError, ValueError):
-        numbers = []
-    if sorted(numbers) != list(range(len(found))) or not all(isinstance(name, str) for name in names):
+    numbered = {str(key): name for key, name in found.items()}
+    names: list[Any] = [numbered.get(str(i)) for i in range(len(numbered))]
+    if not all(isinstance(name, str) for name in names):
         raise FileError("config.json: id2label names each class by its number, 0, 1, 2 ...")
     distinct = tuple(f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names))
     return () if distinct == usual_labels(len(names)) else distinct
@@ -262,10 +276,8 @@ def labels(config: Json) -> tuple[str, ...]:
 def labels_json(c: ModelConfig) -> dict[str, Any]:
     """The names of the classes as config.json has them."""
     names = c.labels or usual_labels(c.n_classes)
-    return {
-        "id2label": {str(i): name for i, name in enumerate(names)},
-        "label2id": {name: i for i, name in enumerate(names)},
-    }
+    numbers = {name: i for i, name in enumerate(names)}
+    return {"id2label": {str(i): name for name, i in numbers.items()}, "label2id": numbers}
 
 
 def usual_labels(count: int) -> tuple[str, ...]:

@@ -16,16 +16,13 @@ from qkv.config import ModelConfig
 from qkv.config.usage import Usage
 from qkv.convert.files import write_json, write_text
 from qkv.convert.generation_file import NAME, generation_json
+from qkv.convert.hf_family import CLASSES
 from qkv.convert.hf_usage import languages_json
 from qkv.convert.huggingface import Plan
 from qkv.convert.tokenizer_files import TARGET
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
-AUTO = {"masked": "AutoModelForMaskedLM", "masked-next": "AutoModelForPreTraining", "replaced": "AutoModelForPreTraining",
-        "classes": "AutoModelForSequenceClassification", "tags": "AutoModelForTokenClassification",
-        "span": "AutoModelForQuestionAnswering", "vocabulary": "AutoModelForCausalLM"}  # fmt: skip
-"""The class of transformers that opens a network with this head."""
 NAMES = {
     "pad_token": ("<pad>", "[PAD]"), "unk_token": ("<unk>", "[UNK]"), "bos_token": ("<s>", "[CLS]", "<|endoftext|>"),
     "eos_token": ("</s>", "[SEP]", "<|endoftext|>"), "cls_token": ("[CLS]",), "sep_token": ("[SEP]",),
@@ -51,8 +48,8 @@ def write_beside(
 
 def card(c: ModelConfig, chosen: Plan) -> str:
     """README.md: the lines that open the folder in transformers."""
-    auto = AUTO.get(chosen.family.architectures[chosen.config_json["architectures"][0]], "AutoModel")
-    auto = "AutoModelForSeq2SeqLM" if c.family == "encoder-decoder" else auto
+    head = chosen.family.architectures[chosen.config_json["architectures"][0]]
+    auto = "AutoModelForSeq2SeqLM" if c.family == "encoder-decoder" else "AutoModel" + CLASSES.get(head, "")
     reader = "AutoTokenizer" if c.image_size is None else "AutoImageProcessor"
     lines = [f"from transformers import {auto}, {reader}", "", f'reader = {reader}.from_pretrained("this folder")',
              f'model = {auto}.from_pretrained("this folder")']  # fmt: skip
@@ -110,12 +107,9 @@ def tokenizer_json(tokenizer: Tokenizer, c: ModelConfig) -> dict[str, Any]:
             special[role] = known
     special |= tokenizer.special_names()
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if c.n_segments else [])]
+    kept = tokenizer.settings.keys() & {"chat_template", "added_tokens_decoder"}
     return {
-        **{
-            name: value
-            for name, value in tokenizer.settings.items()
-            if name in ("chat_template", "added_tokens_decoder")
-        },
+        **{name: tokenizer.settings[name] for name in sorted(kept)},
         **{role: name for role, name in special.items() if name is not None},
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": inputs,

@@ -4,62 +4,31 @@ positions, or a table)."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qkv.config import ModelConfig
-from qkv.convert.hf_encoders import (
-    BERT_HEADS,
-    BERT_MARKS,
-    ENCODER_MUST,
-    OLD_NORMS,
-    bert_heads,
-    encoder_block,
-    encoder_keys,
-    encoder_table,
-    read_encoder,
-    unused_pooler,
-    write_encoder,
-)
-from qkv.convert.hf_family import NOTHING, Family, Json, Key, token_ids, usable_pad_id
-from qkv.convert.rewrite import POSITIONS_AS_TABLE, SCALED_WORDS, ZERO_BIASES, ZERO_SEGMENTS
+from qkv.convert.hf_encoders import BERT, PRENORM, bert_table, encoder_block, encoder_keys, read_encoder, roberta_heads
+from qkv.convert.hf_family import NOTHING, Family, Json, Key, encoder_classes, token_ids, usable_pad_id
+from qkv.convert.rewrite import SCALED_WORDS, ZERO_BIASES
 from qkv.convert.tables import Row, Weights, both, drop, layers, row
 from qkv.errors import FileError
 
-PRENORM = {"family": "encoder", "norm": "layer", "norm_order": "pre", "attention_bias": "all"}
+# --- Megatron-BERT: BERT but for the place of the norms
 
-
-# --- Megatron-BERT
-
-
-def megatron_table(c: ModelConfig) -> list[Row]:
-    return [
-        *encoder_table(c, "cls.predictions.decoder.weight", encoder_block("attention.ln", "ln")),
-        *both([("encoder.ln", "stack.norm")]),
-        *bert_heads(c),
-    ]
-
-
-MEGATRON_BERT = Family(
-    "megatron-bert",
-    architectures={
-        "MegatronBertModel": "base", "MegatronBertForMaskedLM": "masked", "MegatronBertForPreTraining": "masked-next",
-        "MegatronBertForSequenceClassification": "classes", "MegatronBertForTokenClassification": "tags",
-        "MegatronBertForQuestionAnswering": "span",
-    },
+MEGATRON_BERT = replace(
+    BERT,
+    model_type="megatron-bert",
+    architectures=encoder_classes("MegatronBert", "masked", "masked-next", "classes", "tags", "span"),
     fixed={**PRENORM, "position": "learned"},
     keys={**encoder_keys(29056, 1024, 16, 4096, n_layers=24), **token_ids(pad=0, bos=None, eos=None)},
-    must=ENCODER_MUST,
-    read=read_encoder,
-    write=write_encoder,
-    table=megatron_table,
-    rewrites=(POSITIONS_AS_TABLE, ZERO_BIASES, ZERO_SEGMENTS, SCALED_WORDS),
-    prefix="bert.",
-    heads=BERT_HEADS,
-    marks=BERT_MARKS,
-)  # fmt: skip
+    ignored=frozenset(),
+    table=lambda c: bert_table(c, encoder_block("attention.ln", "ln")) + both([("encoder.ln", "stack.norm")]),
+    spellings=(),
+)
 
 # --- ESM: always GELU, no segments
 
@@ -83,22 +52,8 @@ def read_esm(values: Json, names: set[str], head: str) -> dict[str, Any]:
 
 def write_esm(c: ModelConfig) -> dict[str, Any]:
     kind = "absolute" if c.position == "learned" else "rotary"
-    return {**write_encoder(c), "position_embedding_type": kind, "rope_theta": c.position_base,
+    return {**BERT.write(c), "position_embedding_type": kind, "rope_theta": c.position_base,
             "emb_layer_norm_before": c.embed_norm, "token_dropout": False}  # fmt: skip
-
-
-def esm_heads(c: ModelConfig) -> list[Row]:
-    heads = {
-        "masked": [
-            *both([("lm_head.dense", "head.dense"), ("lm_head.layer_norm", "head.norm")]),
-            row("lm_head.decoder.weight", "head.words.weight"),
-            row("lm_head.bias", "head.words.bias"),
-        ],
-        "classes": both([("classifier.dense", "head.pooler.dense"), ("classifier.out_proj", "head.output")]),
-        "tags": both([("classifier", "head.output")]),
-        "pooled": both([("pooler.dense", "head.dense")]),
-    }
-    return [*heads.get(c.head, []), *([] if c.head == "pooled" else unused_pooler(c))]
 
 
 def esm_table(c: ModelConfig) -> list[Row]:
@@ -121,7 +76,7 @@ def esm_table(c: ModelConfig) -> list[Row]:
         drop("contact_head.regression.bias", reason, fill=contacts(1)),
         drop(waves.replace("{}", "*"), "computed from the base; so transformers 5 saves it"),
         *layers(c.n_layers, [*block, drop(waves, "computed from the base")]),
-        *esm_heads(c),
+        *roberta_heads(c, bias=[row("lm_head.bias", "head.words.bias")]),
     ]
 
 
@@ -130,10 +85,7 @@ ESM_KEYS = {name: key for name, key in encoder_keys(0, 768, 12, 3072).items()
 
 ESM = Family(
     "esm",
-    architectures={
-        "EsmModel": "base", "EsmForMaskedLM": "masked", "EsmForSequenceClassification": "classes",
-        "EsmForTokenClassification": "tags",
-    },
+    architectures=encoder_classes("Esm", "masked", "classes", "tags"),
     fixed={**PRENORM, "feedforward": "gelu", "n_segments": 0},
     keys={
         **ESM_KEYS,
@@ -153,5 +105,5 @@ ESM = Family(
     prefix="esm.",
     heads=("lm_head.", "classifier."),
     marks=((("lm_head.",), "masked"), (("classifier.dense.",), "classes"), (("classifier.",), "tags")),
-    spellings=OLD_NORMS,
+    spellings=BERT.spellings,
 )  # fmt: skip

@@ -27,30 +27,19 @@ from qkv.convert.hf_family import Family, Json, labels_json
 from qkv.convert.hf_prenorm_encoders import ESM, MEGATRON_BERT
 from qkv.convert.pooled_head import headless, poolable, without_head
 from qkv.convert.rewrite import Rewrite, apply, rewritten
-from qkv.convert.tables import active, complain, read_weights, write_weights
+from qkv.convert.tables import Weights, active, complain, read_weights, write_weights
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.models.build import skeleton
 from qkv.models.weights import weights
 
-FAMILIES = {
-    f.model_type: f
-    for f in (
-        BERT,
-        ROBERTA,
-        ELECTRA,
-        DEBERTA,
-        MEGATRON_BERT,
-        ESM,
-        GPT2,
-        LLAMA,
-        STARCODER2,
-        T5,
-        BART,
-        MARIAN,
-        BLENDERBOT,
-        VIT,
-    )
-}
+Foreign = tuple[dict[str, Any], dict[str, Tensor]]
+"""config.json and weights."""
+ENCODERS = (BERT, ROBERTA, ELECTRA, DEBERTA, MEGATRON_BERT, ESM)
+FAMILIES = {f.model_type: f for f in (*ENCODERS, GPT2, LLAMA, STARCODER2, T5, BART, MARIAN, BLENDERBOT, VIT)}
+WITHOUT_EFFECT = (
+    *"dropout attention_dropout ffn_dropout balance_weight final_norm bos_id start_id forced_id".split(), *INITIAL
+)  # fmt: skip
+"""Fields that do not decide the outputs by themselves: only in training, or through a field that `effective` derives."""
 
 
 def family_of(config_json: Json) -> Family:
@@ -68,7 +57,7 @@ def read_config(config_json: Json, keys: Iterable[str]) -> ModelConfig:
     return family_of(config_json).read_config(config_json, keys)
 
 
-def from_foreign(config: ModelConfig, config_json: Json, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def from_foreign(config: ModelConfig, config_json: Json, tensors: Weights) -> dict[str, Tensor]:
     """Weights of a Hugging Face model in our names, as they are stored; strict about names, shapes and types."""
     family = family_of(config_json)
     plain: dict[str, Tensor] = {}
@@ -144,18 +133,14 @@ def exportable(config: ModelConfig) -> tuple[str | None, str]:
         return None, str(error)
 
 
-def to_foreign(
-    config: ModelConfig, tensors: Mapping[str, Tensor], model_type: str | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def to_foreign(config: ModelConfig, tensors: Weights, model_type: str | None = None) -> Foreign:
     """config.json and weights of the first family that can hold the network, or of `model_type` if given."""
     ours = weights(skeleton(config))
     complain(sorted(ours.keys() - tensors.keys()), sorted(tensors.keys() - ours.keys()))
     return write_plan(plan(config, model_type), config, tensors)
 
 
-def write_plan(
-    chosen: Plan, config: ModelConfig, tensors: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def write_plan(chosen: Plan, config: ModelConfig, tensors: Weights) -> Foreign:
     """config.json and weights of a network as planned; a pooled head is left out, it has a file of its own."""
     family, config_json = chosen.family, dict(chosen.config_json)
     if chosen.pooled:
@@ -166,7 +151,7 @@ def write_plan(
     return config_json, {family.full(name, bare): tensor for name, tensor in written.items()}
 
 
-def attempt(family: Family, config: ModelConfig, ours: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[str]]:
+def attempt(family: Family, config: ModelConfig, ours: Weights) -> tuple[dict[str, Any], list[str]]:
     """The family's config.json of a network and what it does not carry: fields that come back with another value."""
     if family.fixed["family"] != config.family:
         return {}, [f"family = {config.family!r}"]
@@ -186,9 +171,8 @@ def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
     kin = {name: fields for name, fields in reasons.items() if fields != [f"family = {config.family!r}"]} or reasons
     common = [field for field in next(iter(kin.values())) if all(field in fields for fields in kin.values())]
     if common and len(kin) > 1:
-        return (
-            f"{', '.join(common)}: no Hugging Face model that can be written has it; the families are {', '.join(kin)}"
-        )
+        known = f"no Hugging Face model that can be written has it; the families are {', '.join(kin)}"
+        return f"{', '.join(common)}: {known}"
     name, fields = min(kin.items(), key=lambda item: len(item[1]))
     return f"no Hugging Face family can hold this model; the nearest one lacks {', '.join(fields)} ({name})"
 
@@ -196,17 +180,6 @@ def why_none(config: ModelConfig, reasons: dict[str, list[str]]) -> str:
 def effective(c: ModelConfig) -> dict[str, Any]:
     """Return the fields that decide a network's outputs: derived sizes in place of None, without idle fields and dropout."""
     wordless = c.family == "encoder" and c.image_size is not None
-    always = {
-        "dropout",
-        "attention_dropout",
-        "ffn_dropout",
-        "balance_weight",
-        *INITIAL,
-        "final_norm",
-        "bos_id",
-        "start_id",
-        "forced_id",
-    }
     derived = {
         "n_kv_heads": c.kv_heads,
         "d_head": c.head_width,
@@ -218,17 +191,16 @@ def effective(c: ModelConfig) -> dict[str, Any]:
         "eos_id": c.eos_ids,
         "causal": c.is_causal,
     }
-    fields, idle = c.model_dump() | derived, idle_fields(c, wordless)
-    return {name: value for name, value in fields.items() if name not in always and not idle.get(name)}
+    left_out = {*WITHOUT_EFFECT, *idle_fields(c, wordless)}
+    return {name: value for name, value in (c.model_dump() | derived).items() if name not in left_out}
 
 
-def idle_fields(c: ModelConfig, wordless: bool) -> dict[str, bool]:
-    """Return for fields that some configurations do not use whether this one does not."""
+def idle_fields(c: ModelConfig, wordless: bool) -> list[str]:
+    """Return the fields that this configuration does not use."""
     words = c.head in ("vocabulary", "masked", "masked-next", "classes-words")
     classes = c.head in ("classes", "classes-words", "tags")
-    return {
-        "vocab_size": wordless,
-        "target_vocab_size": wordless,
+    idle = {
+        "vocab_size target_vocab_size pad_id eos_id": wordless,
         "max_length": c.position != "learned" and "linformer" not in (*c.mixer, c.cross_mixer),
         "position_use": c.position not in ABSOLUTE,
         "position_base": c.position in ("none", "learned", "binary", "relative", "t5", "alibi", "disentangled"),
@@ -237,22 +209,16 @@ def idle_fields(c: ModelConfig, wordless: bool) -> dict[str, bool]:
         "relative_distance": c.position not in ("t5", "relative", "disentangled"),
         "relative_buckets": c.position != "t5",
         "relative_per_head": c.position != "relative",
-        "experts_per_token": c.n_experts == 0,
-        "expert_softmax": c.n_experts == 0,
+        "experts_per_token expert_softmax": c.n_experts == 0,
         "score_rank": c.score != "low-rank",
         "window": not {"window", "compressed"} & set(c.mixer),
         "n_global": "window" not in c.mixer,
         "mixer_rank": not {"linformer", "performer"} & {*c.mixer, c.cross_mixer},
         "compression": "compressed" not in c.mixer,
-        "patch_size": c.image_size is None,
-        "n_channels": c.image_size is None,
-        "n_classes": not classes,
-        "labels": not classes,
+        "patch_size n_channels": c.image_size is None,
+        "n_classes labels": not classes,
         "pooler": c.head not in ("classes", "classes-words"),
         "pooling": c.head not in ("classes", "classes-words", "pooled"),
-        "tie": not words,
-        "output_bias": not words,
-        "output_scale": not words,
-        "pad_id": wordless,
-        "eos_id": wordless,
+        "tie output_bias output_scale": not words,
     }
+    return [name for names, unused in idle.items() if unused for name in names.split()]

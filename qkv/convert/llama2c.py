@@ -113,9 +113,8 @@ def read_tokenizer(path: str | Path, vocab_size: int) -> Tokenizer:
     at = 4
     for _ in range(vocab_size):
         if at + 8 > len(data):
-            raise FileError(
-                f"{path} ends after {len(pieces)} of {vocab_size} pieces; is it the tokenizer of this model?"
-            )
+            read = f"{len(pieces)} of {vocab_size} pieces"
+            raise FileError(f"{path} ends after {read}; is it the tokenizer of this model?")
         score, length = struct.unpack_from("<fi", data, at)
         if length < 0 or at + 8 + length > len(data):
             raise FileError(f"{path} is corrupt at piece {len(pieces)}; fetch it again")
@@ -124,10 +123,5 @@ def read_tokenizer(path: str | Path, vocab_size: int) -> Tokenizer:
         at += 8 + length
     if at != len(data):
         raise FileError(f"{path} holds more than the {vocab_size} pieces of this model; is it its tokenizer?")
-    return scored_bpe(*with_names(pieces, scores))
-
-
-def with_names(pieces: list[str], scores: list[float]) -> tuple[list[str], list[float], list[str], str]:
-    """The pieces with the customary names for ids 0-2, which llama2.c stores with newlines around them."""
-    names = ["<unk>", "<s>", "</s>"]
-    return names + pieces[3:], scores, names, names[BOS]
+    names = ["<unk>", "<s>", "</s>"]  # of ids 0-2; llama2.c stores them with newlines around them
+    return scored_bpe(names + pieces[3:], scores, names, names[BOS])

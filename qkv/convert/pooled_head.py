@@ -68,8 +68,7 @@ def head_of(folder: Path) -> tuple[str, Path] | None:
 
 def read_head(folder: Path, c: ModelConfig, config_json: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration with the head of a folder that has one, and the head's weights in our names."""
-    found = head_of(folder)
-    if found is None:
+    if (found := head_of(folder)) is None:
         return c, {}
     pooling, dense = found
     own = {"n_classes": n_classes(config_json), "labels": labels(config_json)}

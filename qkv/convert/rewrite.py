@@ -8,18 +8,17 @@ one field of the configuration and the weights that go with it; outputs stay the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qkv.config import ModelConfig
+from qkv.convert.tables import Weights
 from qkv.models.build import skeleton
 from qkv.models.weights import weights
 from qkv.parts.positions import sinusoids
-
-Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Rewrite:
     """What changes, in a few words."""
     config: Callable[[ModelConfig], ModelConfig | None]
     """The configuration afterwards; None where there is nothing to change."""
-    weights: Callable[[ModelConfig, Weights], dict[str, Tensor]]
-    """(configuration before, its weights) -> the weights afterwards."""
+    weights: Callable[[ModelConfig, Weights], Weights] = lambda c, tensors: tensors
+    """(configuration before, its weights) -> the weights afterwards; those that it does not name become zeros."""
 
 
 def apply(rewrites: tuple[Rewrite, ...], c: ModelConfig) -> tuple[ModelConfig, tuple[Rewrite, ...]]:
@@ -49,21 +48,17 @@ def rewritten(rewrites: tuple[Rewrite, ...], c: ModelConfig, tensors: Weights) -
     """The weights after rewrites that `apply` has chosen."""
     found = dict(tensors)
     for rewrite in rewrites:
-        found = rewrite.weights(c, found)
-        c = rewrite.config(c) or c
+        after = rewrite.config(c) or c
+        found = fill_zeros(after, rewrite.weights(c, found))
+        c = after
     return found
-
-
-def embeddings(c: ModelConfig) -> tuple[str, ...]:
-    """The names of the token embeddings of a network that reads text."""
-    return ("source", "target") if c.family == "encoder-decoder" else ("embed",)
 
 
 def fill_zeros(c: ModelConfig, tensors: Weights) -> dict[str, Tensor]:
     """The weights of `c`: those given, zeros for the others; what `c` does not have is left out."""
     like = next(iter(tensors.values()))
-    shapes = weights(skeleton(c))
-    return {name: tensors.get(name, like.new_zeros(1).expand(t.shape)).clone() for name, t in shapes.items()}
+    wanted = weights(skeleton(c)).items()
+    return {name: tensors[name] if name in tensors else like.new_zeros(t.shape) for name, t in wanted}
 
 
 # --- sinusoids as a table of learned positions
@@ -77,9 +72,10 @@ def with_table(c: ModelConfig) -> ModelConfig | None:
 
 
 def table_weights(c: ModelConfig, tensors: Weights) -> dict[str, Tensor]:
-    words = tensors["source.tokens.weight" if c.family == "encoder-decoder" else "embed.tokens.weight"]
+    sides = ("source", "target") if c.family == "encoder-decoder" else ("embed",)
+    words = tensors[f"{sides[0]}.tokens.weight"]
     table = sinusoids(torch.arange(c.max_length), words.size(1), c.position_base, c.position_layout)
-    return {**tensors, **{f"{name}.position.table": table.to(words) for name in embeddings(c)}}
+    return {**tensors, **{f"{side}.position.table": table.to(words) for side in sides}}
 
 
 POSITIONS_AS_TABLE = Rewrite("sinusoids are stored as learned positions", with_table, table_weights)
@@ -88,13 +84,9 @@ POSITIONS_AS_TABLE = Rewrite("sinusoids are stored as learned positions", with_t
 
 
 def with_halves(c: ModelConfig) -> ModelConfig | None:
-    plain = (
-        (*c.mixer, c.cross_mixer) == ("softmax", "softmax")
-        and c.recurrent is None
-        and c.image_size is None
-        and c.d_embed in (None, c.d_model)
-    )
-    fits = c.family == "encoder-decoder" and c.position == "sinusoidal" and c.position_use == "add" and plain
+    softmax = (*c.mixer, c.cross_mixer) == ("softmax", "softmax") and c.recurrent is None
+    words = c.family == "encoder-decoder" and c.image_size is None and c.d_embed in (None, c.d_model)
+    fits = softmax and words and c.position == "sinusoidal" and c.position_use == "add"
     if not fits or c.position_layout == "halves" or c.d_model % 2 or c.score not in ("dot", "scaled-dot"):
         return None
     return c.changed(position_layout="halves")
@@ -130,9 +122,7 @@ def with_biases(c: ModelConfig) -> ModelConfig | None:
     return c.changed(attention_bias="all", ffn_bias=True, norm=norm)
 
 
-ZERO_BIASES = Rewrite(
-    "absent biases become zeros", with_biases, lambda c, tensors: fill_zeros(with_biases(c) or c, tensors)
-)
+ZERO_BIASES = Rewrite("absent biases become zeros", with_biases)
 
 
 def with_segments(c: ModelConfig) -> ModelConfig | None:
@@ -140,9 +130,7 @@ def with_segments(c: ModelConfig) -> ModelConfig | None:
     return c.changed(n_segments=2) if text and not c.n_segments else None
 
 
-ZERO_SEGMENTS = Rewrite(
-    "absent segments become zeros", with_segments, lambda c, tensors: fill_zeros(with_segments(c) or c, tensors)
-)
+ZERO_SEGMENTS = Rewrite("absent segments become zeros", with_segments)
 
 # --- factors moved into the weights
 
@@ -182,8 +170,4 @@ def with_classes(c: ModelConfig) -> ModelConfig | None:
     return c.changed(head="classes") if c.head == "classes-words" else None
 
 
-CLASSES_ONLY = Rewrite(
-    "the next-word head of training is left out",
-    with_classes,
-    lambda c, tensors: fill_zeros(with_classes(c) or c, tensors),
-)
+CLASSES_ONLY = Rewrite("the next-word head of training is left out", with_classes)

@@ -16,6 +16,8 @@ from torch import Tensor
 from qkv.errors import FileError
 
 Weights = Mapping[str, Tensor]
+Naming = Callable[[str], str]
+"""A name of the table -> the one to use in messages."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,17 @@ def both(pairs: Iterable[tuple[str, str]], change: Change = SAME) -> list[Row]:
     return [r for f, o in pairs for r in (row(f + ".weight", o + ".weight", change), row(f + ".bias", o + ".bias"))]
 
 
+def drop_both(foreign: str, reason: str) -> list[Row]:
+    """Rows for the weight and the bias of a layer that is left out on purpose."""
+    return [drop(f"{foreign}.{part}", reason) for part in ("weight", "bias")]
+
+
+def attention(foreign: str, names: str, ours: str) -> list[tuple[str, str]]:
+    """The four projections of attention, as pairs for `both`. `names` are the foreign ones of query, key, value and output."""
+    parts = ("query", "key", "value", "output")
+    return [(f"{foreign}.{name}", f"{ours}.layer.{part}") for name, part in zip(names.split(), parts, strict=True)]
+
+
 def layers(n: int, rows: Iterable[Row]) -> list[Row]:
     """The rows once for each layer number 0 .. n-1."""
     return [
@@ -84,9 +97,7 @@ def active(rows: Iterable[Row], ours: Weights) -> list[Row]:
     return kept
 
 
-def read_weights(
-    rows: Iterable[Row], ours: Weights, foreign: Weights, called: Callable[[str], str] = str
-) -> dict[str, Tensor]:
+def read_weights(rows: Iterable[Row], ours: Weights, foreign: Weights, called: Naming = str) -> dict[str, Tensor]:
     """Foreign tensors -> tensors in our names. `ours` holds the expected shapes (meta tensors are enough); `called`
     gives the name to use in messages where the table's is not the file's."""
     rows = active(rows, ours)
@@ -126,7 +137,7 @@ def complain(missing: list[str], unknown: list[str]) -> None:
 
 
 def check_shapes(
-    rows: Iterable[Row], present: Mapping[str, list[str]], ours: Weights, foreign: Weights, called: Callable[[str], str]
+    rows: list[Row], present: dict[str, list[str]], ours: Weights, foreign: Weights, called: Naming
 ) -> None:
     """Every tensor of the shape that our weights turn into when written, and of a floating type."""
     wrong = []
@@ -145,7 +156,7 @@ def check_shapes(
         raise FileError(f"the weights do not fit the configuration; wrong shape or type: {'; '.join(wrong)}")
 
 
-def same_numbers(names: list[str], foreign: Weights, called: Callable[[str], str]) -> Tensor:
+def same_numbers(names: list[str], foreign: Weights, called: Naming) -> Tensor:
     """The tensor stored under all of `names`; tied weights that differ are an error, since one would be lost."""
     first, *others = names
     for name in others:

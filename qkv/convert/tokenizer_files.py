@@ -29,12 +29,12 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a tokenizer.json, a SentencePiece .model, BERT's vocab.txt, or the folder of a model or run."""
     path = find(path)
     if path.is_dir():
-        found = open_tokenizer(path)
-        if found is None:
-            seen = f"; found {', '.join(unread_tokenizer_files(path))}" if unread_tokenizer_files(path) else ""
-            looked = ", ".join(["tokenizer.json", "vocab.json with merges.txt", "vocab.txt", *SENTENCEPIECE])
-            raise FileError(f"{path} has no tokenizer that is read here: looked for {looked}{seen}")
-        return found
+        if (found := open_tokenizer(path)) is not None:
+            return found
+        unread = ", ".join(unread_tokenizer_files(path))
+        looked = ", ".join(["tokenizer.json", "vocab.json with merges.txt", "vocab.txt", *SENTENCEPIECE])
+        seen = f"; found {unread}" if unread else ""
+        raise FileError(f"{path} has no tokenizer that is read here: looked for {looked}{seen}")
     if path.suffix in (".model", ".spm"):
         return read_sentencepiece(path)
     if path.suffix == ".txt":

@@ -50,9 +50,9 @@ def read(source: str | Path | Mapping[str, Tensor], n_heads: int, *, prefix: str
     known = {*words, f"{output}.bias", *ignored}
     if unknown := [name for name in outside if name not in known]:
         raise FileError(f"{where} also holds {some(unknown)}: name them, or list them in ignore=")
-    sizes = sizes_of(inside, tensors, words, output)
-    if target_embedding is not None:
-        sizes |= {"target_vocab_size": tensors[target_embedding].size(0)}
+    sizes = {**sizes_of(inside, tensors[embedding]), "output_bias": f"{output}.bias" in tensors}
+    if target_embedding:
+        sizes["target_vocab_size"] = tensors[target_embedding].size(0)
     config = validate(ModelConfig, {"n_heads": n_heads, "tie": tie(target_embedding, output), **sizes, **settings})
     plausible(config, len(tensors), where)
     rows = [
@@ -80,27 +80,23 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a pickle can fail in any way
-        reason = " ".join(str(error).split())[:120]
-        raise FileError(
-            f"{path} is no plain state dict of tensors ({reason} ...): save model.state_dict() again"
-        ) from None
+        reason = f"({' '.join(str(error).split())[:120]} ...)"
+        raise FileError(f"{path} is no plain state dict of tensors {reason}: save model.state_dict() again") from None
     if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
         raise FileError(f"{path} holds more than tensors by name: save model.state_dict() alone")
     return found
 
 
-def sizes_of(
-    inside: dict[str, Tensor], tensors: dict[str, Tensor], words: list[str], output: str | None
-) -> dict[str, Any]:
-    """The fields of a configuration that the tensors tell by themselves."""
+def sizes_of(inside: dict[str, Tensor], words: Tensor) -> dict[str, Any]:
+    """The fields of a configuration that nn.Transformer's tensors and the word matrix tell by themselves."""
     found = [re.match(r"(encoder|decoder)\.layers\.(\d{1,6})\.", name) for name in inside]
     last = lambda half: max((int(m[2]) for m in found if m and m[1] == half), default=-1)  # noqa: E731
     first = "encoder.layers.0."
     inner = inside.get(f"{first}linear1.weight", torch.zeros(1, 1))
     return {
         "family": "encoder-decoder",
-        "vocab_size": tensors[words[0]].size(0),
-        "d_model": tensors[words[0]].size(-1),
+        "vocab_size": words.size(0),
+        "d_model": words.size(-1),
         "d_ff": inner.size(0) if inner.dim() else 1,
         "n_layers": last("encoder") + 1,
         "n_decoder_layers": max(last("decoder") + 1, 1),
@@ -108,7 +104,6 @@ def sizes_of(
         "ffn_bias": f"{first}linear1.bias" in inside,
         "norm": "layer" if f"{first}norm1.bias" in inside else "layer-without-bias",
         "final_norm": "encoder.norm.weight" in inside,
-        "output_bias": f"{output}.bias" in tensors,
     }
 
 
@@ -123,9 +118,8 @@ def block(half: str, prefix: str, order: str) -> list[Row]:
     """The rows of one layer."""
     theirs, ours = f"{prefix}{half}.layers.{{}}", f"{half}.blocks.{{}}"
     slot = "before" if order == "pre" else "after"
-    norms = [(f"{theirs}.norm{n}", f"{ours}.{sublayer}.{slot}") for n, sublayer in enumerate(NORMS[half], 1)]
     rows = both([
-        *norms,
+        *((f"{theirs}.norm{n}", f"{ours}.{sublayer}.{slot}") for n, sublayer in enumerate(NORMS[half], 1)),
         (f"{theirs}.linear1", f"{ours}.feedforward.layer.up"),
         (f"{theirs}.linear2", f"{ours}.feedforward.layer.down"),
     ])  # fmt: skip

@@ -206,10 +206,9 @@ class Clause(NamedTuple):
     def german_verbs(self) -> tuple[Token, list[Token]]:
         """The finite verb and what closes the clause: habe ... gegessen, macht ... auf, kann ... essen."""
         verb, person, v, aux = self.verb, self.subject.person, self.key + ".v", self.key + ".aux"
-        if self.modal:
-            return token(self.modal[1 + person], "AUX", aux), [token(verb.prefix + verb.infinitive, "VERB", v)]
-        if self.tense == "future":
-            return token(WILL[person], "AUX", aux), [token(verb.prefix + verb.infinitive, "VERB", v)]
+        if self.modal or self.tense == "future":
+            helper = (self.modal[1:] or WILL)[person]
+            return token(helper, "AUX", aux), [token(verb.prefix + verb.infinitive, "VERB", v)]
         if self.tense == "past":
             helper = (BE if verb.to_be else HAVE)[person]
             return token(helper, "AUX", v, aux), [token(verb.participle, "VERB", v)]

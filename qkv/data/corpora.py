@@ -81,7 +81,7 @@ def single(path: Path) -> bool:
 
 def open_dataset(name: str, data: DataConfig, split: str, path: Path | None, schema: Schema | None = None) -> Corpus:
     """A public data set: pairs of languages, or single texts; with a schema, its records must have those columns."""
-    if name.partition("/")[0] in textsets.LAYOUTS_OF:
+    if name.partition("/")[0] in textsets.TEXTSETS:
         return textsets.textset(name, split, path, schema)
     if schema is not None and not schema.plain and schema.columns != TRANSLATIONS:
         raise ConfigError(
@@ -123,14 +123,10 @@ def describe_headers(data: DataConfig, schema: Schema) -> list[str]:
     for c in (*data.train, data.valid, data.test):
         if c is not None and c.table:
             path = Path(data.root) / c.table
-            paths_of.setdefault(describe_header(path, c.columns, schema, data.source, data.target), []).append(
-                str(path)
-            )
-    return [
-        f"{before} {', '.join(dict.fromkeys(paths))} {behind}".rstrip()
-        for (before, behind), paths in paths_of.items()
-        if before
-    ]
+            words = describe_header(path, c.columns, schema, data.source, data.target)
+            paths_of.setdefault(words, []).append(str(path))
+    named = ((before, ", ".join(dict.fromkeys(paths)), behind) for (before, behind), paths in paths_of.items())
+    return [" ".join(parts).rstrip() for parts in named if parts[0]]
 
 
 def swap_texts(record: Record) -> Record:

@@ -29,18 +29,17 @@ def corpus_of(
         if not path.exists() and not any(parent.is_file() for parent in path.parents):  # a file in an archive
             raise FileError(f"{path} does not exist: give a file that is here")
     names = tuple(map(str, paths))
+    first = names[0]
     if schema.pictures and len(paths) == 1 and Path(paths[0]).is_dir():
-        return CorpusConfig(images=names[0])
+        return CorpusConfig(images=first)
     if len(paths) == 1 and ending(paths[0]) in TABLES and not schema.is_text(Path(paths[0])):
-        return CorpusConfig(table=names[0], columns=tuple(columns or own_columns(own, schema)))
-    columns = columns or (conll_columns(names[0], own) if schema.numbered else ())
+        return CorpusConfig(table=first, columns=tuple(columns or own_columns(own, schema)))
+    columns = columns or (conll_columns(first, own) if schema.numbered else ())
     numbered = tuple(c for c in columns if isinstance(c, int))
     if columns and not schema.numbered:
-        raise ConfigError(
-            f"columns are those of a table, {' or '.join(TABLES)}, and {names[0]} is none: leave them out"
-        )
+        raise ConfigError(f"columns are those of a table, {' or '.join(TABLES)}, and {first} is none: leave them out")
     if len(numbered) != len(columns):
-        raise ConfigError(f"the columns of {names[0]} have no names: give numbers from 0, word then tag")
+        raise ConfigError(f"the columns of {first} have no names: give numbers from 0, word then tag")
     if not (schema.read_files or schema.pictures) or schema.n_files not in (None, len(paths)):
         raise ConfigError(f"{', '.join(names)}: {schema.accepts}")
     documents = next((c.documents for c in own if c.documents), None) if schema.plain else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 from qkv.batch import IGNORED
@@ -110,7 +110,7 @@ def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Ran
     length of the row gives the answer away.)
     """
     cuts = [r.randint(1, len(sentences) - 1) for _, sentences in documents]
-    parts = [(number, concatenate(sentences[:cut]), concatenate(sentences[cut:]))
+    parts = [(number, list(chain(*sentences[:cut])), list(chain(*sentences[cut:])))
              for (number, sentences), cut in zip(documents, cuts, strict=True)]  # fmt: skip
     candidates = r.sample(parts, len(parts))  # in any order: of equally long ones not always the same is the nearest
     found = []
@@ -123,10 +123,6 @@ def sentence_pairs(documents: Sequence[tuple[int, Sequence[Ids]]], r: random.Ran
     return found
 
 
-def concatenate(sentences: Sequence[Ids]) -> list[int]:
-    return [token for sentence in sentences for token in sentence]
-
-
 # --- T5 (Raffel et al. 2020, 3.1.4): spans
 
 
@@ -136,9 +132,8 @@ def spans(ids: Ids, r: random.Random, rate: float, mean: float, sentinels: Ids) 
     hidden = min(max(round(rate * len(ids)), 1), len(ids) - 1)
     shown = len(ids) - hidden
     count = min(max(round(hidden / mean), 1), hidden, shown + 1, len(sentinels) - 1)
-    first, *between = parts(
-        shown + 2, count + 1, r
-    )  # two too many: before the first span and after the last may be none
+    # two too many: before the first span and after the last may be none
+    first, *between = parts(shown + 2, count + 1, r)
     inputs, target, at = list(ids[: first - 1]), [], first - 1
     for sentinel, away, stay in zip(sentinels, parts(hidden, count, r), between, strict=False):
         target += [sentinel, *ids[at : at + away]]
@@ -191,4 +186,4 @@ def permute_sentences(ids: Ids, r: random.Random, stops: Collection[int]) -> lis
         if token in stops:
             sentences.append([])
     r.shuffle(sentences)
-    return [token for sentence in sentences for token in sentence]
+    return list(chain(*sentences))

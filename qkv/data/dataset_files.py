@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qkv.data.lines import COMPRESSED
 from qkv.data.sources import DerivedCorpus, Record
-from qkv.errors import FileError
-
-ENDINGS = ("", ".gz", ".xz", ".bz2", ".zst")
+from qkv.errors import ConfigError, FileError
 
 
 def find(places: Sequence[Path], names: Sequence[str]) -> Path:
@@ -28,11 +27,18 @@ def look_for(places: Sequence[Path], names: Sequence[str]) -> Path | None:
         if place.is_file() and not zipfile.is_zipfile(place):
             return place
         held = zipfile.ZipFile(place).namelist() if zipfile.is_zipfile(place) else []
-        for name in (name + ending for name in names for ending in ENDINGS):
+        for name in (name + ending for name in names for ending in ("", *COMPRESSED)):
             inner = next((path for path in held if path == name or path.endswith("/" + name)), None)
             if inner is not None or (place / name).is_file():
                 return place / (inner or name)
     return None
+
+
+def check_split(name: str, split: str, known: Sequence[str] = ("train", "valid", "test")) -> str:
+    """The split, or an error where the data set `name` has no such one."""
+    if split not in known:
+        raise ConfigError(f"{name} has no split {split!r}, but {', '.join(known[:-1])} and {known[-1]}")
+    return split
 
 
 @dataclass
@@ -48,13 +54,8 @@ class Held(DerivedCorpus):
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         for number, record in self.source.read(start, stride):
-            if (percentile(record[0]) < self.percent) == (self.split == "valid"):
+            if (digest(record[0]) % 100 < self.percent) == (self.split == "valid"):
                 yield number, record
-
-
-def percentile(text: str) -> int:
-    """A number below 100 for a text."""
-    return digest(text) % 100
 
 
 def digest(text: str) -> int:

@@ -16,7 +16,9 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
+from qkv.data.dataset_files import check_split
 from qkv.data.fetch import cache, fetch
+from qkv.data.lines import COMPRESSED
 from qkv.data.sources import Corpus, DerivedCorpus, InMemorySource, Parallel, Record, TableSource
 from qkv.errors import ConfigError, FileError
 
@@ -78,7 +80,7 @@ def multi30k_file(name: str, local: Path | None) -> Path:
     if local is None:
         place = cache() / "multi30k" / f"{name}.gz"
         return fetch(f"{MULTI30K}/{name}.gz", place, 10 * MB, MULTI30K_TEXTS.get(name))
-    return one_of(local, [name, *(name + ending for ending in (".gz", ".xz", ".bz2", ".zst"))])
+    return one_of(local, [name, *(name + ending for ending in COMPRESSED)])
 
 
 def one_of(folder: Path, names: list[str]) -> Path:
@@ -110,7 +112,7 @@ def tatoeba(source: str, target: str, split: str, local: Path | None) -> Corpus:
         place = found[-1] if found else one_of(place, [f"{code}.txt", f"{code}-eng.zip"])
     table = place / f"{code}.txt" if place.suffix == ".zip" else place
     english = 0 if source == "en" else 1
-    return HeldOut(TableSource(table, (0, 1) if english == 0 else (1, 0)), checked_split("tatoeba", split), english)
+    return HeldOut(TableSource(table, (0, 1) if english == 0 else (1, 0)), check_split("tatoeba", split), english)
 
 
 # --- OPUS (Tiedemann 2012): many corpora, each pair of languages a .zip with two files in step ("Moses format")
@@ -127,7 +129,7 @@ def opus(corpus: str, version: str, source: str, target: str, split: str, local:
     url = f"{OPUS}/OPUS-{corpus}/{version}/moses/{pair}.txt.zip"
     place = local or fetch(url, cache() / "opus" / corpus / version / f"{pair}.txt.zip", 20_000 * MB)
     sides = [place / f"{corpus}.{pair}.{language}" for language in (source, target)]
-    return HeldOut(Parallel(sides), checked_split(f"opus/{corpus}", split), int(source > target))
+    return HeldOut(Parallel(sides), check_split(f"opus/{corpus}", split), int(source > target))
 
 
 # --- WMT's test sets: SGML files in a .tgz, listed by sacreBLEU with the MD5 of each
@@ -149,12 +151,10 @@ def wmt(name: str, source: str, target: str, split: str, local: Path | None) -> 
     url, md5 = known.data[0], known.md5[0] if known.md5 else None
     place = local or fetch(url, cache() / "wmt" / f"{name.replace('/', '-')}.tgz", 200 * MB, md5=md5)
     first, second, *_ = known.langpairs[pair]
-    sides = [segments(place, member) for member in (first, second)]
-    if len(sides[0]) != len(sides[1]) or not sides[0]:
-        raise FileError(
-            f"{place}: {len(sides[0])} and {len(sides[1])} segments in {first} and {second}; fetch it again"
-        )
-    return InMemorySource(list(zip(*sides, strict=True)))
+    ours, theirs = (segments(place, member) for member in (first, second))
+    if len(ours) != len(theirs) or not ours:
+        raise FileError(f"{place}: {len(ours)} and {len(theirs)} segments in {first} and {second}; fetch it again")
+    return InMemorySource(list(zip(ours, theirs, strict=True)))
 
 
 def segments(archive: Path, member: str) -> list[str]:
@@ -209,12 +209,6 @@ def hash_text(text: str) -> int:
     """A number for the letters and digits of a text, the same on every machine."""
     letters = "".join(filter(str.isalnum, text.casefold())) or text
     return int.from_bytes(hashlib.blake2b(letters.encode("utf-8", "replace"), digest_size=8).digest(), "little")
-
-
-def checked_split(name: str, split: str) -> str:
-    if split not in ("train", "valid", "test"):
-        raise ConfigError(f"{name} has no split {split!r}, but train, valid and test")
-    return split
 
 
 def check_languages(name: str, known: set[str], source: str, target: str) -> None:

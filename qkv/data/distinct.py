@@ -15,15 +15,15 @@ BITS = 2**30
 class Seen:
     """Bloom's filter (1970): a record sets four bits that its hash chooses; where all are set, it was seen before."""
 
-    def __init__(self, bits: int = BITS):
-        self.bits, self.table = bits, bytearray(bits // 8)
+    def __init__(self) -> None:
+        self.table = bytearray(BITS // 8)
 
     def before(self, record: Record) -> bool:
         """Was it asked for before?"""
         digest = blake2b("\n".join(record).encode("utf-8", "replace"), digest_size=32).digest()
         old = True
         for at in range(0, 32, 8):
-            bit = int.from_bytes(digest[at : at + 8], "little") % self.bits
+            bit = int.from_bytes(digest[at : at + 8], "little") % BITS
             if not self.table[bit >> 3] >> (bit & 7) & 1:
                 old = False
                 self.table[bit >> 3] |= 1 << (bit & 7)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import io
-import lzma
-import zipfile
-import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TextIO
 
-from qkv.data.lines import open_binary
-from qkv.data.sources import PartialRecord, Record, sample_runs
+from qkv.data.lines import check_whole, open_binary
+from qkv.data.sources import PartialRecord, Record, SequentialCorpus
 from qkv.errors import FileError
 
 PIECE = 100_000
@@ -24,7 +19,7 @@ PIECE = 100_000
 
 
 @dataclass
-class Documents:
+class Documents(SequentialCorpus):
     """Records (text,). A document of a whole file keeps every character; one that is longer than PIECE comes in several
     records, all but the last a `PartialRecord`, which joined are the document. Blank documents (of one record) are skipped and counted."""
 
@@ -33,26 +28,19 @@ class Documents:
     """file, blank or lines: what a document is."""
     shares: Sequence[tuple[float, float]] = ()
     """Only the part of all the characters between these shares; the second is a share of the first, and so on."""
-    skipped: Counter[str] = field(default_factory=Counter)
     sizes: list[int] = field(default_factory=list)
     """Characters of each file, where shares are asked for; counted at the first reading."""
+
+    def __post_init__(self) -> None:
+        lost = "no text in this share of it; make it larger" if self.shares else "no text at all; give files with text"
+        self.if_empty = f"{', '.join(map(str, self.paths))}: {lost}"
 
     def about(self) -> int:
         sizes = [Path(path).stat().st_size for path in self.paths if Path(path).is_file()]
         return sum(size // (PIECE if self.by == "file" else 100) + 1 for size in sizes)  # a line has about 100 bytes
 
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        self.skipped.clear()
-        numbered = enumerate((record for path, a, b in self.parts() for record in self.records(path, a, b)), 1)
-        number = 0
-        for number, record in sample_runs(islice(numbered, start, None), stride):
-            yield number, record
-        if number == 0 and start == 0:
-            names = ", ".join(map(str, self.paths))
-            lost = (
-                "no text in this share of it; make it larger" if self.shares else "no text at all; give files with text"
-            )
-            raise FileError(f"{names}: {lost}")
+    def every(self) -> Iterator[Record]:
+        return (record for path, first, last in self.parts() for record in self.records(path, first, last))
 
     def records(self, path: str | Path, first: int, last: int | None) -> Iterator[Record]:
         """The documents of a file, or of its characters from `first` to `last`."""
@@ -90,14 +78,12 @@ def cut(lines: Iterator[str], by: str) -> Iterator[tuple[str, bool]]:
     held: list[str] = []
     size = 0
     for line in lines:
-        if by == "blank" and not line.strip():
-            if held:
-                yield "".join(held), True
+        blank = by == "blank" and not line.strip()
+        if held and (blank or size >= PIECE):
+            yield "".join(held), blank
             held, size = [], 0
+        if blank:
             continue
-        if size >= PIECE:
-            yield "".join(held), False
-            held, size = [], 0
         held.append(line)
         size += len(line)
         if by == "lines" and line.endswith("\n"):
@@ -127,9 +113,7 @@ def characters(path: str | Path) -> int:
 def open_text(path: str | Path) -> Iterator[TextIO]:
     """A text file, its line ends as they are, without a byte order mark; what is wrong with it is said in words."""
     try:
-        with io.TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline="\n") as file:
+        with check_whole(path), io.TextIOWrapper(open_binary(path), encoding="utf-8-sig", newline="\n") as file:
             yield file
     except UnicodeDecodeError as error:
         raise FileError(f"{path} is not UTF-8 text ({error.reason}); convert it first") from None
-    except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
-        raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None

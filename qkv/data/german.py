@@ -71,6 +71,5 @@ def syllables(word: str) -> int:
 def conjugate(verb: Verb, person: int) -> str:
     """Present tense: 0 ich, 1 du, 2 er, 3 wir or sie. du borrows the third person's vowel: liest, schläfst."""
     stem = verb.german_third[:-1]
-    return (verb.infinitive[:-1], stem + ("t" if stem[-1] in "sßz" else "st"), verb.german_third, verb.infinitive)[
-        person
-    ]
+    second = stem + ("t" if stem[-1] in "sßz" else "st")
+    return (verb.infinitive[:-1], second, verb.german_third, verb.infinitive)[person]

@@ -6,14 +6,13 @@ have no public labels: their records, split "submission", end in an empty one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from qkv.data.dataset_files import Held, find, look_for
+from qkv.data.dataset_files import Held, Mapped, find, look_for
 from qkv.data.fetch import cache, fetch
 from qkv.data.lines import lines
-from qkv.data.sources import Corpus, DerivedCorpus, Record, TableSource
+from qkv.data.sources import Corpus, TableSource
 from qkv.errors import ConfigError
 
 GLUE = "https://dl.fbaipublicfiles.com/glue/data"
@@ -74,7 +73,7 @@ def glue(name: str, split: str, local: Path | None) -> Corpus:
         raise ConfigError(no_labels(name, f"{place} has no test set with labels"))
     found = find(inner, wanted if split != "submission" else tuple(reversed(wanted)))
     if split == "submission" or split.startswith("test_"):
-        return Unlabelled(table(task, found, name, labelled=False))
+        return Mapped(table(task, found, name, labelled=False), lambda record: (*record, ""))
     return table(task, found, name)
 
 
@@ -104,12 +103,3 @@ def table(task: GlueLayout, path: Path, name: str, labelled: bool = True) -> Tab
 
 def no_labels(name: str, what: str) -> str:
     return f'{what}: those of glue/{name} are not public; use split = "valid", or "submission" to answer it without'
-
-
-@dataclass
-class Unlabelled(DerivedCorpus):
-    """Records with an empty label."""
-
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        for number, record in self.source.read(start, stride):
-            yield number, (*record, "")

@@ -93,6 +93,9 @@ TENSE_WEIGHTS = (4.0, 8.0, 9.0, 11.0)
 FULL_STOP, QUESTION_MARK = token(".", "PUNCT", "mark"), token("?", "PUNCT", "mark")
 PERSON, PLACE = frozenset({"person"}), frozenset({"place"})
 LIVING = frozenset({"person", "animal"})
+THE = ("the", "d", "der")
+MODALS, KNOWING, CONJUNCTIONS, TIMES = ([tuple(row.split()) for row in table.split("|")] for table in
+                                        (lexicon.MODALS, lexicon.KNOWING, lexicon.CONJUNCTIONS, lexicon.TIMES))  # fmt: skip
 
 
 class Grammar:
@@ -100,10 +103,6 @@ class Grammar:
 
     def __init__(self, seed: int = 0):
         self.seed, self.random = seed, Choices()
-        self.times = {tense: times_of(tense) for tense in TENSES}
-        self.modals = [tuple(m.split()) for m in lexicon.MODALS.split("|")]
-        self.knowing = [tuple(k.split()) for k in lexicon.KNOWING.split("|")]
-        self.conjunctions = [tuple(c.split()) for c in lexicon.CONJUNCTIONS.split("|")]
 
     def pair(self, number: int) -> Pair:
         """The pair with this number, a function of (seed, number)."""
@@ -116,9 +115,8 @@ class Grammar:
         if simple:
             return Pair(*self.join(r, shape, first), tense, "complex")
         if shape == "question":
-            return Pair(
-                (*first.english_question(), QUESTION_MARK), partial(first.german, verb_first=True), tense, shape
-            )
+            english = first.english_question()
+            return Pair((*english, QUESTION_MARK), partial(first.german, verb_first=True), tense, shape)
         english = first.english()
         if shape == "plain":
             return Pair((*english, FULL_STOP), first.german, tense, "statement")
@@ -129,14 +127,14 @@ class Grammar:
     def join(self, r: Choices, shape: str, first: Clause) -> tuple[tuple[Token, ...], Callable[[], list[Token]]]:
         """Two clauses: because ..., if ..., I know that ...."""
         if shape == "that":
-            who, (base, *german) = self.nominal(r, "k", PERSON, simple=True), r.pick(self.knowing)
+            who, (base, *german) = self.nominal(r, "k", PERSON, simple=True), r.pick(KNOWING)
             knows = token(base + "s" if who.person == 2 else base, "VERB", "k.v")
             that, dass = token("that", "SCONJ", "that"), token("dass", "SCONJ", "that")
             weiss = token(german[who.person], "VERB", "k.v")
             return ((*who.english(), knows, that, *first.english(), FULL_STOP),
                     lambda: [*who.german("nom"), weiss, COMMA, dass, *first.german_last()])  # fmt: skip
         second = self.clause(r, "b", simple=True)
-        word, german_word = r.pick(self.conjunctions) if shape == "because" else self.conjunctions[-1]
+        word, german_word = r.pick(CONJUNCTIONS) if shape == "because" else CONJUNCTIONS[-1]
         link, german_link = token(word, "SCONJ", "c"), token(german_word, "SCONJ", "c")
         if shape == "because":
             return ((*first.english(), link, *second.english(), FULL_STOP),
@@ -149,17 +147,16 @@ class Grammar:
         subject = self.nominal(r, key + "s", LIVING if verb.pattern == "none" else PERSON, simple, subject=True)
         tense = r.weighted(TENSES, TENSE_WEIGHTS)
         tense = "present" if tense == "past" and verb.past == verb.base else tense  # "I read": which one?
-        modal = r.pick(self.modals) if tense == "modal" else ()
+        modal = r.pick(MODALS) if tense == "modal" else ()
         negated = r.random() < 0.15 and modal[:1] not in (("must",), ("can",))
-        time = self.time(r, tense) if timed or r.random() < 0.2 else None
+        time = r.pick(times_of(tense)) if timed or r.random() < 0.2 else None
         indirect = direct = None
         if verb.pattern == "both":
             indirect = self.nominal(r, key + "i", PERSON, True, unlike=subject)
         if verb.pattern in ("acc", "dat", "both"):
             direct = self.nominal(r, key + "o", verb.kinds, simple, unlike=subject, pronouns=verb.pattern != "both")
-        return Clause(
-            key, subject, verb, tense, negated, indirect, direct, self.adjuncts(r, key, verb, simple), time, modal
-        )
+        adjuncts = self.adjuncts(r, key, verb, simple)
+        return Clause(key, subject, verb, tense, negated, indirect, direct, adjuncts, time, modal)
 
     def adjuncts(self, r: Choices, key: str, verb: Verb, simple: bool) -> tuple[Adjunct, ...]:
         if verb.pattern == "go":
@@ -170,10 +167,6 @@ class Grammar:
         if r.random() < 0.6:
             return (Adjunct("in", "in", "dat", self.nominal(r, key + "l", PLACE, True, pronouns=False)),)
         return (Adjunct("with", "mit", "dat", self.nominal(r, key + "w", PERSON, True, pronouns=False)),)
-
-    def time(self, r: Choices, tense: str) -> tuple[str, str]:
-        english, german = r.pick(self.times[tense])
-        return english, german
 
     def nominal(self, r: Choices, key: str, kinds: frozenset[str], simple: bool = False, subject: bool = False,
                 unlike: Nominal | None = None, pronouns: bool = True) -> Nominal:  # fmt: skip
@@ -187,21 +180,16 @@ class Grammar:
         adjective = r.pick(adjectives(noun.kind)) if r.random() < (0.2 if simple else 0.4) else None
         owner = relative = None
         if not simple and determiner[0] == "the" and r.random() < 0.2:
-            owner = self.owner(r, key + "w")
+            owner = Phrase(key + "w", r.pick(nouns(PERSON)), r.random() < 0.2, THE)
         elif subject and not simple and noun.kind == "person" and r.random() < 0.12:
             relative = self.relative(r, key + "r", Phrase(key, noun, plural, determiner))
         return Phrase(key, noun, plural, determiner, adjective, owner, relative)
 
-    def owner(self, r: Choices, key: str) -> Phrase:
-        noun = r.pick(nouns(PERSON))
-        return Phrase(key, noun, r.random() < 0.2, ("the", "d", "der"))
-
     def relative(self, r: Choices, key: str, whose: Phrase) -> Clause:
         verb = r.pick(RELATIVE_VERBS)
         direct = self.nominal(r, key + "o", verb.kinds, True, pronouns=False) if verb.pattern == "acc" else None
-        return Clause(
-            key, whose, verb, "present" if verb.past == verb.base else r.pick(["present", "past"]), direct=direct
-        )
+        tense = "present" if verb.past == verb.base else r.pick(["present", "past"])
+        return Clause(key, whose, verb, tense, direct=direct)
 
 
 @cache
@@ -223,11 +211,11 @@ def determiners(number: str) -> list[tuple[str, str, str]]:
 
 
 @cache
-def times_of(tense: str) -> list[tuple[str, ...]]:
+def times_of(tense: str) -> list[tuple[str, str]]:
     """Times that a clause of this tense can have: nothing happens tomorrow in the past."""
     excluded = {"past": lexicon.FUTURE_TIMES | {"now"}, "present": lexicon.PAST_TIMES | lexicon.FUTURE_TIMES}
     out = excluded.get(tense, lexicon.PAST_TIMES | {"now"})
-    return [time for row in lexicon.TIMES.split("|") if (time := tuple(row.split()))[0] not in out]
+    return [(english, german) for english, german in TIMES if english not in out]
 
 
 @cache
@@ -237,8 +225,7 @@ def adjectives(kind: str) -> list[tuple[str, str]]:
 
 def split_of(text: str) -> Split:
     """The split of a sentence, by its English text alone: 2 % valid, 2 % test, whatever the seed."""
-    digest = blake2b(text.encode(), digest_size=4).digest()
-    number = int.from_bytes(digest, "little") % 100
+    number = int.from_bytes(blake2b(text.encode(), digest_size=4).digest(), "little") % 100
     return "valid" if number < 2 else "test" if number < 4 else "train"
 
 

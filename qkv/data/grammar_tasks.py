@@ -4,36 +4,28 @@ documents. A split as in the grammar, by the text of the first sentence.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from qkv.data.clauses import Clause, Nominal, Phrase, Pronoun, Token
-from qkv.data.grammar import Choices, Grammar, detokenize, pairs, split_of
-from qkv.data.sources import Record, sample_runs
+from qkv.data.grammar import THE, Choices, Grammar, detokenize, pairs, split_of
+from qkv.data.sources import GeneratedCorpus, Record
 
 WHO, WHAT = (Pronoun("q", (word, "", "3s", word)) for word in ("who", "what"))
 END = Token(".", "PUNCT")
 
 
 @dataclass
-class GrammarRecords:
-    """`size` records of a split that `generate(split, seed)` makes, always the same for a seed."""
+class GrammarRecords(GeneratedCorpus):
+    """Records that `generate(split, seed)` makes."""
 
-    split: str
-    size: int
     generate: Callable[[str, int], Iterator[Record]]
-    seed: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
 
-    def about(self) -> int:
-        return self.size
-
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        records = islice(self.generate(self.split, self.seed), start, self.size)
-        yield from sample_runs(enumerate(records, start + 1), stride)
+    def every(self) -> Iterator[Record]:
+        return islice(self.generate(self.split, self.seed), self.size)
 
 
 # --- records of one sentence
@@ -83,7 +75,7 @@ def following(grammar: Grammar, r: Choices, first: Clause) -> list[Clause]:
     """The first clause and two to four more about the same person: that is what makes them one document."""
     subject = first.subject
     if isinstance(subject, Phrase):
-        subject = subject._replace(determiner=("the", "d", "der"), adjective=None, owner=None, relative=None)
+        subject = subject._replace(determiner=THE, adjective=None, owner=None, relative=None)
     drawn = iter(lambda: grammar.clause(r, "b", simple=True)._replace(subject=subject), None)
     others = (clause for clause in drawn if subject_alone(clause))
     return [first, *islice(others, r.randint(2, 4))]
@@ -131,22 +123,25 @@ def question(grammar: Grammar, r: Choices, first: Clause) -> Record | None:
 
 def questions_about(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
     """What can be asked about a clause, and the words that answer it."""
-    someone = isinstance(clause.subject, Pronoun) or clause.subject.noun.kind == "person"
-    found = [(clause._replace(subject=WHO if someone else WHAT).english(), clause.subject.english())]
+
+    def ask(word: str, tag: str, **left: Any) -> list[Token]:
+        return [Token(word, tag), *clause._replace(**left).english_question()]
+
+    found = [(clause._replace(subject=WHO if is_person(clause.subject) else WHAT).english(), clause.subject.english())]
     if clause.direct:
-        word = "whom" if isinstance(clause.direct, Pronoun) or clause.direct.noun.kind == "person" else "what"
-        found.append(
-            ([Token(word, "PRON"), *clause._replace(direct=None).english_question()], clause.direct.english("acc"))
-        )
+        word = "whom" if is_person(clause.direct) else "what"
+        found.append((ask(word, "PRON", direct=None), clause.direct.english("acc")))
     for adjunct in clause.adjuncts:
         if adjunct.english_word != "with":
             left = tuple(a for a in clause.adjuncts if a is not adjunct)
-            found.append(
-                ([Token("where", "ADV"), *clause._replace(adjuncts=left).english_question()], adjunct.english())
-            )
+            found.append((ask("where", "ADV", adjuncts=left), adjunct.english()))
     if clause.time:
-        found.append(([Token("when", "ADV"), *clause._replace(time=None).english_question()], clause.english_time()))
+        found.append((ask("when", "ADV", time=None), clause.english_time()))
     return found
+
+
+def is_person(nominal: Nominal) -> bool:
+    return isinstance(nominal, Pronoun) or nominal.noun.kind == "person"
 
 
 short_documents, summaries, questions = (partial(documents, make) for make in (lines, summary, question))

@@ -76,16 +76,13 @@ def cells(path: str | Path, kind: str) -> Iterator[list[str]]:
 def is_header(rows: Sequence[Sequence[str]]) -> bool:
     """Is the first of these rows a header? Needs two usual names; or one, beside a column that the rest of the rows show to
     be of another kind; or one alone, above texts."""
-    first, rest = rows[0] if rows else [], [row for row in rows[1:] if any(row)]
-    named = [cell.strip() for cell in first if cell.strip()]
-    if not named or not rest or len(first) > MAX_COLUMNS:
+    first, rest = [cell.strip() for cell in rows[0]] if rows else [], [row for row in rows[1:] if any(row)]
+    if not any(first) or not rest or len(first) > MAX_COLUMNS:
         return False
-    if Counter(map(len, rest)).most_common(1)[0][0] != len(first) or len({name.casefold() for name in named}) < len(
-        named
-    ):
+    different = {name.casefold() for name in first if name}
+    if Counter(map(len, rest)).most_common(1)[0][0] != len(first) or len(different) < sum(map(bool, first)):
         return False
-    columns = [(cell.strip(), [row[i].strip() for row in rest if i < len(row)]) for i, cell in enumerate(first)]
-    columns = [(name, below) for name, below in columns if name]
+    columns = [(name, [row[i].strip() for row in rest if i < len(row)]) for i, name in enumerate(first) if name]
     if not all(NAME.fullmatch(name) and name.casefold() not in map(str.casefold, below) for name, below in columns):
         return False
     usual = sum(is_usual(name, below) for name, below in columns)
@@ -122,8 +119,7 @@ def simple(name: str) -> str:
 
 def language(plain: str) -> str:
     """The code of a language that a name stands for: en of en, en_gb, english; "" for others."""
-    code = LANGUAGES.get(plain) or re.fullmatch(r"([a-z]{2})(_[a-z]{2,4})?", plain)
-    code = code if isinstance(code, str) else code[1] if code else ""
+    code = LANGUAGES.get(plain) or re.sub(r"(?<=^[a-z]{2})_[a-z]{2,4}\Z", "", plain)
     return code if code in CODES else ""
 
 
@@ -157,21 +153,17 @@ def match_columns(
     return [(column, plain[name]) for column, name in (*zip(needed, found, strict=True), *extra) if name is not None]
 
 
-def columns_for(
-    names: Sequence[str], columns: Sequence[Column], source: str = "", target: str = ""
-) -> list[str] | None:
-    """The names of the columns, in their order, or None where the names do not tell."""
-    found = match_columns(names, columns, source, target)
+def columns_for(names: Sequence[str], columns: Sequence[Column], *languages: str) -> list[str] | None:
+    """The names of the columns, in their order, or None where the names do not tell; `languages` are source and target."""
+    found = match_columns(names, columns, *languages)
     return None if found is None else [name for _, name in found]
 
 
-def find_columns(path: str | Path, schema: Schema, source: str = "", target: str = "") -> list[str] | None:
+def find_columns(path: str | Path, schema: Schema, *languages: str) -> list[str] | None:
     """The columns of a table that a task reads, by their names; None where the table has no names."""
     names = names_of(path)
-    if not names:
-        return None
-    found = columns_for(names, schema.columns, source, target)
-    if found is None:
+    found = columns_for(names, schema.columns, *languages) if names else None
+    if names and found is None:
         roles = [column.name for column in schema.columns if not column.optional]
         raise ConfigError(
             f"{path} has the columns {', '.join(names)[:300]}, and it is not clear which of them {schema.task} reads as "
@@ -215,27 +207,23 @@ def text_columns(
 # --- notes for the user
 
 
-def describe_header(
-    path: str | Path, columns: Sequence[int | str], schema: Schema, source: str = "", target: str = ""
-) -> tuple[str, str]:
+def describe_header(path: str | Path, columns: Sequence[int | str], schema: Schema, *languages: str) -> tuple[str, str]:
     """Describe which columns of a table are read, in words before and behind its name; empty where there is nothing to say.
     `columns` are those that the recipe names; none = found by name."""
     if ending(path) not in TABLES or any(isinstance(c, str) for c in columns) or not (names := names_of(path)):
         return "", ""
     shown, json_lines = ", ".join(names)[:300], ending(path) in JSON_LINES
+    if columns and json_lines:
+        return "", ""
     if columns:
-        named = json.dumps(
-            [names[c] for c in columns if isinstance(c, int) and 0 <= c < len(names)], ensure_ascii=False
+        named = [names[c] for c in columns if isinstance(c, int) and 0 <= c < len(names)]
+        return "the first row of", (
+            f"looks like a header ({shown}), but is read as a record, because the columns are given by number: "
+            f"to leave it out, columns = {json.dumps(named, ensure_ascii=False)}"
         )
-        return ("", "") if json_lines else (
-            "the first row of", f"looks like a header ({shown}), but is read as a record, because the columns are given by number: "
-            f"to leave it out, columns = {named}"
-        )  # fmt: skip
-    chosen = find_columns(path, schema, source, target) or []
+    chosen = find_columns(path, schema, *languages) or []
     if json_lines:
         return f"reading the fields {', '.join(chosen)} of", ""
     reads = "" if {*names} == {*chosen} else f", of which {', '.join(chosen)} are read"
-    return (
-        "the first row of",
-        f"is a header ({shown}){reads}; columns = {list(range(len(chosen)))} would read it as a record",
-    )
+    numbers = list(range(len(chosen)))
+    return "the first row of", f"is a header ({shown}){reads}; columns = {numbers} would read it as a record"

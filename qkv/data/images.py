@@ -10,10 +10,9 @@ from __future__ import annotations
 import random
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -24,12 +23,13 @@ from numpy.typing import NDArray
 
 from qkv.config import CorpusConfig, DataConfig, ModelConfig
 from qkv.data.corpora import take_share
+from qkv.data.dataset_files import Mapped, check_split
 from qkv.data.fetch import cache, fetch
 from qkv.data.header import find_columns
 from qkv.data.lines import open_binary
 from qkv.data.schema import Schema
 from qkv.data.shapes import Scene, ShapeSource
-from qkv.data.sources import Corpus, DerivedCorpus, InMemorySource, Listing, Record, TableSource, sample_runs
+from qkv.data.sources import Corpus, DerivedCorpus, InMemorySource, Listing, Record, SequentialCorpus, TableSource
 from qkv.errors import ConfigError, FileError, QkvError
 
 Pixels = NDArray[np.uint8]
@@ -50,7 +50,8 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, 
         source = Listing(listing(root / c.images))
     elif c.table is not None:
         columns = c.columns or find_columns(root / c.table, schema) or (0, 1)
-        source = Beside(TableSource(root / c.table, columns), (root / c.table).parent)
+        folder = (root / c.table).parent  # where the paths in the table start
+        source = Mapped(TableSource(root / c.table, columns), lambda record: (folder / record[0], record[1]))
     elif c.dataset is not None:
         source = dataset(c.dataset, c.split or split, root / (c.path or "") if data.root or c.path else None)
     elif len(c.files) == 2:
@@ -61,8 +62,7 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, 
 
 
 def dataset(name: str, split: str, path: Path | None) -> Corpus:
-    if split not in ("train", "valid", "test"):
-        raise ConfigError(f"{name} has no split {split!r}, but train, valid and test")
+    check_split(name, split)
     if name == "digits":
         return InMemorySource(digits(split))
     if name == "mnist":
@@ -79,19 +79,13 @@ class Fitted(DerivedCorpus):
 
     size: int
     channels: int
-    wrong: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def skipped(self) -> Counter[str]:
-        return self.source.skipped + self.wrong
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        self.wrong.clear()
         for number, (picture, text) in self.source.read(start, stride):
             try:
                 yield number, (pixels(picture, self.size, self.channels), text)
             except QkvError:
-                self.wrong["not a picture that can be read"] += 1
+                self.skipped["not a picture that can be read"] += 1
 
 
 def pixels(picture: Any, size: int, channels: int) -> Pixels:
@@ -183,11 +177,8 @@ def from_array(table: NDArray[Any]) -> Any:
         table = table.transpose(1, 2, 0)
     if table.ndim == 3 and table.shape[2] == 1:
         table = table[:, :, 0]
-    if (
-        table.dtype != np.uint8
-        or table.size == 0
-        or not (table.ndim == 2 or table.ndim == 3 and table.shape[2] in (3, 4))
-    ):
+    in_shape = table.ndim == 2 or table.ndim == 3 and table.shape[2] in (3, 4)
+    if table.dtype != np.uint8 or table.size == 0 or not in_shape:
         raise QkvError(
             f"an array of pixels is uint8 and (H, W), (H, W, 3) or (3, H, W), given {table.dtype} {table.shape}"
         )
@@ -214,41 +205,28 @@ def hash_text(name: str) -> int:
     return int.from_bytes(blake2b(name.encode("utf-8", "replace"), digest_size=8).digest(), "little")
 
 
-@dataclass
-class Beside(DerivedCorpus):
-    """(path, text) of a table whose paths start from a folder."""
-
-    folder: Path
-
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        for number, (path, text) in self.source.read(start, stride):
-            yield number, (self.folder / path, text)
-
-
 # --- idx files (LeCun and others 1998): big-endian numbers, then bytes
 
 
 @dataclass
-class Idx:
+class Idx(SequentialCorpus):
     """Pictures of one idx file with the labels of another, from number `first` to before `last`."""
 
     images: Path
     labels: Path
     first: int = 0
     last: int | None = None
-    skipped: Counter[str] = field(default_factory=Counter)
 
     def about(self) -> int:
         with open_binary(self.labels) as file:
             (count,) = header(file, self.labels, 1)
         return max(0, min(count, count if self.last is None else self.last) - self.first)
 
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        numbered = islice(enumerate(self.all(), 1 - self.first), self.first + start, self.last)
-        yield from sample_runs(numbered, stride)
+    def every(self) -> Iterator[Record]:
+        return islice(self.whole(), self.first, self.last)
 
-    def all(self) -> Iterator[Record]:
-        """Every record of the files."""
+    def whole(self) -> Iterator[Record]:
+        """All records of the files."""
         with open_binary(self.images) as images, open_binary(self.labels) as labels:
             count, height, width = header(images, self.images, 3)
             (names,) = header(labels, self.labels, 1)

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any
 
 from qkv.config import DataConfig
@@ -42,12 +42,10 @@ class Lengths:
 
     def quantile(self, share: float) -> int:
         """The smallest length that at least this share of the records do not exceed."""
-        wanted, seen = share * self.counts.total(), 0
-        for length in sorted(self.counts):
-            seen += self.counts[length]
-            if seen >= wanted:
-                return length
-        return 0
+        lengths = sorted(self.counts)
+        seen = accumulate(self.counts[length] for length in lengths)
+        wanted = share * self.counts.total()
+        return next((length for length, count in zip(lengths, seen, strict=True) if count >= wanted), 0)
 
     def histogram(self, bars: int = 10) -> list[tuple[int, int, int]]:
         """(from, to, records) in steps of a round width that covers 99 % in `bars` rows; the last row has all the rest."""
@@ -63,12 +61,8 @@ class Lengths:
 
     def to_json(self) -> dict[str, Any]:
         marks = {f"p{round(100 * q)}": self.quantile(q) for q in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)}
-        return {
-            "mean": self.mean,
-            "total": sum(n * c for n, c in self.counts.items()),
-            **marks,
-            "max": max(self.counts, default=0),
-        }
+        total = sum(n * c for n, c in self.counts.items())
+        return {"mean": self.mean, "total": total, **marks, "max": max(self.counts, default=0)}
 
 
 @dataclass
@@ -132,10 +126,8 @@ def inspect(source: Source, name: str, tokenize: Sequence[Tokenize], unit: str =
         report.sides = report.sides or list(sides) or side_names(len(texts))
         scripts = scripts or [{} for _ in texts]
         units = [tokenize[min(i, len(tokenize) - 1)](side) for i, side in enumerate(texts)]
-        if report.labels is not None:
-            report.labels.update(
-                label for label in texts[-1] if label in report.labels or len(report.labels) < MAX_LABELS
-            )
+        if (known := report.labels) is not None:
+            known.update(label for label in texts[-1] if label in known or len(known) < MAX_LABELS)
         for i, side in enumerate(units):
             report.lengths[i].counts.update(map(len, side))
         for row, (number, record) in enumerate(chunk):

@@ -214,10 +214,8 @@ def noun(row: list[str]) -> Noun:
 def verb(row: list[str]) -> Verb:
     base, third, past, infinitive, german_third, participle, pattern, kinds = row
     prefix, _, stem = infinitive.rpartition("|")
-    kinds_set = frozenset() if kinds == "-" else frozenset(kinds.split(","))
-    return Verb(
-        base, third, past, stem, german_third, participle, prefix, pattern.rstrip("+"), pattern.endswith("+"), kinds_set
-    )
+    takes = pattern.rstrip("+"), pattern.endswith("+"), frozenset(kinds.split(",")) - {"-"}
+    return Verb(base, third, past, stem, german_third, participle, prefix, *takes)
 
 
 ALL_NOUNS = [noun(row) for row in lines(NOUNS)]

@@ -11,10 +11,12 @@ import sys
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from qkv.errors import FileError
 
@@ -38,16 +40,7 @@ def open_binary(path: str | Path) -> BinaryIO:
         if archive.suffix == ".zip" and archive.is_file():
             return _open_member(archive, path.relative_to(archive).as_posix())
     try:
-        match path.suffix:
-            case ".gz":
-                return gzip.open(path, "rb")  # type: ignore[return-value]
-            case ".bz2":
-                return bz2.open(path, "rb")  # type: ignore[return-value]
-            case ".xz":
-                return lzma.open(path, "rb")  # type: ignore[return-value]
-            case ".zst":
-                return _open_zst(path)
-        return open(path, "rb", 2**18)
+        return COMPRESSED[path.suffix](path) if path.suffix in COMPRESSED else open(path, "rb", 2**18)
     except OSError as error:
         raise FileError(f"cannot read {path}: {error.strerror or error}; correct the path") from None
 
@@ -68,6 +61,23 @@ def _open_zst(path: Path) -> BinaryIO:
     except ImportError:
         raise FileError(f"{path} is zstandard-compressed: pip install 'qkv[zstd]', or decompress it first") from None
     return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(path, "rb")))  # type: ignore[arg-type]
+
+
+COMPRESSED: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": _open_zst
+}  # fmt: skip
+"""Endings of compressed files, and what opens them."""
+DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
+"""What is raised where a file cannot be decompressed."""
+
+
+@contextmanager
+def check_whole(path: str | Path) -> Iterator[None]:
+    """While a file is read, turn the errors of a damaged one into a FileError."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None
 
 
 def lines(path: str | Path, skipped: Counter[str] | None = None, longest: int = MAX_LINE) -> Iterator[str | None]:
@@ -94,22 +104,15 @@ class Lines:
     """Bytes of a line at the most."""
 
     def __iter__(self) -> Iterator[str | None]:
-        with open_binary(self.path) as file:
-            try:
-                self.number = _pass_over(file, self.start)
-                if self.number == 0:
-                    _pass_mark(file)
-                run = 0
-                while raw := file.readline(self.longest + 1):
-                    self.number += 1
-                    yield _text(raw, file, self.skipped, self.longest)
-                    run += 1
-                    if run == RUN:
-                        run = 0
-                        if self.stride > 1:
-                            self.number += _pass_over(file, RUN * (self.stride - 1))
-            except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
-                raise FileError(f"{self.path} is damaged or cut short ({error}); fetch it again") from None
+        with open_binary(self.path) as file, check_whole(self.path):
+            self.number = _pass_over(file, self.start)
+            if self.number == 0 and file.peek(3)[:3] == codecs.BOM_UTF8:  # type: ignore[attr-defined]
+                file.read(3)  # a byte order mark, with which some programs begin a UTF-8 file, is no text
+            for count, raw in enumerate(iter(partial(file.readline, self.longest + 1), b""), 1):
+                self.number += 1
+                yield _text(raw, file, self.skipped, self.longest)
+                if count % RUN == 0:
+                    self.number += _pass_over(file, RUN * (self.stride - 1))
 
 
 MAX_WHOLE = 10_000_000
@@ -118,11 +121,8 @@ MAX_WHOLE = 10_000_000
 
 def read_whole(path: str | Path) -> str:
     """All of a file as one text."""
-    with open_binary(path) as file:
-        try:
-            raw = file.read(MAX_WHOLE + 1)
-        except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile) as error:
-            raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None
+    with open_binary(path) as file, check_whole(path):
+        raw = file.read(MAX_WHOLE + 1)
     if len(raw) > MAX_WHOLE:
         raise FileError(f"{path} has more than {MAX_WHOLE:,} bytes: split it, or give one text per line")
     try:
@@ -138,7 +138,7 @@ def about(path: str | Path) -> int:
     with open_binary(path) as file:
         try:
             block = file.read(2**18)
-        except (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile):
+        except DAMAGE:
             return 0  # damaged: whoever reads it says so
     packed = 1 if type(file) is io.BufferedReader and Path(path).suffix != ".zst" else 4  # text shrinks to a quarter
     size = Path(path).stat().st_size if Path(path).is_file() else len(block)
@@ -156,23 +156,10 @@ def _pass_over(file: BinaryIO, count: int) -> int:
             if not file.peek(1) and not block.endswith(b"\n"):  # type: ignore[attr-defined]
                 left -= 1  # the last line has no end
         else:
-            file.read(_place(block, left) + 1)
+            rest = block.split(b"\n", left)[-1]  # what is behind the last of these lines
+            file.read(len(block) - len(rest))
             left = 0
     return count - left
-
-
-def _place(block: bytes, count: int) -> int:
-    """Where the `count`-th line end is."""
-    at = -1
-    for _ in range(count):
-        at = block.index(b"\n", at + 1)
-    return at
-
-
-def _pass_mark(file: BinaryIO) -> None:
-    """Some programs begin a UTF-8 file with a byte order mark, which is no text."""
-    if file.peek(3)[:3] == codecs.BOM_UTF8:  # type: ignore[attr-defined]
-        file.read(3)
 
 
 def _text(raw: bytes, file: BinaryIO, skipped: Counter[str], longest: int) -> str | None:

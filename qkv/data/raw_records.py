@@ -68,7 +68,7 @@ class RawRecords:
                     "several files are parallel ones, a sentence per line: split tables and CoNLL files one at a time"
                 )
             self.kind = "parallel"
-        self.kind = self.kind or KINDS.get(ending(self.paths[0])) or plain_kind(self.paths[0])
+        self.kind = self.kind or KINDS.get(ending(self.paths[0])) or ("blank" if has_blocks(self.paths[0]) else "lines")
         columns = [c for c in (*self.text, self.group, self.label) if c is not None]
         if self.kind not in TABLES and (columns or self.header is not None):
             raise ConfigError(
@@ -88,21 +88,21 @@ class RawRecords:
     def name_columns(self, columns: Sequence[Column]) -> None:
         """Find the header and the columns to compare."""
         path, kind = self.paths[0], f".{self.kind}"
-        if self.kind == "tsv":
-            refuse_blocks(path)
+        if self.kind == "tsv" and has_blocks(path):  # a table of tags may have a sentence between blank lines
+            raise ConfigError(
+                f"{path} has blank lines between its rows, as CoNLL files have between sentences: say --format conll, or "
+                "take the blank lines out of the table"
+            )
         named = any(isinstance(c, str) for c in columns)
-        if self.kind == "jsonl":
-            self.names = names_of(path, kind)
-        elif self.header or named and self.header is None:
+        if self.kind != "jsonl" and (self.header or named and self.header is None):
             self.names = tuple(next(cells(path, kind), []))
-        elif self.header is None:
+        elif self.kind == "jsonl" or self.header is None:
             self.names = names_of(path, kind)
         for column in columns:
             if isinstance(column, str) and column not in self.names:
-                known = (
-                    f"it has {', '.join(self.names)[:300]}" if self.names else "its columns have no names, only numbers"
-                )
-                raise ConfigError(f"{path} has no column {column!r}: {known}")
+                known = f"it has {', '.join(self.names)[:300]}"
+                unnamed = "its columns have no names, only numbers"
+                raise ConfigError(f"{path} has no column {column!r}: {known if self.names else unnamed}")
         self.text = self.text or self.compared()
 
     def compared(self) -> Sequence[Column]:
@@ -113,30 +113,23 @@ class RawRecords:
         if usual:
             return usual[:1]
         sample = [row for row, _ in islice(self.rows(), SAMPLE)]
-        choices: Sequence[Column] = self.names or range(max((len(row) for row in sample), default=1))
-        found = []
-        for column in choices:
-            held = [text for row in sample if (text := self.cell(row, column))]
-            if is_prose(held) and 2 * len(set(held)) > len(held):
-                found.append(column)
+        choices: Sequence[Column] = self.names or range(max(map(len, sample), default=1))
+        texts = {column: [text for row in sample if (text := self.cell(row, column))] for column in choices}
+        found = [column for column, held in texts.items() if is_prose(held) and 2 * len(set(held)) > len(held)]
         return found or list(choices[:1])
 
     # --- reading
 
     def head(self) -> str:
         """The header row with its line end; "" without one."""
-        if not self.has_header:
-            return ""
-        if self.kind == "csv":
-            return next(read_csv(self.paths[0], Counter(), MAX_ROW))[1]
-        return f"{next(lines(self.paths[0], longest=MAX_ROW))}\n"
+        return next((written for _, written in self.rows()), "") if self.has_header else ""
 
     def read(self) -> Iterator[RawRecord]:
         """All records in their order."""
         self.skipped.clear()
         path = self.paths[0]
         if self.kind == "parallel":
-            for _, texts in Parallel(self.paths, self.skipped).read():
+            for _, texts in Parallel(self.paths, skipped=self.skipped).read():
                 yield RawRecord(tuple(f"{text}\n" for text in texts), texts)
         elif self.kind == "lines":
             for text in Lines(path, self.skipped, longest=MAX_ROW):
@@ -153,9 +146,7 @@ class RawRecords:
         """The cells of each row of a table (of JSON, its fields), and the row as it is written."""
         path = self.paths[0]
         if self.kind == "csv":
-            yield from (
-                (row, written) for row, written in read_csv(path, self.skipped, MAX_ROW) if self.full("".join(row))
-            )
+            yield from (one for one in read_csv(path, self.skipped, MAX_ROW) if self.full("".join(one[0])))
             return
         for text in Lines(path, self.skipped, longest=MAX_ROW):
             if text is None or not self.full(text):
@@ -223,22 +214,8 @@ def fields(text: str) -> Any:
     return row if isinstance(row, dict | list) else None
 
 
-def plain_kind(path: str | Path) -> str:
-    """Documents between blank lines where the file has such lines within its text, otherwise lines."""
-    return "blank" if has_blocks(path) else "lines"
-
-
 def has_blocks(path: str | Path) -> bool:
     """Are there blank lines among the first ones that have text?"""
     sample = [bool(text.strip()) for text in islice(lines(path, longest=MAX_ROW), SAMPLE) if text is not None]
     full = [at for at, there in enumerate(sample) if there]
     return bool(full) and not all(sample[full[0] : full[-1]])
-
-
-def refuse_blocks(path: str | Path) -> None:
-    """A table of tags may have a sentence between blank lines."""
-    if has_blocks(path):
-        raise ConfigError(
-            f"{path} has blank lines between its rows, as CoNLL files have between sentences: say --format conll, or take "
-            "the blank lines out of the table"
-        )

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.data.sources import Record, sample_runs
+from qkv.data.sources import GeneratedCorpus, Record, sample_runs
 
 SIDE = 32
 """Pictures are SIDE x SIDE."""
@@ -181,17 +180,8 @@ def row(what: list[dict[str, str]], axis: int, r: random.Random) -> list[Shape]:
     return shapes
 
 
-@dataclass
-class ShapeSource:
-    """`size` scenes of a split with their captions; any of them can be made without those before it."""
-
-    split: str
-    size: int
-    seed: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def about(self) -> int:
-        return self.size
+class ShapeSource(GeneratedCorpus):
+    """Scenes with their captions; any of them can be made without those before it."""
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         for number in sample_runs(iter(range(start, self.size)), stride):

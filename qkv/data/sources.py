@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from qkv.data.casual import casual
 from qkv.data.grammar import sentences
-from qkv.data.lines import MAX_LINE, MAX_ROW, RUN, Lines, about, lines
+from qkv.data.lines import COMPRESSED, MAX_LINE, MAX_ROW, RUN, Lines, about, lines
 from qkv.errors import FileError
 
 Record = tuple[Any, ...]
@@ -74,11 +74,36 @@ class DerivedCorpus:
 
 
 @dataclass
-class Parallel:
+class CountingCorpus:
+    """A corpus that counts what it cannot read."""
+
+    skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
+
+
+@dataclass
+class SequentialCorpus(CountingCorpus):
+    """A corpus of which `every` record is made in order; those before the start are passed over."""
+
+    if_empty = ""
+    """The error where there is no record at all; "" = none."""
+
+    def every(self) -> Iterator[Record]:
+        raise NotImplementedError
+
+    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
+        self.skipped.clear()
+        number = start
+        for number, record in sample_runs(islice(enumerate(self.every(), 1), start, None), stride):
+            yield number, record
+        if number == 0 and self.if_empty:
+            raise FileError(self.if_empty)
+
+
+@dataclass
+class Parallel(CountingCorpus):
     """Files in step: line n of each is one record (Moses, OPUS, WMT). A single file gives records of one string."""
 
     paths: Sequence[str | Path]
-    skipped: Counter[str] = field(default_factory=Counter)
 
     def about(self) -> int:
         return about(self.paths[0])
@@ -104,7 +129,7 @@ class Parallel:
 
 
 @dataclass
-class TableSource:
+class TableSource(CountingCorpus):
     """Columns of a TSV or CSV file, or fields of a JSONL file, chosen by number or name; the ending tells which.
 
     A row of TSV or JSONL is a line; a row of CSV may go over several, where a line end stands in quotes.
@@ -112,7 +137,6 @@ class TableSource:
 
     path: str | Path
     columns: Sequence[int | str]
-    skipped: Counter[str] = field(default_factory=Counter)
     kind: str = ""
     """.tsv, .csv or .jsonl, where the ending does not tell."""
     longest: int = MAX_LINE
@@ -219,7 +243,7 @@ def read_csv(path: str | Path, skipped: Counter[str], longest: int) -> Iterator[
 def ending(path: str | Path) -> str:
     """The ending of a file's name, below that of its compression: .tsv of rows.tsv.gz."""
     path = Path(path)
-    return Path(path.stem).suffix if path.suffix in (".gz", ".bz2", ".xz", ".zst") else path.suffix
+    return Path(path.stem).suffix if path.suffix in COMPRESSED else path.suffix
 
 
 Numbered = TypeVar("Numbered")
@@ -231,20 +255,25 @@ def sample_runs(rows: Iterator[Numbered], stride: int) -> Iterator[Numbered]:
 
 
 @dataclass
-class GrammarSource:
-    """The embedded grammar: `size` pairs of a split, always the same for a seed."""
+class GeneratedCorpus(SequentialCorpus):
+    """`size` records of a split that are made when they are read, always the same for a seed."""
 
     split: str
     size: int
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
+
+    def about(self) -> int:
+        return self.size
+
+
+@dataclass
+class GrammarSource(GeneratedCorpus):
+    """Sentence pairs of the embedded grammar."""
+
     reverse: bool = False
     """German to English."""
     casual: bool = False
     """Half of the pairs as people type them: see qkv.data.casual."""
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def about(self) -> int:
-        return self.size
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
         numbered = enumerate(sentences(self.seed).read(self.split, start, self.size), start + 1)
@@ -256,17 +285,16 @@ class GrammarSource:
 
 
 @dataclass
-class InMemorySource:
+class InMemorySource(SequentialCorpus):
     """Records that are in memory."""
 
     records: Sequence[Record]
-    skipped: Counter[str] = field(default_factory=Counter)
 
     def about(self) -> int:
         return len(self.records)
 
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        yield from sample_runs(enumerate(islice(self.records, start, None), start + 1), stride)
+    def every(self) -> Iterator[Record]:
+        return iter(self.records)
 
 
 class Listing(InMemorySource):

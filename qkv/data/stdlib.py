@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from qkv.data.sources import Record, sample_runs
-from qkv.errors import ConfigError, FileError
+from qkv.data.dataset_files import check_split
+from qkv.data.sources import CountingCorpus, Record, sample_runs
+from qkv.errors import FileError
 
 LEFT_OUT = set("test tests idle_test site-packages dist-packages __pycache__ __phello__ pydoc_data turtledemo".split())
 """Folders of tests, tables and other people's packages."""
@@ -21,19 +21,17 @@ MAX_MODULE, MAX_TOTAL = 300_000, 50_000_000
 
 
 @dataclass
-class StandardLibrary:
+class StandardLibrary(CountingCorpus):
     """Records (text,): the modules in the order of their names. 5 % are valid and 5 % test, by a hash of the path, so that
     a module is in the same split wherever Python is installed; another version of Python has somewhat other text."""
 
     split: str
     folder: Path = field(default_factory=lambda: Path(sysconfig.get_paths()["stdlib"]))
-    skipped: Counter[str] = field(default_factory=Counter)
     found: list[str] = field(default_factory=list)
     """Modules of the split; found at the first reading."""
 
     def __post_init__(self) -> None:
-        if self.split not in ("train", "valid", "test"):
-            raise ConfigError(f"the standard library has no split {self.split!r}, but train, valid and test")
+        check_split("the standard library", self.split)
 
     def about(self) -> int:
         return len(self.modules())

@@ -6,14 +6,13 @@ A record is a sentence: its words, and their tags, each joined by tabs.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from qkv.data.lines import Lines, about
-from qkv.data.sources import Record, ending, sample_runs
+from qkv.data.sources import Record, SequentialCorpus, ending
 from qkv.errors import FileError
 
 MAX_WORDS = 10_000
@@ -23,7 +22,7 @@ CONLLU = re.compile(r"\d+(?:[-.]\d+)?(?:\t[^\t]*){9}")
 
 
 @dataclass
-class ConllSource:
+class ConllSource(SequentialCorpus):
     """Sentences of a file. In .conllu the word is column 1 and the tag column 3 (UPOS), of those counted from 0; in any
     other file they are the first and the last column, with tabs or spaces between. Standard input, which has no name, is
     what its first word's line looks like."""
@@ -33,11 +32,12 @@ class ConllSource:
     """Word, tag."""
     tags: bool = True
     """False: a line needs none, and the word is given in its place."""
-    skipped: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.conllu = ending(self.path) == ".conllu"
         self.name = "standard input" if str(self.path) == "-" else str(self.path)
+        layout = "each line has a word and its tag, a blank line ends a sentence"
+        self.if_empty = f"{self.name}: no sentence at all; {layout}"
 
     def places(self) -> Sequence[int]:
         """The columns of word and tag."""
@@ -47,15 +47,8 @@ class ConllSource:
     def about(self) -> int:
         return about(self.path) // 15  # words of a sentence, and its blank line
 
-    def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:
-        self.skipped.clear()
-        numbered, number = enumerate(self.sentences(), 1), 0
-        for number, rows in sample_runs(islice(numbered, start, None), stride):
-            yield number, ("\t".join(word for word, _ in rows), "\t".join(tag for _, tag in rows))
-        if number == 0 and start == 0:
-            raise FileError(
-                f"{self.name}: no sentence at all; each line has a word and its tag, a blank line ends a sentence"
-            )
+    def every(self) -> Iterator[Record]:
+        return (tuple("\t".join(column) for column in zip(*rows, strict=True)) for rows in self.sentences())
 
     def sentences(self) -> Iterator[list[tuple[str, str]]]:
         rows: list[tuple[str, str]] = []

@@ -9,9 +9,9 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qkv.data.dataset_files import Held, Mapped, find, look_for
+from qkv.data.dataset_files import Held, Mapped, check_split, find, look_for
 from qkv.data.documents import Documents
 from qkv.data.fetch import cache, fetch
 from qkv.data.glue import TASKS, glue
@@ -23,17 +23,8 @@ from qkv.errors import ConfigError, FileError
 
 MB = 1_000_000
 NAMES = ", ".join([*(f"glue/{task}" for task in TASKS), "imdb, aeslc, ud/en_ewt, squad, squad/2, tinyshakespeare"])
-LAYOUTS_OF: dict[str, tuple[tuple[Column, ...], ...]] = {
-    "glue": (LABELLED, SCORED),
-    "imdb": (LABELLED,),
-    "aeslc": (SUMMARIES,),
-    "ud": (TAGGED_WORDS,),
-    "squad": (ANSWERS,),
-    "tinyshakespeare": (),
-}
-"""The columns of each; the texts alone are for tasks that read plain text."""
-FOLDERS = LAYOUTS_OF.keys() - {"tinyshakespeare"}
-"""Those with a file for each split."""
+DEV = {"train": "train", "valid": "dev", "test": "test"}
+"""Names of the splits in the files of data sets that call the validation set dev."""
 
 
 def textset(name: str, split: str, local: Path | None, schema: Schema | None = None) -> Corpus:
@@ -41,20 +32,13 @@ def textset(name: str, split: str, local: Path | None, schema: Schema | None = N
     if local is not None and not local.exists():
         raise FileError(f"{local} does not exist; correct the path")
     kind, _, rest = name.partition("/")
-    if schema is not None and not schema.plain and schema.columns not in LAYOUTS_OF[kind]:
+    known, plain = TEXTSETS[kind], schema is not None and schema.plain
+    if schema is not None and not plain and schema.columns not in known.layouts:
         has, needs = (" and ".join(c.name for c in layout if not c.optional)
-                      for layout in ((*LAYOUTS_OF[kind], (PLAIN,))[0], schema.columns))  # fmt: skip
+                      for layout in ((*known.layouts, (PLAIN,))[0], schema.columns))  # fmt: skip
         raise ConfigError(f"the data set {name} has {has}, and {schema.task} needs {needs}: there are {NAMES}")
-    if kind == "tinyshakespeare":
-        return shakespeare(split, local)
-    openers: dict[str, Callable[[str, str, Path | None], Corpus]] = {
-        "glue": glue, "imdb": imdb, "aeslc": aeslc, "ud": treebank, "squad": squad,
-    }  # fmt: skip
-    found = openers[kind](rest, split, local)
-    return Mapped(found, TEXTS[kind]) if schema is not None and schema.plain else found
-
-
-# --- the texts alone
+    found = known.open(rest, split, local)
+    return Mapped(found, known.text) if plain and known.text else found
 
 
 def sentences(text: str) -> str:
@@ -63,13 +47,9 @@ def sentences(text: str) -> str:
     return "\n".join(line.strip() for line in lines if line.strip())
 
 
-TEXTS: dict[str, Callable[[Record], Record | None]] = {
-    "glue": lambda record: ("\n".join(record[:-1]),),
-    "imdb": lambda record: (sentences(record[0]),),
-    "aeslc": lambda record: (sentences(record[0]),),
-    "ud": lambda record: (record[0].replace("\t", " "),),
-    "squad": lambda record: (sentences(record[1]),),
-}
+def json_table(folder: Path, part: str, *columns: str) -> Corpus:
+    """Fields of PART.jsonl in a folder or archive."""
+    return TableSource(find([folder], [f"{part}.jsonl"]), columns, longest=MAX_ROW)
 
 
 # --- IMDB (Maas et al. 2011): 50,000 reviews of films, positive or negative
@@ -82,8 +62,7 @@ def imdb(_: str, split: str, local: Path | None) -> Corpus:
 
     5 % of the training reviews are valid; "train+valid" is all of them. <br /> becomes a line end.
     """
-    if split not in ("train", "valid", "test", "train+valid"):
-        raise ConfigError(f"imdb has no split {split!r}, but train, valid, test and train+valid")
+    check_split("imdb", split, ("train", "valid", "test", "train+valid"))
     if local is None:
         raise ConfigError(
             "imdb is not fetched: unpack aclImdb_v1.tar.gz of https://ai.stanford.edu/~amaas/data/sentiment, and give its "
@@ -91,9 +70,7 @@ def imdb(_: str, split: str, local: Path | None) -> Corpus:
         )
     part = "test" if split == "test" else "train"
     folder = next((place / part for place in (local, local / "aclImdb") if (place / part / "pos").is_dir()), None)
-    rows: Corpus = (
-        Reviews(folder) if folder else TableSource(find([local], [f"{part}.jsonl"]), ("text", "label"), longest=MAX_ROW)
-    )
+    rows = Reviews(folder) if folder else json_table(local, part, "text", "label")
     reviews = Mapped(rows, review)
     return Held(reviews, split, percent=5) if split in ("train", "valid") else reviews
 
@@ -121,15 +98,13 @@ class Reviews(Listing):
 
 def aeslc(_: str, split: str, local: Path | None) -> Corpus:
     """(body, subject) from train.jsonl, dev.jsonl and test.jsonl."""
-    part = {"train": "train", "valid": "dev", "test": "test"}.get(split)
-    if part is None:
-        raise ConfigError(f"aeslc has no split {split!r}, but train, valid and test")
+    part = DEV[check_split("aeslc", split)]
     if local is None:
         raise ConfigError(
             "aeslc is not fetched: get it from https://github.com/ryanzhumich/AESLC, write train.jsonl, dev.jsonl and "
             "test.jsonl with the fields body and subject, and give their folder as data.root or path"
         )
-    rows = TableSource(find([local], [f"{part}.jsonl"]), ("body", "subject"), longest=MAX_ROW)
+    rows = json_table(local, part, "body", "subject")
     return Mapped(rows, lambda record: record if all(map(str.strip, record)) else None)
 
 
@@ -148,10 +123,7 @@ def treebank(code: str, split: str, local: Path | None) -> Corpus:
     """CODE-ud-train.conllu and its dev and test; the tags are UPOS."""
     if not re.fullmatch(r"[a-z]{2,3}_[a-z]+", code):
         raise ConfigError(f"treebanks have names like 'ud/en_ewt', not 'ud/{code}'")
-    part = {"train": "train", "valid": "dev", "test": "test"}.get(split)
-    if part is None:
-        raise ConfigError(f"ud/{code} has no split {split!r}, but train, valid and test")
-    name = f"{code}-ud-{part}.conllu"
+    name = f"{code}-ud-{DEV[check_split(f'ud/{code}', split)]}.conllu"
     if local is not None:
         return ConllSource(find([local], [name]))
     if code not in TREEBANKS:
@@ -179,9 +151,8 @@ def squad(version: str, split: str, local: Path | None) -> Corpus:
             f"squad{'/' + version if version else ''} has no split {split!r}: there are squad and squad/2, train and valid"
         )
     name = f"{part}-{number}.json"
-    return InMemorySource(
-        read_squad(find([local], [name]) if local else fetch(f"{SQUAD}/{name}", cache() / "squad" / name, 100 * MB))
-    )
+    path = find([local], [name]) if local else fetch(f"{SQUAD}/{name}", cache() / "squad" / name, 100 * MB)
+    return InMemorySource(read_squad(path))
 
 
 def read_squad(path: Path) -> list[Record]:
@@ -217,15 +188,36 @@ SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/t
 SHAKESPEARE_SHARES = {"train": ((0.0, 0.9),), "valid": ((0.9, 1.0),), "whole": ()}
 
 
-def shakespeare(split: str, local: Path | None) -> Corpus:
+def shakespeare(_: str, split: str, local: Path | None) -> Corpus:
     """The first 90 % of the characters are train, the rest valid, as in nanoGPT."""
-    if split not in SHAKESPEARE_SHARES:
-        raise ConfigError(f"tinyshakespeare has no split {split!r}, but train, valid and whole")
-    found = look_for([local, local / "tinyshakespeare"], ["input.txt"]) if local else None
-    if local and not found:
+    check_split("tinyshakespeare", split, [*SHAKESPEARE_SHARES])
+    if local is None:
+        path: Path | None = fetch(SHAKESPEARE, cache() / "tinyshakespeare" / "input.txt", 10 * MB)
+    else:
+        path = look_for([local, local / "tinyshakespeare"], ["input.txt"])
+    if path is None:
         raise FileError(f"{local} has no input.txt; is it the right folder?")
-    return Documents(
-        [found or fetch(SHAKESPEARE, cache() / "tinyshakespeare" / "input.txt", 10 * MB)],
-        "file",
-        SHAKESPEARE_SHARES[split],
-    )
+    return Documents([path], "file", SHAKESPEARE_SHARES[split])
+
+
+# --- all of them
+
+
+class TextSet(NamedTuple):
+    """A data set: how it is opened, which columns it has, and the text alone, for tasks that read plain text."""
+
+    open: Callable[[str, str, Path | None], Corpus]
+    layouts: tuple[tuple[Column, ...], ...] = ()
+    text: Callable[[Record], Record] | None = None
+
+
+TEXTSETS = {
+    "glue": TextSet(glue, (LABELLED, SCORED), lambda record: ("\n".join(record[:-1]),)),
+    "imdb": TextSet(imdb, (LABELLED,), lambda record: (sentences(record[0]),)),
+    "aeslc": TextSet(aeslc, (SUMMARIES,), lambda record: (sentences(record[0]),)),
+    "ud": TextSet(treebank, (TAGGED_WORDS,), lambda record: (record[0].replace("\t", " "),)),
+    "squad": TextSet(squad, (ANSWERS,), lambda record: (sentences(record[1]),)),
+    "tinyshakespeare": TextSet(shakespeare),
+}
+FOLDERS = TEXTSETS.keys() - {"tinyshakespeare"}
+"""Those with a file for each split."""

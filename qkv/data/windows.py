@@ -166,8 +166,7 @@ def collate(rows: Sequence[Row], pad_id: int) -> Batch:
             inputs[row, places], targets[row, places], numbers[row, places] = window[:-1], window[1:], number
             at = places.stop
     real = torch.from_numpy(numbers >= 0)  # (B, T)
-    several = any(
-        len(row) > 1 for row in rows
-    )  # one document a row needs no table: the kernel's causal flag says it all
+    # one document a row needs no table: the kernel's causal flag says it all
+    several = any(len(row) > 1 for row in rows)
     return Batch(torch.from_numpy(inputs), None if real.all() else real, torch.from_numpy(targets),
                  documents=torch.from_numpy(numbers) if several else None)  # fmt: skip

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from qkv.errors import QkvError
 from qkv.evaluate.metrics import check_pairs, entity_spans, f1_from_counts
@@ -28,8 +28,7 @@ MOST_PAIRS = 20
 """Maximum listed confusions."""
 
 
-@dataclass(frozen=True)
-class ClassScores:
+class ClassScores(NamedTuple):
     """The scores of one class, or an average."""
 
     name: str
@@ -53,14 +52,14 @@ class ClassReport:
     """Classes of the confusion matrix; for entities the types of words, including O."""
     confusion: tuple[tuple[int, ...], ...] = ()
     """Counts [correct][predicted]; empty for more than MOST_STORED labels."""
-    confused: tuple[tuple[str, str, int], ...] = field(default=())
+    confused: tuple[tuple[str, str, int], ...] = ()
     """(correct, predicted, count) of the most frequent confusions."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data, fractions with six digits."""
         found: dict[str, Any] = {
-            "classes": {row.name: row_to_json(row) for row in self.rows},
-            "averages": {row.name: row_to_json(row) for row in self.averages},
+            "classes": rows_to_json(self.rows),
+            "averages": rows_to_json(self.averages),
             "confused": [list(pair) for pair in self.confused],
         }
         if self.accuracy is not None:
@@ -73,7 +72,7 @@ class ClassReport:
     def from_json(cls, found: dict[str, Any]) -> ClassReport:
         """Restore a report from `to_json`."""
         try:
-            rows, averages = (tuple(ClassScores(name, *(one[key] for key in KEYS)) for name, one in found[which].items())
+            rows, averages = (tuple(ClassScores(name, **row) for name, row in found[which].items())
                               for which in ("classes", "averages"))  # fmt: skip
             matrix = found.get("confusion", {"labels": [], "counts": []})
             counts = tuple(tuple(map(int, row)) for row in matrix["counts"])
@@ -92,18 +91,16 @@ class ClassReport:
         rows = self.rows if len(self.rows) <= MOST_ROWS else sorted(self.rows, key=lambda r: -r.support)[:MOST_ROWS]
         width = max(*(len(row.name) for row in (*rows, *self.averages)), digits)
         line = f"{{:>{width}s}} " + f" {{:>9.{digits}f}}" * 3 + " {:>9}"
-        found = [
-            f"{'':>{width}s} " + "".join(f" {title:>9s}" for title in ("precision", "recall", "f1-score", "support")),
-            "",
-        ]
-        found += [line.format(row.name, row.precision, row.recall, row.f1, row.support) for row in rows]
+        titles = ("precision", "recall", "f1-score", "support")
+        found = [f"{'':>{width}s} " + "".join(f" {title:>9s}" for title in titles), ""]
+        found += [line.format(*row) for row in rows]
         if len(rows) < len(self.rows):
             found.append(f"{'...':>{width}s}  {len(self.rows) - len(rows):,} classes with less support")
         found.append("")
         if self.accuracy is not None:
             total = sum(row.support for row in self.rows)
             found.append(f"{'accuracy':>{width}s} " + f" {'':>9s}" * 2 + f" {self.accuracy:>9.{digits}f} {total:>9}")
-        return found + [line.format(row.name, row.precision, row.recall, row.f1, row.support) for row in self.averages]
+        return found + [line.format(*row) for row in self.averages]
 
     def confusion_lines(self) -> list[str]:
         """Return the matrix of few classes, or the most frequent confusions of many."""
@@ -113,9 +110,6 @@ class ClassReport:
             return ["no confusions: all predictions are correct"]
         lines = ["most frequent confusions (correct -> predicted, count):"]
         return lines + [f"  {right} -> {guess}  {count:,}" for right, guess, count in self.confused]
-
-
-KEYS = ("precision", "recall", "f1", "support")
 
 
 def compact_report(found: dict[str, Any]) -> dict[str, Any]:
@@ -128,8 +122,9 @@ def compact_report(found: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def row_to_json(row: ClassScores) -> dict[str, float]:
-    return {key: round(getattr(row, key), 6) for key in KEYS}
+def rows_to_json(rows: Iterable[ClassScores]) -> dict[str, dict[str, float]]:
+    numbers = ClassScores._fields[1:]
+    return {name: {key: round(n, 6) for key, n in zip(numbers, row, strict=True)} for name, *row in rows}
 
 
 def matrix_lines(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[str]:
@@ -152,7 +147,8 @@ def class_report(predicted: Sequence[str], right: Sequence[str], order: Sequence
     cells = Counter(zip(right, predicted, strict=True))
     hits = Counter({label: cells[label, label] for label in {*right} if cells[label, label]})
     labels = order_labels({*right, *predicted}, order)
-    rows = all_class_scores(labels, hits, Counter(predicted), Counter(right))
+    found, wanted = Counter(predicted), Counter(right)
+    rows = tuple(class_scores(label, hits[label], found[label], wanted[label]) for label in labels)
     return ClassReport(rows, averages(rows), hits.total() / total, *confusions(cells, labels))
 
 
@@ -165,7 +161,7 @@ def entity_report(predicted: Iterable[Sequence[str]], right: Iterable[Sequence[s
         for counter, some in ((hits, ours & theirs), (found, ours), (wanted, theirs)):
             counter.update(name for _, _, name in some)
         cells.update((entity_type(r), entity_type(p)) for r, p in zip(correct, guess, strict=True))
-    rows = all_class_scores(sorted({*found, *wanted}), hits, found, wanted)
+    rows = tuple(class_scores(name, hits[name], found[name], wanted[name]) for name in sorted({*found, *wanted}))
     micro = class_scores("micro avg", hits.total(), found.total(), wanted.total())
     words = order_labels({label for cell in cells for label in cell}, ["O"])
     return ClassReport(rows, (micro, *averages(rows)), None, *confusions(cells, words))
@@ -188,26 +184,20 @@ def class_scores(name: str, hits: int, predicted: int, support: int) -> ClassSco
     return ClassScores(name, precision, recall, f1_from_counts(hits, predicted, support), support)
 
 
-def all_class_scores(
-    labels: Sequence[str], hits: Counter[str], found: Counter[str], wanted: Counter[str]
-) -> tuple[ClassScores, ...]:
-    return tuple(class_scores(label, hits[label], found[label], wanted[label]) for label in labels)
-
-
 def averages(rows: Sequence[ClassScores]) -> tuple[ClassScores, ClassScores]:
     """Return the unweighted mean over classes, and the mean weighted by support."""
     supports = [row.support for row in rows]
     return mean_row("macro avg", rows, [1] * len(rows)), mean_row("weighted avg", rows, supports)
 
 
-def mean_row(name: str, rows: Sequence[ClassScores], weights: Sequence[int]) -> ClassScores:
-    def mean(values: Iterable[float]) -> float:
-        return sum(w * value for w, value in zip(weights, values, strict=True)) / max(sum(weights), 1)
+MEANS = ("precision", "recall", "f1")
 
-    support = sum(row.support for row in rows)
-    return ClassScores(
-        name, mean(r.precision for r in rows), mean(r.recall for r in rows), mean(r.f1 for r in rows), support
-    )
+
+def mean_row(name: str, rows: Sequence[ClassScores], weights: Sequence[int]) -> ClassScores:
+    """Return the weighted mean of precision, recall and F1."""
+    weighted, total = list(zip(weights, rows, strict=True)), max(sum(weights), 1)
+    precision, recall, f1 = (sum(w * getattr(row, key) for w, row in weighted) / total for key in MEANS)
+    return ClassScores(name, precision, recall, f1, sum(row.support for row in rows))
 
 
 def confusions(cells: Counter[tuple[str, str]], labels: Sequence[str]) -> tuple[Any, Any, Any]:

@@ -115,9 +115,8 @@ def exact_match(predicted: str, answers: Sequence[str]) -> float:
 
 def answer_f1(predicted: str, answers: Sequence[str]) -> float:
     """Return the word F1 with the most similar correct answer."""
-    return max(
-        word_f1(normalize_answer(predicted).split(), normalize_answer(answer).split()) for answer in answers or [""]
-    )
+    words, *right = (normalize_answer(text).split() for text in (predicted, *(answers or [""])))
+    return max(word_f1(words, answer) for answer in right)
 
 
 def word_f1(predicted: Sequence[str], right: Sequence[str]) -> float:

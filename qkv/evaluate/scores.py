@@ -113,10 +113,8 @@ def by_length(hypotheses: Sequence[str], references: References, edges: Sequence
     """Return the BLEU of buckets by the number of words of the (first) reference, or of the source where `sources` are given: 0 to
     5, 6 to 10 ... Empty buckets are left out."""
     streams = check_references(hypotheses, references)
-    lengths = [
-        len(text.split())
-        for text in (streams[0] if sources is None else check_references(hypotheses, list(sources))[0])
-    ]
+    texts = streams[0] if sources is None else check_references(hypotheses, list(sources))[0]
+    lengths = [len(text.split()) for text in texts]
     bounds = [0, *(edge + 1 for edge in edges), max(*lengths, *edges) + 1]
     buckets = []
     for low, high in pairwise(bounds):
@@ -132,9 +130,8 @@ def check_references(hypotheses: Sequence[str], references: References) -> list[
     """Return one list per reference, each as long as the hypotheses, or raise an error."""
     if isinstance(hypotheses, str) or not hypotheses:
         raise QkvError("nothing to score: give a list of at least one sentence")
-    streams: list[list[str]] = (
-        [list(references)] if references and isinstance(references[0], str) else [list(r) for r in references]  # type: ignore
-    )
+    single = bool(references) and isinstance(references[0], str)
+    streams: list[list[str]] = [list(one) for one in ([references] if single else references)]  # type: ignore
     if not streams:
         raise QkvError("no references: give at least one list of sentences")
     for number, stream in enumerate(streams, 1):

@@ -74,12 +74,8 @@ def compare(systems: Mapping[str, Sequence[str]], references: References, metric
         for system, r in zip(systems, results[name], strict=True):
             assert not isinstance(r, str)
             p = 1.0 if r.p_value is not None and r.score == first.score else r.p_value  # sacreBLEU gives 0
-            rows.append(
-                Comparison(
-                    system, name, float(r.score), float(r.mean or 0), float(r.ci or 0), p,
-                    float(r.score - first.score), str(signature),
-                )
-            )  # fmt: skip
+            value, mean, interval = (float(number or 0) for number in (r.score, r.mean, r.ci))
+            rows.append(Comparison(system, name, value, mean, interval, p, float(value - first.score), str(signature)))
     return rows
 
 

@@ -38,33 +38,29 @@ def without(network: nn.Module, heads: Collection[Head] = (), layers: Collection
     """
     cut = {**head_taps(network, heads, kind), **dict.fromkeys(layer_taps(network, layers, kind))}
     means = dict.fromkeys(cut) if mean_of is None else mean_activations(network, mean_of, list(cut), kind)
-    with edit(network, {name: replace_heads(own, means[name]) for name, own in cut.items()}):
+    with edit(network, {name: replace_heads(off, means[name]) for name, off in cut.items()}):
         yield
 
 
-def replace_heads(heads: Tensor | None, mean: Tensor | None) -> Change:
-    """Return an edit that replaces some heads (None = all of the tensor) by 0 or by the mean."""
+def replace_heads(off: Tensor | None, mean: Tensor | None) -> Change:
+    """Return an edit that replaces the heads where `off` is true, (H,) or in each row (B, H), by 0 or by the mean; None = all of the
+    tensor."""
 
     def change(x: Tensor) -> Tensor:
         new = torch.zeros_like(x) if mean is None else mean.to(x.dtype).expand_as(x)
-        if heads is None:
-            return new
-        off = torch.zeros(x.size(1), dtype=torch.bool, device=x.device)
-        off[heads.to(x.device)] = True
-        return torch.where(off[:, None, None], new, x)  # (B, H, T, D)
+        return new if off is None else torch.where(off.to(x.device)[..., None, None], new, x)  # (B, H, T, D)
 
     return change
 
 
-def head_taps(network: nn.Module, heads: Collection[Head], kind: str | None) -> dict[str, Tensor | None]:
-    """Return the taps to edit, with the heads at each."""
-    if not heads:
-        return {}
-    own: dict[Site, list[int]] = {}
+def head_taps(network: nn.Module, heads: Collection[Head], kind: str | None) -> dict[str, Tensor]:
+    """Return the taps to edit, with the heads at each as a mask (H,)."""
+    off: dict[str, Tensor] = {}
     for layer, head in heads:  # -1 and 5 may name the same layer
         for site in select_sites(network, layer, kind):
-            own.setdefault(site, []).append(head)
-    return {tap_of(network, site): to_index(some, site.heads, "head") for site, some in own.items()}
+            mask = off.setdefault(tap_of(network, site), torch.zeros(site.heads, dtype=torch.bool))
+            mask[to_index([head], site.heads, "head")] = True
+    return off
 
 
 def tap_of(network: nn.Module, site: Site) -> str:
@@ -123,9 +119,6 @@ class HeadEffects(LookResult):
     measure: str = "logit"
     """What is measured: "score" for a regression."""
 
-    def explain(self) -> str:
-        return self.SCORE if self.measure == "score" else self.EXPLANATION
-
     def picture(self) -> Picture:
         name = f" of {quote(self.word)}" if self.word and self.measure == "logit" else ""
         title = f"head ablation: decrease of the {self.measure}{name}"
@@ -133,26 +126,15 @@ class HeadEffects(LookResult):
 
 
 @torch.no_grad()
-def effect_of_heads(network: Any, batch: Batch, target: Target, kind: str | None = None, mean_of: Batch | None = None,
-                    layer: int | None = None) -> HeadEffects:  # fmt: skip
+def effect_of_heads(
+    network: Any, batch: Batch, target: Target, kind: str | None = None, layer: int | None = None
+) -> HeadEffects:
     """Ablate each head in turn, in one layer or in all: one pass per layer, in which each row has another head ablated."""
     own = select_sites(network, layer, kind)
     table = torch.zeros(len(own), max(site.heads for site in own))
     for row, site in enumerate(own):
-        tap = tap_of(network, site)
-        mean = None if mean_of is None else mean_activations(network, mean_of, [tap], site.kind)[tap]
-        with edit(network, {tap: replace_one_head_per_row(mean)}):
+        with edit(network, {tap_of(network, site): replace_heads(torch.eye(site.heads, dtype=torch.bool), None)}):
             table[row, : site.heads] = target(network(repeat(batch, site.heads))).cpu()
     whole, kind = float(target(network(batch))[0]), own[0].kind
     number = "score" if measure(network.head) == "score" else "logit"
     return HeadEffects(kind, [site.layer for site in own], whole, table, measure=number)
-
-
-def replace_one_head_per_row(mean: Tensor | None) -> Change:
-    """Return an edit of H rows (H, H, T, D) that replaces the i-th head of the i-th row by 0 or by the mean."""
-
-    def change(x: Tensor) -> Tensor:
-        own = torch.eye(x.size(1), dtype=torch.bool, device=x.device)[:, :, None, None]
-        return torch.where(own, torch.zeros_like(x) if mean is None else mean.to(x.dtype), x)
-
-    return change

@@ -30,9 +30,6 @@ class Answers(LookResult):
     measure: str = "probability"
     """What the numbers are: "score" for a regression."""
 
-    def explain(self) -> str:
-        return self.SCORE if self.measure == "score" else self.EXPLANATION
-
     def picture(self) -> Picture:
         if self.measure == "score":
             return BarChart(f"score: {float(self.probabilities[0]):.3f}", self.words, self.probabilities)

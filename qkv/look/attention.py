@@ -124,10 +124,10 @@ def select_sites(
     numbers = list(dict.fromkeys(site.layer for site in own))  # a bidirectional layer has two of the same number
     wanted = numbers[layer] if -len(numbers) <= layer < 0 else layer
     found = [site for site in own if site.layer == wanted]
-    if not found and any(site.layer == layer and site.kind == kind for site in there):
-        raise QkvError(f"layer {layer} has no attention weights: choose one of {layer_numbers(own)}")
     if not found:
-        raise QkvError(f"no attention of kind {kind} in layer {layer}: choose one of {layer_numbers(own)}")
+        known = any(site.layer == layer and site.kind == kind for site in there)
+        what = f"layer {layer} has no attention weights" if known else f"no attention of kind {kind} in layer {layer}"
+        raise QkvError(f"{what}: choose one of {', '.join(str(site.layer) for site in own)}")
     return found
 
 
@@ -135,10 +135,6 @@ def queries_before_reading(network: Any) -> bool:
     """Return whether a recurrent decoder's query is its state before reading the last token (Bahdanau), not after it (Luong)."""
     stack = getattr(network, "decoder", None)
     return isinstance(stack, RecurrentStack) and stack.attention is not None and stack.feed is None
-
-
-def layer_numbers(own: Sequence[Site]) -> str:
-    return ", ".join(str(site.layer) for site in own)
 
 
 def to_index(given: Sequence[int] | Tensor | None, size: int, what: str) -> Tensor:

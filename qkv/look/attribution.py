@@ -66,18 +66,21 @@ class Attribution(LookResult):
         integral (completeness); the other methods do not have this property."""
         return self.scores.double().sum(1) - self.difference.double()
 
+    def gaps(self) -> list[tuple[float, float]]:
+        """Return the gap and the difference of each answer."""
+        return list(zip(self.gap.tolist(), self.difference.tolist(), strict=True))
+
     @property
     def converged(self) -> list[bool] | None:
         """Whether the scores of each answer add up to the difference; None for other methods than integrated gradients."""
-        pairs = zip(self.gap.tolist(), self.difference.tolist(), strict=True)
-        return [is_complete(gap, whole) for gap, whole in pairs] if self.method == "integrated" else None
+        return [is_complete(gap, whole) for gap, whole in self.gaps()] if self.method == "integrated" else None
 
     @property
     def note(self) -> str:
         """The answers whose scores have not converged, as a message; "" where all have."""
-        found = zip(self.answers, self.converged or [], self.gap.tolist(), self.difference.tolist(), strict=False)
+        found = zip(self.answers, self.converged or [], self.gaps(), strict=False)
         late = [f"{answer!r}: the scores add up to {gap + whole:.4g}, the difference is {whole:.4g}"
-                for answer, done, gap, whole in found if not done]  # fmt: skip
+                for answer, done, (gap, whole) in found if not done]  # fmt: skip
         return f"integrated gradients not converged after {MOST_NODES:,} steps: {'; '.join(late)}" if late else ""
 
     def explain(self) -> str:
@@ -85,9 +88,7 @@ class Attribution(LookResult):
 
     def completeness(self) -> str:
         """Say how far integrated gradients add up to the difference that they explain."""
-        gap, difference = max(
-            zip(self.gap.tolist(), self.difference.tolist(), strict=True), key=lambda pair: abs(pair[0])
-        )
+        gap, difference = max(self.gaps(), key=lambda pair: abs(pair[0]))
         return (
             "Integrated gradients sum to the difference from a blank input; here the largest gap is "
             f"{abs(gap):.2g} of {abs(difference):.3g}."
@@ -100,8 +101,7 @@ class Attribution(LookResult):
 
     def to_json(self) -> dict[str, Any]:
         """Add the completeness gap, whether each answer's scores have converged, and the note."""
-        extra = {"gap": self.gap, "converged": self.converged, "note": self.note}
-        return super().to_json() | {name: plain(value) for name, value in extra.items()}
+        return super().to_json() | plain({"gap": self.gap, "converged": self.converged, "note": self.note})
 
 
 def is_complete(gap: float, difference: float) -> bool:
@@ -117,11 +117,9 @@ def input_modules(network: Any) -> list[str]:
 
 def blank(batch: Batch, token: int) -> Batch:
     """Return the baseline input: one token everywhere, an image of zeros (grey, as images are normalised)."""
-    words = {
-        name: torch.full_like(ids, token) for name in ("inputs", "source") if (ids := getattr(batch, name)) is not None
-    }
+    inputs, source = (None if ids is None else torch.full_like(ids, token) for ids in (batch.inputs, batch.source))
     images = None if batch.images is None else torch.zeros_like(batch.images)
-    return replace(batch, images=images, **words)
+    return replace(batch, inputs=inputs, source=source, images=images)
 
 
 def attribute(network: Any, batch: Batch, targets: Sequence[Target], method: str, token: int) -> tuple[Tensor, Tensor]:

@@ -69,6 +69,10 @@ class Axis:
         low, high, *inner = (math.log10(v) if self.log else v for v in (self.ticks[0], self.ticks[-1], *values))
         return [self.start + (v - low) / (high - low) * (self.end - self.start) for v in inner]
 
+    def marks(self) -> list[tuple[str, float]]:
+        """Return the label and the pixel of each tick."""
+        return list(zip(map(number, self.ticks), self.pixels(self.ticks), strict=True))
+
 
 def axis(label: str, values: Sequence[float], ends: tuple[float, float], log: bool = False) -> Axis:
     """Return a linear axis, or a logarithmic one for values above 0."""
@@ -112,9 +116,18 @@ def log_ticks(values: Sequence[float], about: int = 8) -> list[float]:
 def grid(y_axis: Axis) -> list[str]:
     """Draw horizontal lines at the ticks of the y axis, with their labels."""
     parts = [text(LEFT, y_axis.end - 8, y_axis.label, 13, bold=True)]
-    for y, at in zip(y_axis.ticks, y_axis.pixels(y_axis.ticks), strict=True):
+    for label, at in y_axis.marks():
         parts.append(f'<line x1="{LEFT}" x2="{RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="{GRID}"/>')
-        parts.append(text(LEFT - 8, at + 4, number(y), 11, "end"))
+        parts.append(text(LEFT - 8, at + 4, label, 11, "end"))
+    return parts
+
+
+def vertical_grid(x_axis: Axis, top: float, bottom: float) -> list[str]:
+    """Draw vertical lines at the ticks of the x axis, with their labels and its title below."""
+    parts = [text(x_axis.end, bottom + 34, x_axis.label, 11, "end")]
+    for label, at in x_axis.marks():
+        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{bottom:.1f}" stroke="{GRID}"/>')
+        parts.append(text(at, bottom + 16, label, 11, "middle"))
     return parts
 
 
@@ -166,8 +179,7 @@ def panel(name: str, series: Series, points: Series, x_axis: Axis, ends: tuple[f
         return text(LEFT, top + 20, f"{name}: no data yet", 13)
     y_axis = axis(name, ys, (bottom, top), log_y)
     parts = grid(y_axis)
-    labels = zip(x_axis.pixels(x_axis.ticks), map(number, x_axis.ticks), strict=True)
-    parts += [text(at, bottom + 17, label, 11, "middle") for at, label in labels]
+    parts += [text(at, bottom + 17, label, 11, "middle") for label, at in x_axis.marks()]
     parts.append(text(RIGHT, bottom + 34, x_axis.label, 11, "end"))
     for label, line in series.items():
         places = list(zip(x_axis.pixels(x for x, _ in line), y_axis.pixels(y for _, y in line), strict=True))
@@ -214,11 +226,7 @@ def dot_plot(rows: Sequence[DotRow], title: str, x: str, reference: float | None
     width, top, pitch = left + 480, 62, 30
     bottom = top + pitch * len(shown)
     x_axis = axis(x, dot_range(shown), (left, width - 40))
-    parts = [text(20, 28, title, 16, bold=True)]
-    for tick, at in zip(x_axis.ticks, x_axis.pixels(x_axis.ticks), strict=True):
-        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top - 8}" y2="{bottom}" stroke="{GRID}"/>')
-        parts.append(text(at, bottom + 16, number(tick), 11, "middle"))
-    parts.append(text(width - 40, bottom + 34, x, 11, "end"))
+    parts = [text(20, 28, title, 16, bold=True), *vertical_grid(x_axis, top - 8, bottom)]
     if reference is not None:
         (at,) = x_axis.pixels([reference])
         parts.append(stroke(f"{at:.1f},{top - 8} {at:.1f},{bottom}", Style(COLOURS[6], DASHES[1]), 1.2))
@@ -268,18 +276,14 @@ def bars(groups: Mapping[str, BarValues], title: str, across: str) -> str:
     styles = {name: style(i) for i, name in enumerate(names)}
     left = 24 + 7 * max((len(group) for group in groups), default=0)
     x_axis = axis(across, [0.0, *(v for v, _ in values), *ends], (left, RIGHT - 60))
-    parts, y = heading(title, styles if len(names) > 1 else {})
-    top = y
+    parts, top = heading(title, styles if len(names) > 1 else {})
+    y = top
     for group, own in groups.items():
         parts.append(text(left - 8, y + GAP / 2 + BAR * len(own) / 2 + 4, group, 12, "end"))
         for i, (name, value) in enumerate(own.items()):
             parts.append(bar(x_axis, y + GAP / 2 + BAR * i, value, styles[name].colour))
         y += BAR * len(own) + GAP
-    for tick, at in zip(x_axis.ticks, x_axis.pixels(x_axis.ticks), strict=True):
-        parts.insert(1, f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{top:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
-        parts.append(text(at, y + 14, number(tick), 11, "middle"))
-    parts.append(text(RIGHT, y + 32, across, 11, "end"))
-    return svg(WIDTH, y + 44, parts)
+    return svg(WIDTH, y + 44, [*vertical_grid(x_axis, top, y), *parts])  # the bars over the grid
 
 
 def bar(x_axis: Axis, y: float, value: tuple[float, float], colour: str) -> str:

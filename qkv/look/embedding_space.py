@@ -63,20 +63,23 @@ class Positions(LookResult):
         return Heatmap(f"positions ({self.scheme}): cosine similarity", {"": self.similarity}, places, places, True)
 
 
-def word_vectors(network: Any, source: bool = True) -> Tensor:
-    """Return the static word vectors, (V, C)."""
-    embed = network.get_submodule(side_modules(network, source)[0])
+def token_embed(network: Any) -> TokenEmbed:
+    """Return the embedding of the input tokens; of an encoder-decoder the encoder's."""
+    embed = network.get_submodule(side_modules(network, source=True)[0])
     if not isinstance(embed, TokenEmbed):
         raise QkvError("this model reads images and has no word vectors")
-    return embed.tokens.weight.detach()
+    return embed
+
+
+def word_vectors(network: Any) -> Tensor:
+    """Return the static word vectors, (V, C)."""
+    return token_embed(network).tokens.weight.detach()
 
 
 @torch.no_grad()
-def static_vectors(network: Any, ids: Tensor, source: bool = True) -> Tensor:
+def static_vectors(network: Any, ids: Tensor) -> Tensor:
     """Return the input embeddings of ids (N,), scaled, normed and projected, without position or segment: (N, C)."""
-    embed = network.get_submodule(side_modules(network, source)[0])
-    if not isinstance(embed, TokenEmbed):
-        raise QkvError("this model reads images and has no word vectors")
+    embed = token_embed(network)
     x = embed.tokens(ids) * embed.scale  # (N, d_embed)
     if embed.concat and embed.position is not None:
         beside = embed.position.vectors(Mask(1, device=x.device)).size(-1)  # type: ignore[operator]

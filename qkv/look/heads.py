@@ -72,10 +72,8 @@ def head_statistics(network: Any, batch: Batch, kind: str | None = None) -> Head
 
     def add(site: Site, rows: Tensor, weights: Tensor) -> None:
         for name, (there, target) in targets(rows, weights, ids).items():
-            value = (
-                (weights * target).sum(-1) if name != "entropy" else torch.special.entr(weights).sum(-1)
-            )  # (B, H, r)
-            key = name, site.layer
+            parts = torch.special.entr(weights) if name == "entropy" else weights * target  # (B, H, r, S)
+            value, key = parts.sum(-1), (name, site.layer)  # (B, H, r)
             sums[key] = sums.get(key, 0) + (value * there[:, None]).sum((0, 2)).double().cpu()  # (H,)
             counts[name] += float(there.expand(len(weights), -1).sum()) if site is own[0] else 0.0
 

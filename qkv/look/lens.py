@@ -55,16 +55,13 @@ class Lens(LookResult):
     columns: list[int] = field(default_factory=list)
     """Positions of `tokens` in the input; empty where one column stands for the whole input."""
 
-    def explain(self) -> str:
-        return self.SCORE if self.measure == "score" else self.EXPLANATION
-
     def picture(self) -> Picture:
-        if self.measure == "score":
-            words = [[f"{value:.2f}" for value in row] for row in self.final.tolist()]
-            return Heatmap("score at each layer", {"": self.final}, point_names(self.points), self.tokens, words=words)
+        title, table = "logit lens: prediction at each layer", self.probabilities[..., 0]
         words = [[tops[0] for tops in row] for row in self.words]
-        title = "logit lens: prediction at each layer"
-        return Heatmap(title, {"": self.probabilities[..., 0]}, point_names(self.points), self.tokens, words=words)
+        if self.measure == "score":
+            title, table = "score at each layer", self.final
+            words = [[f"{value:.2f}" for value in row] for row in self.final.tolist()]
+        return Heatmap(title, {"": table}, point_names(self.points), self.tokens, words=words)
 
     def since(self, first: int) -> Lens:
         """Return the columns from token `first` on; a single column is returned unchanged."""

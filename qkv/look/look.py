@@ -17,16 +17,8 @@ from torch import Tensor
 from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.look import ablate, attribution, patch, rollout, taps
+from qkv.look import ablate, attention, attribution, patch, rollout, taps
 from qkv.look.answers import WHOLE, Answers, AttentionTo, TokenAnswers
-from qkv.look.attention import (
-    AttentionMap,
-    attention_maps,
-    queries_before_reading,
-    select_sites,
-    to_index,
-    weights_between,
-)
 from qkv.look.embedding_space import Positions, positions
 from qkv.look.heads import HeadStatistics, head_statistics
 from qkv.look.lens import Lens, lens
@@ -90,9 +82,8 @@ class Look:
         with torch.no_grad():
             found = probabilities(self.network.head, self.network(self.batch).logits)[0]  # (T, n)
         best = found.topk(min(k, found.size(-1)), -1)
-        return TokenAnswers(
-            self.tokens, [[self.name(i) for i in row] for row in best.indices.tolist()], best.values.cpu()
-        )
+        words = [[self.name(i) for i in row] for row in best.indices.tolist()]
+        return TokenAnswers(self.tokens, words, best.values.cpu())
 
     def target(self, position: int | None = None, answer: int | None = None, contrast: int | None = None,
                  output: Output | None = None) -> Target:  # fmt: skip
@@ -110,16 +101,17 @@ class Look:
     # --- attention
 
     def attention(self, layer: int = -1, head: int | Sequence[int] | None = None, kind: str | None = None,
-                  rows: Sequence[int] | None = None) -> AttentionMap:  # fmt: skip
+                  rows: Sequence[int] | None = None) -> attention.AttentionMap:  # fmt: skip
         """Return the exact weights of one layer, of all or some heads and rows. `kind`: "encoder", "decoder" or "cross"."""
-        (site,) = select_sites(self.network, layer, kind, weighs=True)
-        own = to_index([head] if isinstance(head, int) else head, site.heads, "head").tolist()
+        (site,) = attention.select_sites(self.network, layer, kind, weighs=True)
+        own = attention.to_index([head] if isinstance(head, int) else head, site.heads, "head").tolist()
         names = self.sides(site.kind)
-        weights = attention_maps(self.network, self.batch, site.layer, site.kind, own, rows)[0].cpu()  # (h, r, S)
-        some = to_index(rows, len(names.rows), "row").tolist()
+        maps = attention.attention_maps(self.network, self.batch, site.layer, site.kind, own, rows)  # (1, h, r, S)
+        some = attention.to_index(rows, len(names.rows), "row").tolist()
         parts = ([part[i] for i in some] if part else [] for part in (names.rows, names.after, names.predicting))
         named, after, predicting = parts
-        return AttentionMap(site.kind, site.layer, own, named, names.columns, weights, after, predicting)
+        weights = maps[0].cpu()
+        return attention.AttentionMap(site.kind, site.layer, own, named, names.columns, weights, after, predicting)
 
     def sides(self, kind: str) -> Sides:
         """Return the names of rows and columns. A row of a decoder with a source has read X and predicts the next token Y: "after
@@ -128,7 +120,7 @@ class Look:
             return Sides(self.source, self.source)
         if not self.source:
             return Sides(self.tokens, self.tokens)
-        early = kind == "cross" and queries_before_reading(self.network)
+        early = kind == "cross" and attention.queries_before_reading(self.network)
         after = [START, *self.tokens[:-1]] if early else self.tokens
         predicting = [*self.tokens[1:], NEXT]
         rows = [f"after {x}, predicting {y}" for x, y in zip(after, predicting, strict=True)]
@@ -136,10 +128,10 @@ class Look:
 
     def attention_to(self, row: int, columns: Sequence[int], kind: str | None = None) -> AttentionTo:
         """Return the attention of one token to some others ("it" to "chicken" and "road"), in every layer and head."""
-        there = select_sites(self.network, None, kind, weighs=True)
+        there = attention.select_sites(self.network, None, kind, weighs=True)
         names = self.sides(there[0].kind)
-        own = to_index(columns, len(names.columns), "token").tolist()
-        weights = weights_between(self.network, self.batch, row, own, kind).cpu()
+        own = attention.to_index(columns, len(names.columns), "token").tolist()
+        weights = attention.weights_between(self.network, self.batch, row, own, kind).cpu()
         return AttentionTo(names.rows[row], [names.columns[i] for i in own], weights, [site.layer for site in there])
 
     def walk(self, layer: int = -1, head: int = 0, kind: str | None = None) -> Walk:
@@ -200,25 +192,17 @@ class Look:
 
     def up_to(self, target: Target) -> tuple[Batch, Target]:
         """Return the input as far as the target depends on it: a decoder reads nothing after its position."""
-        ids, mask = self.batch.inputs, self.batch.mask
-        c = self.config
+        ids, mask, c = self.batch.inputs, self.batch.mask, self.config
         if c.family == "encoder" or not c.is_causal or ids is None or target.position is None:
             return self.batch, target
         end = target.position % ids.size(1) + 1
         if c.prefix_mask and c.first_id not in ids[0, :end].tolist():  # within the source, which is read as a whole
             return self.batch, target
-        return replace(self.batch, inputs=ids[:, :end], mask=mask if mask is None else mask[:, :end]), replace(
-            target, position=-1
-        )
+        start = replace(self.batch, inputs=ids[:, :end], mask=None if mask is None else mask[:, :end])
+        return start, replace(target, position=-1)
 
-    def patch(
-        self,
-        other: Look,
-        target: Target | None = None,
-        what: str = "stream",
-        source: bool = False,
-        position: int | None = None,
-    ) -> patch.Sweep:
+    def patch(self, other: Look, target: Target | None = None, what: str = "stream", source: bool = False,
+              position: int | None = None) -> patch.Sweep:  # fmt: skip
         """Patch activations of `other` into this run, one place at a time, and measure how far the target follows.
         Default target: the logit of the other's answer (at `position`) minus that of this one's (alone, where both are the
         same)."""
@@ -238,11 +222,9 @@ class Look:
         if not targets:
             raise QkvError("attribution explains an answer: give at least one position")
         token = self.config.pad_id if blank is None else blank
-        smallest = min(x for x in (self.config.vocab_size or token + 1, self.config.target_size or token + 1))
+        smallest = min(self.config.vocab_size or token + 1, self.config.target_size or token + 1)
         if not 0 <= token < smallest:
             raise QkvError(f"the blank token {token} is not in the vocabulary: choose an id from 0 to {smallest - 1}")
         scores, differences = attribution.attribute(self.network, self.batch, targets, method, token)
-        tokens = [*self.source, *self.tokens]
-        return attribution.Attribution(
-            method, [self.name(target.answer) for target in targets], tokens, len(self.source), scores, differences
-        )
+        names, tokens = [self.name(target.answer) for target in targets], [*self.source, *self.tokens]
+        return attribution.Attribution(method, names, tokens, len(self.source), scores, differences)

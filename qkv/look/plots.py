@@ -95,8 +95,8 @@ def bars(picture: BarChart) -> Any:
 
 def add_menu(figure: Any, names: Sequence[str], above: int) -> int:
     """Add a menu of the panels over the column names, which take `above` pixels; return the height of both."""
-    buttons = [{"label": escape_text(name), "method": "update", "args": [{"visible": [i == j for j in range(len(names))]}]}
-               for i, name in enumerate(names)]  # fmt: skip
+    buttons = [{"label": name, "method": "update", "args": [{"visible": [i == j for j in range(len(names))]}]}
+               for i, name in enumerate(labels(names))]  # fmt: skip
     place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "pad": {"b": above}}
     figure.update_layout(updatemenus=[{"buttons": buttons, "showactive": True, **place}])
     return above + 45
@@ -106,7 +106,7 @@ def lay_out(figure: Any, title: str, width: int, height: int, margin: Mapping[st
     """Set the title, the size and the margins around a drawing of `height`; a picture is at least as wide as its title."""
     wide, top = max(width, 30 + 9 * len(title)), 44
     heading = {
-        "text": escape_text(title), "font": {"size": 16}, "xref": "container", "x": 15 / wide, "xanchor": "left",
+        "text": escape(title, quote=False), "font": {"size": 16}, "xref": "container", "x": 15 / wide, "xanchor": "left",
         "yref": "container", "y": 1, "yanchor": "top", "pad": {"t": 10},
     }  # fmt: skip
     around = {**margin, "t": top + margin["t"], "r": margin["r"] + wide - width}
@@ -137,9 +137,5 @@ def shorten(name: str) -> str:
 
 
 def labels(names: Iterable[str]) -> list[str]:
-    return [escape_text(name) for name in names]
-
-
-def escape_text(text: str) -> str:
     """Escape tags for plotly, which interprets some HTML but no quotes."""
-    return escape(text, quote=False)
+    return [escape(name, quote=False) for name in names]

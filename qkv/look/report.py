@@ -7,7 +7,6 @@ a screenshot of the page with a headless browser.
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -22,7 +21,7 @@ from torch import Tensor
 from qkv.errors import QkvError
 from qkv.look.answers import Answers
 from qkv.look.pictures import BarChart
-from qkv.look.result import LookResult
+from qkv.look.result import LookResult, plain
 
 HERE = Path(__file__).parent
 DIGITS = 4
@@ -69,24 +68,15 @@ def data(result: LookResult) -> dict[str, Any]:
     """Return the data that report.js draws."""
     picture = result.picture()
     if isinstance(picture, BarChart):
-        return {"title": picture.title, "names": list(picture.names), "values": round_values(picture.values)}
-    words = None if picture.words is None else [list(row) for row in picture.words]
-    return {
-        "title": picture.title, "panels": {name: round_values(values) for name, values in picture.panels.items()},
-        "rows": list(picture.rows), "columns": list(picture.columns),
-        "words": words, "across": picture.x_title, "down": picture.y_title,
-    }  # fmt: skip
+        return {"title": picture.title, "names": picture.names, "values": round_values(picture.values)}
+    panels = {name: round_values(values) for name, values in picture.panels.items()}
+    return {"title": picture.title, "panels": panels, "rows": picture.rows, "columns": picture.columns,
+            "words": picture.words, "across": picture.x_title, "down": picture.y_title}  # fmt: skip
 
 
 def round_values(values: Tensor) -> Any:
     """Return nested lists of rounded numbers; values that are not finite become None."""
-
-    def short(value: Any) -> Any:
-        if isinstance(value, list):
-            return [short(one) for one in value]
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
-
-    return short(values.tolist())
+    return plain(values.float(), lambda value: float(f"{value:.{DIGITS}g}"))
 
 
 # --- screenshot
@@ -114,9 +104,8 @@ def run_browser(browser: str, *arguments: str) -> str:
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--hide-scrollbars",
                "--virtual-time-budget=8000", *arguments]  # fmt: skip
     try:
-        return subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).stdout.decode(
-            "utf-8", "replace"
-        )
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+        return done.stdout.decode("utf-8", "replace")
     except subprocess.TimeoutExpired:
         return ""
 

@@ -69,10 +69,10 @@ def points(network: nn.Module, source: bool = False, blocks: bool = False) -> li
             found.append(Point(label, name, int(parts[2])))
     if len(found) == 1:  # recurrent: no stream, only the output of the stack
         found.append(Point("recurrent", stack, 0))
-    last = {point.layer: point for point in found}
-    return (
-        [Point(str(p.layer) if p.layer >= 0 else p.label, p.name, p.layer) for p in last.values()] if blocks else found
-    )
+    if not blocks:
+        return found
+    last = {point.layer: point for point in found}.values()
+    return [Point(str(one.layer) if one.layer >= 0 else one.label, one.name, one.layer) for one in last]
 
 
 def stream(network: Any, batch: Batch, where: Sequence[Point]) -> list[Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -18,6 +19,8 @@ class LookResult:
 
     EXPLANATION: ClassVar[str] = ""
     """How to read the picture, in a sentence or two."""
+    SCORE: ClassVar[str] = ""
+    """The same for a regression, whose `measure` is "score"."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as lists, strings and numbers; values that are not finite become null."""
@@ -29,7 +32,7 @@ class LookResult:
 
     def explain(self) -> str:
         """Return a sentence that says how to read the picture."""
-        return self.EXPLANATION
+        return self.SCORE if getattr(self, "measure", "") == "score" else self.EXPLANATION
 
     def figure(self) -> Any:
         """Return the picture as a plotly Figure."""
@@ -47,16 +50,14 @@ class LookResult:
             return None
 
 
-def plain(value: Any) -> Any:
-    """Convert tensors to nested lists and records to dictionaries."""
+def plain(value: Any, shorten: Callable[[float], float] = float) -> Any:
+    """Convert tensors to nested lists and results to dictionaries; numbers become `shorten(number)`, or None if not finite."""
     if isinstance(value, Tensor):
-        return plain(value.tolist())
+        return plain(value.tolist(), shorten)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return shorten(value) if math.isfinite(value) else None
+    if isinstance(value, LookResult):
+        return plain(value.to_json(), shorten)
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return value
+        return {str(key): plain(one, shorten) for key, one in value.items()}
+    return [plain(one, shorten) for one in value] if isinstance(value, list | tuple) else value

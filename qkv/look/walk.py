@@ -92,17 +92,10 @@ class Walk(LookResult):
     """The token that is predicted next."""
 
     def picture(self) -> Picture:
-        parts = {
-            "weights": self.weights,
-            "mask (1 = allowed)": self.allowed,
-            "position bias": self.bias,
-            "scores": self.scores,
-        }
-        panels = {name: part for name, part in parts.items() if part is not None}
-        rows, columns = (
-            names or [str(i) for i in range(size)]
-            for names, size in zip((self.rows, self.columns), self.scores.shape, strict=True)
-        )
+        bias = {} if self.bias is None else {"position bias": self.bias}
+        panels = {"weights": self.weights, "mask (1 = allowed)": self.allowed, **bias, "scores": self.scores}
+        rows = self.rows or [str(i) for i in range(self.scores.size(0))]
+        columns = self.columns or [str(i) for i in range(self.scores.size(1))]
         title = f"{ATTENTION_TYPES[self.kind]}, layer {self.layer}, head {self.head}: step by step"
         return Heatmap(title, panels, rows, columns, True)
 

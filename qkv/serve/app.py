@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
@@ -22,6 +21,13 @@ from qkv.serve.http.errors import ApiError
 from qkv.serve.http.middleware import Middleware
 
 ABOUT = "Transformer models behind LibreTranslate's API, OpenAI's API, and a native API."
+SHAPE = {"type": "object", "required": ["error"], "properties": {"error": {}}}
+CONTENT = {"content": {"application/json": {"schema": SHAPE}}}
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "Invalid request, with the reason", **CONTENT},
+    503: {"description": "Overloaded: see Retry-After", **CONTENT},
+}
+"""Errors of all routes in the OpenAPI schema: with 4XX among them, FastAPI does not add its own 422."""
 status_routes = APIRouter(tags=["Server"])
 
 
@@ -30,18 +36,16 @@ def create_app(service: Service) -> Middleware:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.registry.start()
+        service.start()
         yield
-        service.registry.close()
+        service.close()
 
-    app = FastAPI(
-        title="qkv", version=qkv.__version__, description=ABOUT, docs_url=None, redoc_url=None, lifespan=lifespan
-    )
+    app = FastAPI(title="qkv", version=qkv.__version__, description=ABOUT, docs_url=None, redoc_url=None,
+                  lifespan=lifespan, responses=RESPONSES)  # fmt: skip
     for routes in (status_routes, libretranslate.routes, openai.routes, native.routes, native_tasks.routes,
                    inspection.routes, static.router(app)):  # fmt: skip
         app.include_router(routes)
     add_error_handlers(app)
-    app.openapi = lambda: openapi_schema(app)  # type: ignore[method-assign]
     if service.origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(service.origins), allow_methods=["GET", "POST"],
                            allow_headers=["Authorization", "Content-Type"])  # fmt: skip
@@ -54,7 +58,7 @@ def create_app(service: Service) -> Middleware:
 async def health(request: Request) -> Response:
     """Health check. Status 503 if a thread that computes requests has ended: restart the server."""
     state = request.app.state
-    dead = state.service.registry.dead_threads()
+    dead = state.service.dead_threads()
     if dead and not state.middleware.closing:
         return JSONResponse({"status": "failed", "dead_threads": dead}, 503)
     return JSONResponse({"status": "closing" if state.middleware.closing else "ok"})
@@ -104,20 +108,3 @@ def validation_error(error: RequestValidationError) -> ApiError:
         else:
             problems.append(f"{field}: {problem['msg']}")
     return ApiError(400, "; ".join(problems)[:500], param=first)
-
-
-def openapi_schema(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI schema; errors are 4xx with a message, never FastAPI's 422."""
-    if app.openapi_schema is None:
-        schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-        shape = {"type": "object", "required": ["error"], "properties": {"error": {}}}
-        content = {"content": {"application/json": {"schema": shape}}}
-        for methods in schema["paths"].values():
-            for operation in methods.values():
-                operation["responses"].pop("422", None)
-                operation["responses"]["4XX"] = {"description": "Invalid request, with the reason", **content}
-                operation["responses"]["503"] = {"description": "Overloaded: see Retry-After", **content}
-        for name in ("HTTPValidationError", "ValidationError"):
-            schema.get("components", {}).get("schemas", {}).pop(name, None)
-        app.openapi_schema = schema
-    return app.openapi_schema

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from qkv.config import ModelConfig
 from qkv.errors import FileError
-from qkv.text.tokenizer import Tokenizer, in_words
+from qkv.text.tokenizer import Tokenizer, add_special, in_words
 
 LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 BYTES = pre_tokenizers.ByteLevel
@@ -36,7 +36,7 @@ def byte_level_bpe(vocab: Mapping[str, int], merges: Sequence[tuple[str, str]], 
     backend = tokenizers.Tokenizer(_make(models.BPE, vocab=dict(vocab), merges=list(merges)))
     backend.pre_tokenizer = SPLITS[split]()
     backend.decoder = decoders.ByteLevel()
-    _add(backend, special)
+    add_special(backend, special)
     return Tokenizer(backend, settings)
 
 
@@ -47,16 +47,15 @@ def wordpiece(words: Sequence[str], lower: bool = True, strip_accents: bool | No
     missing = [word for word in ("[UNK]", "[CLS]", "[SEP]") if word not in vocab]
     if missing:
         raise FileError(f"this vocabulary lacks {', '.join(missing)}: it is not a BERT vocabulary")
-    backend = tokenizers.Tokenizer(
-        _make(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
-    )
+    model = _make(models.WordPiece, vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+    backend = tokenizers.Tokenizer(model)
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lower
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.BertProcessing(("[SEP]", vocab["[SEP]"]), ("[CLS]", vocab["[CLS]"]))
     backend.decoder = decoders.WordPiece(prefix="##")
-    _add(backend, [word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocab])
+    add_special(backend, [word for word in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if word in vocab])
     return Tokenizer(backend, settings)
 
 
@@ -66,28 +65,23 @@ def scored_bpe(pieces: Sequence[str], scores: Sequence[float], special: Iterable
     """LLaMA's tokenizer (SentencePiece BPE): merge the pair whose result scores best; spaces are written as U+2581,
     unknown characters as bytes <0xNN>."""
     vocab = {piece: index for index, piece in enumerate(pieces)}
-    model = _make(
-        models.BPE, vocab=vocab, merges=merges_of(vocab, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True
-    )
+    merges = merges_of(vocab, scores)
+    model = _make(models.BPE, vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
     steps = [normalizers.Prepend("\u2581")] if prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
     join = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*join, decoders.Strip(" ", 1, 0)] if prefix else join)
-    _add(backend, special)
+    add_special(backend, special)
     put_around(backend, bos)
     return Tokenizer(backend, settings)
 
 
 def merges_of(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
     """All pairs of pieces that make a piece, best result first."""
-    ranked: list[tuple[float, int, str, str]] = []
-    for piece, index in vocab.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[index], index, left, right))
-    return [(left, right) for _, _, left, right in sorted(ranked, key=lambda pair: pair[:2])]
+    ranked = sorted(vocab, key=lambda piece: (-scores[vocab[piece]], vocab[piece]))
+    cuts = ((piece[:cut], piece[cut:]) for piece in ranked for cut in range(1, len(piece)))
+    return [(left, right) for left, right in cuts if left in vocab and right in vocab]
 
 
 def kind_of(tokenizer: Tokenizer) -> str:
@@ -133,10 +127,6 @@ def around(tokenizer: Tokenizer, c: ModelConfig, texts: int = 1) -> list[list[in
             behind = text + 1
     begin = [] if c.bos_id is None else [c.bos_id]
     return gaps if any(gaps) else [begin, *[list(c.eos_ids[:1])] * texts]
-
-
-def _add(backend: tokenizers.Tokenizer, special: Iterable[str]) -> None:
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
 
 
 def _make(kind: Any, **tables: Any) -> Any:

@@ -132,12 +132,8 @@ def limit_memory() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    except (
-        ImportError,
-        ValueError,
-        OSError,
-    ):  # Windows; macOS, where every process has more; a tighter limit of the user's
-        pass
+    except (ImportError, ValueError, OSError):
+        pass  # Windows; macOS, where every process has more; a tighter limit of the user's
 
 
 def attempt(template: str, values: dict[str, Any]) -> dict[str, str]:

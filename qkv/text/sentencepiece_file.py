@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from qkv.errors import FileError
 from qkv.text.kinds import merges_of
-from qkv.text.tokenizer import Tokenizer, check_charsmap, in_words
+from qkv.text.tokenizer import Tokenizer, add_special, check_charsmap, in_words
 
 MAX_BYTES = 100_000_000
 MAX_PIECES = 2_000_000
@@ -133,7 +133,7 @@ def read_sentencepiece(path: str | Path, settings: dict[str, Any] | None = None)
         if (cuts := cutter(model)) is not None:
             backend.pre_tokenizer = cuts
         backend.decoder = decoder(model, unknown)
-        backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in model.named(CONTROL)])
+        add_special(backend, model.named(CONTROL))
     return Tokenizer(backend, names(model, unknown) | (settings or {}))
 
 
@@ -147,18 +147,16 @@ def parse(path: str | Path) -> SentencePiece:
     if len(data) > MAX_BYTES:
         raise FileError(f"{path} is larger than {MAX_BYTES:,} bytes: it is not a SentencePiece model")
     pieces: list[ModelPiece] = []
-    trainer, normalize = b"", b""
+    parts = {2: b"", 3: b""}  # how the pieces were trained, and how text is normalised
     try:
         for number, value in fields(data):
             if number in (1, 2, 3) and not isinstance(value, bytes):
                 raise ValueError("a message is missing")
             if number == 1 and len(pieces) < MAX_PIECES:
                 pieces.append(ModelPiece(**message(value, PIECE)))  # type: ignore[arg-type]
-            elif number == 2:
-                trainer += value  # type: ignore[operator]
-            elif number == 3:
-                normalize += value  # type: ignore[operator]
-        return SentencePiece(pieces, message(trainer, TRAINER), message(normalize, NORMALIZER))
+            elif number in parts:
+                parts[number] += value  # type: ignore[operator]
+        return SentencePiece(pieces, message(parts[2], TRAINER), message(parts[3], NORMALIZER))
     except (ValueError, struct.error) as error:
         raise FileError(f"{path} is not a SentencePiece model ({error}); fetch it again") from None
 
@@ -185,14 +183,14 @@ def check(model: SentencePiece, path: str | Path) -> str:
 
 def unigram(model: SentencePiece, unknown: str) -> Any:
     """The likeliest way to cut a text into pieces. A user's own piece scores as SentencePiece scores it: it wins."""
-    best = max((p.score for p in model.pieces if p.type == NORMAL), default=0.0)
-    scored = [(p.text, best * len(p.text.encode()) - 0.1 if p.type == USER else p.score) for p in model.pieces]
-    least = min((p.score for p in model.pieces if p.type == NORMAL), default=0.0)
-    hidden = [
-        (text, s if p.type in (NORMAL, USER) else least) for (text, s), p in zip(scored, model.pieces, strict=True)
-    ]
-    index = [text for text, _ in hidden].index(unknown)
-    return models.Unigram(hidden, index, model.trainer["byte_fallback"])
+    scores = [p.score for p in model.pieces if p.type == NORMAL] or [0.0]
+    least, best = min(scores), max(scores)
+
+    def score(p: ModelPiece) -> float:
+        return best * len(p.text.encode()) - 0.1 if p.type == USER else p.score if p.type == NORMAL else least
+
+    index = [p.text for p in model.pieces].index(unknown)
+    return models.Unigram([(p.text, score(p)) for p in model.pieces], index, model.trainer["byte_fallback"])
 
 
 def bpe(model: SentencePiece, unknown: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,11 @@ def in_words(what: str = "this text cannot be tokenized", kind: type[QkvError] =
             reason = " ".join(str(error).split())[:200]
             raise kind(f"{what}: {reason}") from None
         raise
+
+
+def add_special(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
+    """Make special tokens of these names: they stand for themselves alone."""
+    backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
 
 
 CHARSMAP = re.compile(r'"precompiled_charsmap"\s*:\s*"([^"]+)"')
@@ -145,8 +150,7 @@ class Tokenizer:
 
     def add_special(self, names: Sequence[str]) -> None:
         """Add special tokens at the end of the vocabulary; those that it has stay where they are."""
-        new = [name for name in names if self.id_of(name) is None]
-        self.backend.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in new])
+        add_special(self.backend, [name for name in names if self.id_of(name) is None])
 
     def special_names(self) -> dict[str, str]:
         """bos_token, eos_token ... as the settings name them."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from qkv.errors import QkvError
 from qkv.text.kinds import CHARACTER
-from qkv.text.tokenizer import Tokenizer
+from qkv.text.tokenizer import Tokenizer, add_special
 
 KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes")
 PAD, BOS, EOS, UNK = "<pad>", "<s>", "</s>", "<unk>"
@@ -31,17 +31,19 @@ def train_tokenizer(texts: Iterable[str], kind: str, vocab_size: int, sample_byt
     """
     if kind not in KINDS:
         raise QkvError(f"no tokenizer kind {kind!r}: one of {', '.join(KINDS)}")
-    backend, trainer = MAKERS[kind](vocab_size)
+    backend, trainer, options = MAKERS[kind]()
     texts = list(sample(texts, sample_bytes, seed))
+    first = SPECIAL
     if kind == "wordpiece":
         backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
-        trainer.special_tokens = BERT_SPECIAL + inner_characters(texts, backend)
-    backend.train_from_iterator(texts, trainer)
+        first = BERT_SPECIAL + inner_characters(texts, backend)
+    options = {"vocab_size": vocab_size, "special_tokens": first, "show_progress": False, **options}
+    backend.train_from_iterator(texts, trainer(**options))
     if kind in ("wordpiece", "unigram"):
         backend = always_alike(backend, BERT_SPECIAL if kind == "wordpiece" else SPECIAL)
     if backend.get_vocab_size() <= len(SPECIAL):
         raise QkvError("there is no text to learn a vocabulary from")
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    add_special(backend, special)
     if kind == "wordpiece":
         sep, cls = ((name, backend.token_to_id(name) or 0) for name in ("[SEP]", "[CLS]"))
         backend.post_processor = processors.BertProcessing(sep, cls)
@@ -97,59 +99,53 @@ def _metaspace(model: Any) -> tokenizers.Tokenizer:
     return backend
 
 
-def _bpe(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+Maker = tuple[tokenizers.Tokenizer, Callable[..., Any], dict[str, Any]]
+"""An untrained tokenizer, its trainer, and the options of the trainer beside the size and the special tokens."""
+
+
+def _bpe() -> Maker:
     """Merge the most frequent pair, again and again (Sennrich et al. 2016)."""
-    return _metaspace(models.BPE(unk_token=UNK)), trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, limit_alphabet=1000, show_progress=False
-    )
+    return _metaspace(models.BPE(unk_token=UNK)), trainers.BpeTrainer, {"limit_alphabet": 1000}
 
 
-def _byte_bpe(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+def _byte_bpe() -> Maker:
     """The same over bytes: nothing is ever unknown (Radford et al. 2019)."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    return backend, trainers.BpeTrainer(
-        vocab_size=size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
+    return backend, trainers.BpeTrainer, {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
 
 
-def _unigram(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+def _unigram() -> Maker:
     """Pieces of a unigram language model (Kudo 2018)."""
-    return _metaspace(models.Unigram()), trainers.UnigramTrainer(
-        vocab_size=size, special_tokens=SPECIAL, unk_token=UNK, show_progress=False
-    )
+    return _metaspace(models.Unigram()), trainers.UnigramTrainer, {"unk_token": UNK}
 
 
-def _wordpiece(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+def _wordpiece() -> Maker:
     """BERT's pieces, ## inside words (Devlin et al. 2019)."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
-    return backend, trainers.WordPieceTrainer(vocab_size=size, special_tokens=BERT_SPECIAL, show_progress=False)
+    return backend, trainers.WordPieceTrainer, {}
 
 
-def _words(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+def _words() -> Maker:
     """Whole words and single marks; a rare word is unknown."""
-    backend = _metaspace(models.WordLevel(unk_token=UNK))
-    return backend, trainers.WordLevelTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
+    return _metaspace(models.WordLevel(unk_token=UNK)), trainers.WordLevelTrainer, {}
 
 
-def _characters(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+def _characters() -> Maker:
     """One id per character, spaces and line ends included."""
     backend = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(CHARACTER), "isolated")
     backend.decoder = decoders.Fuse()
-    return backend, trainers.WordLevelTrainer(vocab_size=size, special_tokens=SPECIAL, show_progress=False)
+    return backend, trainers.WordLevelTrainer, {}
 
 
-def _bytes(size: int) -> tuple[tokenizers.Tokenizer, Any]:
+def _bytes() -> Maker:
     """One id per byte, whatever size is asked for: nothing is learned, and nothing is ever unknown."""
-    return _byte_bpe(len(SPECIAL) + 256)
+    backend, trainer, options = _byte_bpe()
+    return backend, trainer, {**options, "vocab_size": len(SPECIAL) + 256}
 
 
-MAKERS = {
-    "bpe": _bpe, "byte-bpe": _byte_bpe, "unigram": _unigram, "wordpiece": _wordpiece, "words": _words, "characters": _characters,
-    "bytes": _bytes,
-}  # fmt: skip
+MAKERS = dict(zip(KINDS, (_bpe, _byte_bpe, _unigram, _wordpiece, _words, _characters, _bytes), strict=True))

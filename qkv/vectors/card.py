@@ -39,11 +39,8 @@ def card(r: VectorsRun, name: str) -> str:
     """Return README.md, with the metadata of the Hugging Face hub as front matter."""
     c, found = r.recipe.vectors, r.results
     t, m, test = found["training"], found["model"], found["test"]
-    rows = (
-        [f"| {s['name']} | {digits(s['value'])} | {digits(s['one_hot'])} | {s['details']} |" for s in test["scores"]]
-        if test
-        else []
-    )
+    scores = test["scores"] if test else []
+    rows = [f"| {s['name']} | {digits(s['value'])} | {digits(s['one_hot'])} | {s['details']} |" for s in scores]
     table = ["| file | score, per cent | one-hot vectors | items |", "|---|---:|---:|---|", *rows, ""] if rows else []
     how = {"negative": f"{c.negative} negative samples by count^{c.power:g}", "hierarchical": "hierarchical softmax",
            "softmax": "full softmax"}[c.loss]  # fmt: skip

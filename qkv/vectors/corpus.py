@@ -23,7 +23,6 @@ END = -1
 """Follows each sentence in the ids."""
 LONGEST = 10_000
 """Maximum words of a sentence; longer ones are split."""
-BUFFER = 1_000_000
 SPLIT = {"letters": re.compile(r"\w+(?:['’]\w+)*"), "spaces": re.compile(r"\S+")}
 
 
@@ -48,20 +47,14 @@ def sentences(texts: Iterable[Source], data: TextConfig) -> Iterator[list[str]]:
 def write_ids(path: Path, texts: Iterable[list[str]], vocabulary: WordCounts) -> None:
     """Write the ids of all sentences, int32, each followed by END. Unknown words and sentences of one word are left out; the file
     is renamed when it is complete."""
-    index, row, some = vocabulary.index, array("i"), False
+    index = vocabulary.index
     partial = path.with_name(f".{path.name}.partial")
     with open(partial, "wb") as file:
         for words in texts:
             ids = [index[word] for word in words if word in index]
             if len(ids) > 1:
-                row.extend(ids)
-                row.append(END)
-                some = True
-            if len(row) > BUFFER:
-                row.tofile(file)
-                row = array("i")
-        row.tofile(file)
-    if not some:
+                array("i", [*ids, END]).tofile(file)
+    if partial.stat().st_size == 0:
         raise QkvError("no line has two words of the vocabulary: give longer lines, or lower vectors.min_count")
     to_disk(partial)
     os.replace(partial, path)
@@ -76,9 +69,8 @@ def open_ids(path: Path) -> np.ndarray:
 
 
 def damage_error(path: Path) -> FileError:
-    return FileError(
-        f"{path} is damaged or belongs to another text: remove it, and the next run recreates it from the training text"
-    )
+    advice = "remove it, and the next run recreates it from the training text"
+    return FileError(f"{path} is damaged or belongs to another text: {advice}")
 
 
 def is_valid(ids: np.ndarray, words: int) -> bool:

@@ -21,6 +21,7 @@ from qkv.train.report import digits
 from qkv.vectors.space import OneHot, Space, Vectors
 
 MAX_QUESTIONS = 1_000_000
+NUMBER = re.compile(r"-?\d+(\.\d*)?|-?\.\d+")
 
 
 @dataclass
@@ -72,11 +73,6 @@ def evaluate(space: Space, similarity: list[Path], analogies: Path | None) -> li
     return found
 
 
-def file_label(path: Path) -> str:
-    """Return the name without suffixes: wordsim353.tsv.gz -> wordsim353."""
-    return path.name.partition(".")[0]
-
-
 # --- similarity
 
 
@@ -87,29 +83,28 @@ def evaluate_similarity(space: Space, path: Path) -> FileScore:
         raise FileError(f"{path} has no pairs: give a file such as wordsim353.tsv, two words and a number per line")
     known = [(a, b, score) for first, second, score in pairs
              if (a := space.find(first)) is not None and (b := space.find(second)) is not None]  # fmt: skip
-    if not known:
-        return FileScore(file_label(path), "spearman", 0.0, 0, len(pairs), "pairs")
-    cosines = space.similarities(torch.tensor([pair[:2] for pair in known]))
-    value = 100 * spearman(cosines.tolist(), [score for _, _, score in known])
-    return FileScore(file_label(path), "spearman", value, len(known), len(pairs), "pairs")
+    value = 0.0
+    if known:
+        cosines = space.similarities(torch.tensor([pair[:2] for pair in known]))
+        value = 100 * spearman(cosines.tolist(), [score for _, _, score in known])
+    name = path.name.partition(".")[0]  # wordsim353.tsv.gz -> wordsim353
+    return FileScore(name, "spearman", value, len(known), len(pairs), "pairs")
 
 
 def read_pairs(path: Path) -> Iterator[tuple[str, str, float]]:
     """Yield two words and a judgement per line, separated by tabs, commas or spaces. The judgement is the first number after the
     words; other columns (SimLex' part of speech), comments (#) and a header are skipped."""
-    some = False
+    first = True
     for number, line in numbered_lines(path):
         if line.startswith("#"):
             continue
         cells = [cell.strip() for cell in re.split(r"[\t,;]" if re.search(r"[\t,;]", line) else r"\s+", line.strip())]
-        judged = next((x for cell in cells[2:] if (x := as_number(cell)) is not None), None)
-        if judged is None and not some:
-            some = True  # header
-            continue
-        if judged is None:
+        judged = next((float(cell) for cell in cells[2:] if NUMBER.fullmatch(cell)), None)
+        if judged is not None:
+            yield cells[0], cells[1], judged
+        elif not first:  # the first line may be a header
             raise FileError(f"{path}, line {number}: expected two words and a number, found {line[:80]!r}")
-        some = True
-        yield cells[0], cells[1], judged
+        first = False
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -120,10 +115,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             raise FileError(f"{path}, line {number:,} {why}: correct the file")
         if line.strip():
             yield number, line
-
-
-def as_number(text: str) -> float | None:
-    return float(text) if re.fullmatch(r"-?\d+(\.\d*)?|-?\.\d+", text) else None
 
 
 # --- analogies
@@ -160,9 +151,8 @@ def read_analogies(path: Path) -> dict[str, list[list[str]]]:
         if words[0].startswith(":"):
             section = " ".join(words).lstrip(": ") or "all"
         elif len(words) != 4:
-            raise FileError(
-                f"{path}, line {number}: expected four words, or a colon and a section title, found {line[:80]!r}"
-            )
+            expected = "four words, or a colon and a section title"
+            raise FileError(f"{path}, line {number}: expected {expected}, found {line[:80]!r}")
         else:
             found.setdefault(section, []).append(words)
     if not found:

@@ -15,8 +15,7 @@ from qkv.vectors import reference
 from qkv.vectors.corpus import sentence_bounds
 from qkv.vectors.model import Word2Vec
 
-HERE = Path(__file__).parent
-SOURCES = [HERE / "word2vec.cpp", Path(native.__file__).with_name("vectors.h")]
+SOURCES = [Path(__file__).with_name("word2vec.cpp"), Path(native.__file__).with_name("vectors.h")]
 
 
 class Work(ctypes.Structure):

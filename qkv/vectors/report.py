@@ -23,8 +23,7 @@ class Bar:
 
     def __enter__(self) -> Bar:
         r, c = self.run, self.run.recipe.vectors
-        count = kernel.workers(c.workers)
-        how = plural(count, "workers") if kernel.library() else "no C++ kernel (slow)"
+        how = plural(kernel.workers(c.workers), "workers") if kernel.library() else "no C++ kernel (slow)"
         self.report.say(
             f"{c.model}, {c.loss}: {len(r.vocabulary.words):,} words of width {c.width}, {int(r.vocabulary.counts.sum()):,} words "
             f"of text, {plural(c.epochs, 'epochs')}; {how}"
@@ -35,7 +34,7 @@ class Bar:
             columns = [TextColumn("{task.fields[count]}"), BarColumn(24), TextColumn("{task.fields[now]}")]
             self.bar = Progress(*columns, console=self.report.console)
             self.bar.start()
-            self.bar.add_task("training", total=1.0, count="", now="")
+            self.bar.add_task("training", total=c.epochs, count="", now="")
         return self
 
     def tick(self, words: int) -> None:
@@ -49,22 +48,18 @@ class Bar:
 
     def epoch(self) -> None:
         """Report after every epoch."""
-        p = self.run.progress
-        self.report.say(
-            f"epoch {p.epoch} of {self.run.recipe.vectors.epochs}: loss {p.loss:.4f} per prediction{self.pace()}"
-        )
+        p, epochs = self.run.progress, self.run.recipe.vectors.epochs
+        self.report.say(f"epoch {p.epoch} of {epochs}: loss {p.loss:.4f} per prediction{self.pace()}")
 
     def done(self) -> float:
-        """Return the completed share of the run."""
+        """Return the number of completed epochs, with the share of the current one."""
         p = self.run.progress
-        return (p.epoch + p.place / p.length) / self.run.recipe.vectors.epochs
+        return p.epoch + p.place / p.length
 
     def pace(self) -> str:
         rate = self.words / max(time.monotonic() - self.since, 1e-9)
-        left = (
-            (1 - self.done()) * self.run.recipe.vectors.epochs * int(self.run.vocabulary.counts.sum()) / max(rate, 1e-9)
-        )
-        return f", {rate:,.0f} words/s, {format_duration(left)} left"
+        words = (self.run.recipe.vectors.epochs - self.done()) * int(self.run.vocabulary.counts.sum())
+        return f", {rate:,.0f} words/s, {format_duration(words / max(rate, 1e-9))} left"
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self.bar:

@@ -55,7 +55,7 @@ def run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> Vecto
         r = open_run(recipe, text, folder, report)
         if not r.ended:
             learn(r, report)
-        else:
+        if r.ended:
             r.why = "all epochs are done"
         report.say(f"training ended: {r.why}")
         if r.ended:
@@ -99,10 +99,9 @@ def check_files(folder: Path, began: dict[str, str]) -> None:
     """Raise an error where vocabulary or ids are not those that the run started with (older checkpoints have no checksums)."""
     for name, checksum in began.items():
         if (folder / name).is_file() and sha256(folder / name) != checksum:
-            changed = (
-                f"{folder / name} has changed since this run started: restore it, or start a new run with --out NEW"
-            )
-            raise damage_error(folder / name) if name == IDS else FileError(changed)
+            advice = "restore it, or start a new run with --out NEW"
+            changed = FileError(f"{folder / name} has changed since this run started: {advice}")
+            raise damage_error(folder / name) if name == IDS else changed
 
 
 def read_words(folder: Path) -> WordCounts:
@@ -117,16 +116,18 @@ def read_progress(folder: Path) -> VectorsProgress:
     try:
         return VectorsProgress(**read_json(folder / checkpoint.NUMBERS))
     except TypeError as error:
-        raise FileError(
-            f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
-        ) from None
+        raise wrong_checkpoint(folder, f" ({error})") from None
+
+
+def wrong_checkpoint(folder: Path, why: str = "") -> FileError:
+    return FileError(f"{folder} is not a checkpoint of this run{why}: remove it, or train in another folder")
 
 
 def load_weights(folder: Path, m: Word2Vec) -> None:
     tensors = read_tensors(folder / checkpoint.TENSORS)
     for name, mine in (("input", m.input), ("output", m.output)):
         if name not in tensors or tuple(tensors[name].shape) != mine.shape:
-            raise FileError(f"{folder} is not a checkpoint of this run: remove it, or train in another folder")
+            raise wrong_checkpoint(folder)
         mine[:] = tensors[name].numpy()
 
 
@@ -154,7 +155,6 @@ def learn(r: VectorsRun, report: Report) -> None:
             if signals and not r.ended:
                 r.why, r.signal = f"stopped by {signals[0].name}; run the same command again to continue", signals[0]
                 return
-    r.why = "all epochs are done"
 
 
 def train_part(r: VectorsRun, row: np.ndarray) -> tuple[dict[str, Any], int]:
@@ -175,9 +175,8 @@ def train_part(r: VectorsRun, row: np.ndarray) -> tuple[dict[str, Any], int]:
     if p.place >= len(row):
         p.epoch, p.place = p.epoch + 1, 0
         if p.losses[-1][1] == 0:
-            raise QkvError(
-                "subsampling left no two neighbouring words: raise vectors.sample, or set it to 0 for no subsampling"
-            )
+            advice = "raise vectors.sample, or set it to 0 for no subsampling"
+            raise QkvError(f"subsampling left no two neighbouring words: {advice}")
     return line | ({"loss": total / count} if count else {}), int((ids >= 0).sum())
 
 
@@ -186,11 +185,10 @@ def save_checkpoint(r: VectorsRun) -> None:
     the checkpoint."""
     to_disk(r.folder / "log.jsonl")
     if r.progress.place == 0:
-        store.save(r.folder / "best", r.vectors)
+        r.vectors.save(r.folder / "best")
     with new_folder(r.folder / f"checkpoint-{r.progress.step:07d}") as new:
-        write_tensors(
-            new / checkpoint.TENSORS, {name: torch.from_numpy(getattr(r.model, name)) for name in ("input", "output")}
-        )
+        tensors = {name: torch.from_numpy(getattr(r.model, name)) for name in ("input", "output")}
+        write_tensors(new / checkpoint.TENSORS, tensors)
         write_json(new / checkpoint.NUMBERS, asdict(r.progress))
         seal(new, (checkpoint.TENSORS, checkpoint.NUMBERS))
     for old in checkpoint.all_of(r.folder)[:-1]:

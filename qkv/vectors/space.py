@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,20 +29,6 @@ class Neighbour(NamedTuple):
 
 class NotANetwork(QkvError, AttributeError):
     """Raised when word vectors are used like a network."""
-
-
-class Space(Protocol):
-    """The interface of evaluation: words that can be compared."""
-
-    def find(self, word: str) -> int | None: ...
-
-    def similarities(self, pairs: Tensor) -> Tensor:
-        """Return the similarity of each pair of words: (N, 2) -> (N,)."""
-        ...
-
-    def answers(self, questions: Tensor) -> Tensor:
-        """Return for words a, b, c (N, 3) the word that is to c as b is to a: (N,)."""
-        ...
 
 
 class WordIndex:
@@ -84,10 +70,8 @@ class Vectors(WordIndex):
         self, words: Sequence[str], vectors: Tensor, counts: Sequence[int] | None = None, output: Tensor | None = None
     ):
         super().__init__(words)
-        if len(self.index) != len(vectors):
-            raise QkvError(
-                f"{len(self.index):,} distinct words for {len(vectors):,} vectors: give one word for each vector"
-            )
+        if (known := len(self.index)) != len(vectors):
+            raise QkvError(f"{known:,} distinct words for {len(vectors):,} vectors: give one word for each vector")
         self.vectors, self.counts, self.output = vectors, counts, output
 
     def __getattr__(self, name: str) -> object:
@@ -135,10 +119,12 @@ class Vectors(WordIndex):
     # --- batches
 
     def similarities(self, pairs: Tensor) -> Tensor:
+        """Return the similarity of each pair of words: (N, 2) -> (N,)."""
         a, b = self.directions[pairs].unbind(1)
         return (a * b).sum(-1)
 
     def answers(self, questions: Tensor) -> Tensor:
+        """Return for words a, b, c (N, 3) the word that is to c as b is to a: (N,)."""
         found = []
         for some in questions.split(BATCH):
             scores = self.offsets(some) @ self.directions.T  # (N, V)
@@ -147,26 +133,35 @@ class Vectors(WordIndex):
 
     # --- files
 
+    def to_table(self) -> store.VectorTable:
+        """Return what is stored in files."""
+        return store.VectorTable(self.words, self.vectors, self.counts, self.output)
+
     def save(self, path: str | Path) -> None:
         """Write our folder: vectors.safetensors and vocabulary.json."""
-        store.save(Path(path), self)
+        store.save(Path(path), self.to_table())
 
     def export(self, path: str | Path, to: str = "word2vec-text") -> float:
         """Write a word2vec file ("word2vec-text" or "word2vec-binary") or our folder ("qkv"), read it back, and return the largest
         difference."""
-        return store.export(Path(path), to, self)
+        return store.export(Path(path), to, self.to_table())
 
 
 class OneHot(WordIndex):
     """The baseline: vector i is 1 at component i and 0 elsewhere, so that two different words have similarity 0."""
 
     def similarities(self, pairs: Tensor) -> Tensor:
+        """Return 1 for two equal words, 0 for others: (N, 2) -> (N,)."""
         a, b = pairs.unbind(1)
         return (a == b).float()
 
     def answers(self, questions: Tensor) -> Tensor:
         """Return -1: b - a + c has product 0 with all words except b and c, so there is no nearest one."""
         return questions.new_full((len(questions),), -1)
+
+
+Space = Vectors | OneHot
+"""Words that can be compared and evaluated."""
 
 
 def load_vectors(path: str | Path) -> Vectors:

@@ -62,5 +62,5 @@ class VectorsRun:
     @property
     def vectors(self) -> Vectors:
         """The vectors as trained so far."""
-        both = (torch.from_numpy(np.ascontiguousarray(x)) for x in (self.model.input, self.model.output))
-        return Vectors(self.vocabulary.words, next(both), self.vocabulary.counts.tolist(), next(both))
+        vectors, output = (torch.from_numpy(np.ascontiguousarray(x)) for x in (self.model.input, self.model.output))
+        return Vectors(self.vocabulary.words, vectors, self.vocabulary.counts.tolist(), output)

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -40,31 +40,20 @@ MAX_VOCABULARY = 1_000_000_000
 """Bytes of vocabulary.json."""
 BLOCK = 2**20
 FORMATS = ("word2vec-text", "word2vec-binary", "qkv")
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""The first bytes of .gz, .bz2, .xz and .zst."""
 DAMAGE = (EOFError, OSError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
 
 
 class VectorTable(NamedTuple):
-    """The contents of a file: the arguments of Vectors."""
+    """The contents of a file: the arguments of `qkv.vectors.space.Vectors`."""
 
     words: list[str]
     vectors: torch.Tensor
     """(V, C) float32."""
-    counts: list[int] | None = None
+    counts: Sequence[int] | None = None
     output: torch.Tensor | None = None
     """(V, C), or (V - 1, C) of a Huffman tree: the vectors of predicted words."""
-
-
-class HasVectors(Protocol):
-    """What can be written: Vectors or a VectorTable."""
-
-    @property
-    def words(self) -> list[str]: ...
-    @property
-    def vectors(self) -> torch.Tensor: ...
-    @property
-    def counts(self) -> Sequence[int] | None: ...
-    @property
-    def output(self) -> torch.Tensor | None: ...
 
 
 def holds_vectors(path: Path) -> bool:
@@ -90,36 +79,28 @@ def read(path: Path) -> VectorTable:
 # --- our folder
 
 
-def save(folder: Path, v: HasVectors, card: str = "") -> None:
+def save(folder: Path, v: VectorTable) -> None:
     """Write our folder, or replace one; any other existing folder (a run, too) is an error."""
     if folder.exists() and not (folder.is_dir() and ((folder / TENSORS).is_file() or not any(folder.iterdir()))):
         raise FileError(f"{folder} exists and is not a folder of word vectors: choose another folder")
     with new_folder(folder) as new:
-        write(new, v, card)
-
-
-def write(folder: Path, v: HasVectors, card: str = "") -> None:
-    """Write the files of our folder."""
-    write_vocabulary(folder, v.words, v.counts)
-    write_tensors(folder / TENSORS, {"input": v.vectors, **({} if v.output is None else {"output": v.output})})
-    write_text(
-        folder / "README.md",
-        card or f"# {len(v.words):,} word vectors of width {v.vectors.size(1)}\n\nqkv nearest FOLDER WORD\n",
-    )
-    seal(folder, (WORDS, TENSORS))
+        write_vocabulary(new, v.words, v.counts)
+        write_tensors(new / TENSORS, {"input": v.vectors, **({} if v.output is None else {"output": v.output})})
+        title = f"# {len(v.words):,} word vectors of width {v.vectors.size(1)}"
+        write_text(new / "README.md", f"{title}\n\nqkv nearest FOLDER WORD\n")
+        seal(new, (WORDS, TENSORS))
 
 
 def load(folder: Path) -> VectorTable:
     """Read our folder and verify both files."""
     verify(folder)
-    (words, counts), header = read_vocabulary(folder), read_header(folder / TENSORS)
+    path = folder / TENSORS
+    (words, counts), header = read_vocabulary(folder), read_header(path)
     shape = header["input"].shape if "input" in header else ()
     if len(shape) != 2 or shape[0] != len(words) or not words or header["input"].dtype != "F32":
-        raise FileError(
-            f"{folder / TENSORS} must hold 'input', float32 of shape ({len(words)}, width): found shape {shape}"
-        )
-    tensors = read_tensors(folder / TENSORS)
-    check_finite(folder / TENSORS, tensors["input"])
+        raise FileError(f"{path} must hold 'input', float32 of shape ({len(words)}, width): found shape {shape}")
+    tensors = read_tensors(path)
+    check_finite(path, tensors["input"])
     return VectorTable(words, tensors["input"], counts, tensors.get("output"))
 
 
@@ -138,9 +119,8 @@ def read_vocabulary(folder: Path) -> tuple[list[str], list[int] | None]:
     words, counts = table.get("words"), table.get("counts")
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or len(set(words)) < len(words):
         raise FileError(f"{folder / WORDS} must hold a list of distinct words: download it again")
-    if counts is not None and not (
-        isinstance(counts, list) and len(counts) == len(words) and set(map(type, counts)) <= {int}
-    ):
+    counted = isinstance(counts, list) and len(counts) == len(words) and set(map(type, counts)) <= {int}
+    if counts is not None and not counted:
         raise FileError(f"{folder / WORDS} must hold one count for each word: download it again")
     return words, counts
 
@@ -148,7 +128,7 @@ def read_vocabulary(folder: Path) -> tuple[list[str], list[int] | None]:
 # --- word2vec files
 
 
-def export(path: Path, to: str, v: HasVectors) -> float:
+def export(path: Path, to: str, v: VectorTable) -> float:
     """Write, read back and compare; return the largest difference. The word2vec formats hold only the input vectors."""
     if to not in FORMATS:
         raise QkvError(f"cannot export word vectors to {to!r}: choose --to from {', '.join(FORMATS)}")
@@ -165,7 +145,7 @@ def export(path: Path, to: str, v: HasVectors) -> float:
     return difference
 
 
-def write_file(path: Path, v: HasVectors, binary: bool) -> None:
+def write_file(path: Path, v: VectorTable, binary: bool) -> None:
     """Write a word2vec file; nine digits restore a float32 exactly."""
     spaced = next((word for word in v.words if not word or any(c in word for c in " \n\r")), None)
     if spaced is not None:
@@ -226,22 +206,17 @@ def read_sizes(path: Path) -> tuple[int, int]:
         )
     count, width = sizes
     if not (0 < count <= MAX_WORDS and 0 < width <= MAX_WIDTH and count * width <= MAX_NUMBERS):
-        limits = f"at most {MAX_WORDS:,} words, width {MAX_WIDTH:,}"
-        raise FileError(
-            f"{path}: {count:,} words of width {width:,} are not possible ({limits}): is it the right file?"
-        )
+        why = f"not possible (at most {MAX_WORDS:,} words, width {MAX_WIDTH:,})"
+        raise FileError(f"{path}: {count:,} words of width {width:,} are {why}: is it the right file?")
     return count, width
 
 
 def check_size(path: Path, least: int) -> None:
     """Raise an error if the file is smaller than its first line claims, before memory is allocated; compressed files pass."""
-    plain = path.is_file() and not read_bytes(path, 6).startswith(
-        (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-    )
-    if plain and path.stat().st_size < least:
-        raise FileError(
-            f"{path} is truncated: it has {path.stat().st_size:,} bytes, and its first line implies at least {least:,}"
-        )
+    if not path.is_file() or read_bytes(path, 6).startswith(COMPRESSED):
+        return
+    if (size := path.stat().st_size) < least:
+        raise FileError(f"{path} is truncated: it has {size:,} bytes, and its first line implies at least {least:,}")
 
 
 def is_text_format(path: Path, width: int) -> bool:

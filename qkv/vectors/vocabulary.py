@@ -60,8 +60,6 @@ def count_words(sentences: Iterable[list[str]], min_count: int, max_words: int, 
             "more text"
         )
     if len(frequent) == 1:
-        raise QkvError(
-            f"the vocabulary has only one word, {frequent[0][0]!r}: give more text"
-            + (f", or set vectors.min_count below {min_count}" if min_count > 1 else "")
-        )
+        other = f", or set vectors.min_count below {min_count}" if min_count > 1 else ""
+        raise QkvError(f"the vocabulary has only one word, {frequent[0][0]!r}: give more text{other}")
     return WordCounts([word for word, _ in frequent], np.array([count for _, count in frequent], dtype=np.int64))

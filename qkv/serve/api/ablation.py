@@ -14,14 +14,9 @@ from qkv.look.attention import to_index
 from qkv.look.look import Look
 from qkv.look.target import Target
 from qkv.models.output import Output
-from qkv.serve.scheduling.served_model import ServedModel
+from qkv.serve.scheduling.served_model import ServedModel, can_generate
 from qkv.tasks.inspection import LONGEST_SUMMARY
 from qkv.tasks.summary import NO_REPEAT
-
-
-def can_generate(model: Model) -> bool:
-    c = model.config
-    return c.family != "encoder" and c.head == "vocabulary" and model.tokenizer is not None
 
 
 def effect_target(look: Look, position: int | None) -> Target:

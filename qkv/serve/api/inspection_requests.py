@@ -33,27 +33,25 @@ class InspectRequest(NativeRequest):
 
 class AnswersRequest(InspectRequest):
     position: Index | None = None
-    """Token at which to predict; default: the last."""
+    """Token at which to predict; default: the last, or the gap of a text with a gap."""
     top_k: int = Field(default=10, ge=1, le=2**31)
-
-
-class AttentionRequest(InspectRequest):
-    layer: Index = -1
-    heads: Indices | None = None
-    """Default: all heads of the layer."""
-    kind: AttentionKind = None
-    rows: Indices | None = None
-    """Query tokens; default: all."""
-
-
-class WalkRequest(InspectRequest):
-    layer: Index = -1
-    head: Index = 0
-    kind: AttentionKind = None
 
 
 class AttentionKindRequest(InspectRequest):
     kind: AttentionKind = None
+
+
+class AttentionRequest(AttentionKindRequest):
+    layer: Index = -1
+    heads: Indices | None = None
+    """Default: all heads of the layer."""
+    rows: Indices | None = None
+    """Query tokens; default: all."""
+
+
+class WalkRequest(AttentionKindRequest):
+    layer: Index = -1
+    head: Index = 0
 
 
 class EffectsRequest(AttentionKindRequest):
@@ -69,20 +67,17 @@ class LensRequest(InspectRequest):
     """Tokens at which to predict; default: all."""
 
 
-class AblatedRequest(InspectRequest):
+class AblatedRequest(AttentionKindRequest):
     heads: Annotated[list[LayerHead], Field(max_length=10_000, fail_fast=True)] = []
     """Heads to ablate, as [layer, head]."""
     layers: Indices = []
     """Layers to ablate."""
-    kind: AttentionKind = None
     max_tokens: int = Field(default=20, ge=0, le=2**31)
     """Tokens to generate; 0 = none."""
 
 
-class AblationRequest(AblatedRequest):
-    position: Index | None = None
-    """Token at which to predict; default: the last, or the gap of a text with a gap."""
-    top_k: int = Field(default=10, ge=1, le=2**31)
+class AblationRequest(AblatedRequest, AnswersRequest):
+    """Predictions before and after an ablation."""
 
 
 class PatchRequest(InspectRequest):
@@ -108,12 +103,14 @@ class PositionsRequest(NativeRequest):
     """Use the encoder of an encoder-decoder."""
 
 
-class NeighboursRequest(NativeRequest):
+class WordRequest(NativeRequest):
     word: str = Field(min_length=1, max_length=200)
+
+
+class NeighboursRequest(WordRequest):
     top_k: int = Field(default=10, ge=1, le=2**31)
 
 
-class ContextsRequest(NativeRequest):
-    word: str = Field(min_length=1, max_length=200)
+class ContextsRequest(WordRequest):
     texts: Many[BoundedStr] = Field(min_length=1)
     layer: Index = -1

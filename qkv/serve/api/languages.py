@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 
 NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish", "de": "German",
@@ -35,6 +34,7 @@ COMMON = {
     "sv": "och i att det som en på är av för med den till inte om ett har de jag men var vi han hon du",
     "tr": "ve bir bu da de için ile çok ne o ben daha gibi en var mi değil ama sonra her olan kadar",
 }
+WORDS = {code: frozenset(words.split()) for code, words in COMMON.items()}
 SCRIPTS = {
     "GREEK": ("el",), "CYRILLIC": ("ru", "uk", "bg", "sr"), "ARABIC": ("ar", "fa", "ur"), "HEBREW": ("he",),
     "HIRAGANA": ("ja",), "KATAKANA": ("ja",), "CJK": ("zh", "ja"), "HANGUL": ("ko",), "DEVANAGARI": ("hi",),
@@ -48,11 +48,6 @@ def language_name(code: str) -> str:
     return NAMES.get(code, code)
 
 
-@cache
-def common_words(code: str) -> frozenset[str]:
-    return frozenset(COMMON.get(code, "").split())
-
-
 def detect_language(text: str, candidates: Sequence[str]) -> list[tuple[str, float]]:
     """Score each candidate as the language of the text, the most likely first; scores sum to 100, or all are 0 without evidence."""
     text = text[:READ].lower()
@@ -60,11 +55,9 @@ def detect_language(text: str, candidates: Sequence[str]) -> list[tuple[str, flo
     script = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in text if letter.isalpha())
     evidence = dict.fromkeys(candidates, 0.0)
     for code in evidence:
-        known = common_words(code)
-        evidence[code] += sum(word in known for word in words) / max(len(words), 1)
-        evidence[code] += sum(count for name, count in script.items() if code in SCRIPTS.get(name, ())) / max(
-            len(text), 1
-        )
+        common = sum(word in WORDS.get(code, ()) for word in words)
+        letters = sum(count for name, count in script.items() if code in SCRIPTS.get(name, ()))
+        evidence[code] = common / max(len(words), 1) + letters / max(len(text), 1)
     total = sum(evidence.values())
     scores = [(code, 100 * value / total if total else 0.0) for code, value in evidence.items()]
     return sorted(scores, key=lambda score: -score[1])

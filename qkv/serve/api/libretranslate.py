@@ -9,22 +9,24 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.serve.api.languages import detect_language, language_name
-from qkv.serve.api.service import Service
+from qkv.serve.api.service import Context, RequestContext
 from qkv.serve.api.translation import translate_html, translate_plain
 from qkv.serve.http.auth import ApiKeys
 from qkv.serve.http.errors import ApiError
 from qkv.serve.http.limits import BoundedStr, Many
-from qkv.serve.scheduling.served_model import ServedModel
 
 Code = Annotated[str, Field(max_length=40)]
-NO_TRANSLATOR = "no model here translates: serve one that was trained for it"
 
 
-class TranslateRequest(BaseModel):
+class DetectRequest(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     q: BoundedStr | Many[BoundedStr]
     """One text or several."""
+    api_key: str | None = Field(default=None, max_length=1000)
+
+
+class TranslateRequest(DetectRequest):
     source: Code = "auto"
     """Language code, or "auto" to detect the language."""
     target: Code
@@ -33,12 +35,6 @@ class TranslateRequest(BaseModel):
     """"html": only the prose is translated; inline tags stay around their words."""
     alternatives: int = Field(default=0, ge=0, le=2**31)
     """Number of additional translations of each text."""
-    api_key: str | None = Field(default=None, max_length=1000)
-
-
-class DetectRequest(BaseModel):
-    q: BoundedStr | Many[BoundedStr]
-    api_key: str | None = Field(default=None, max_length=1000)
 
 
 async def require_key_or_field(request: Request) -> None:
@@ -58,15 +54,14 @@ routes = APIRouter(tags=["LibreTranslate"])
 
 
 @routes.post("/translate", dependencies=[Depends(require_key_or_field)])
-async def translate(asked: TranslateRequest, request: Request) -> dict[str, Any]:
+async def translate(asked: TranslateRequest, context: Context) -> dict[str, Any]:
     """Translate one or several texts."""
-    service: Service = request.app.state.service
-    texts = check_query(service, asked.q)
-    service.limits.check("alternatives", asked.alternatives, "alternatives")
+    texts = check_query(context, asked.q)
+    context.limits.check("alternatives", asked.alternatives, "alternatives")
     auto = asked.source == "auto"
-    detected = await service.to_thread(request, detect, service, texts, asked.target) if auto else []
+    detected = await context.to_thread(detect, context, texts, asked.target) if auto else []
     codes = [best[0] for best in detected] if auto else [asked.source] * len(texts)
-    found = await service.wait_for(request, translate_each(service, texts, codes, asked))
+    found = await context.wait_for(translate_each(context, texts, codes, asked))
     one = isinstance(asked.q, str)
     reply: dict[str, Any] = {"translatedText": found[0][0] if one else [best for best, *_ in found]}
     if asked.alternatives:
@@ -78,34 +73,31 @@ async def translate(asked: TranslateRequest, request: Request) -> dict[str, Any]
 
 
 @routes.get("/languages")
-async def languages(request: Request) -> list[dict[str, Any]]:
+async def languages(context: Context) -> list[dict[str, Any]]:
     """List the languages, each with those into which it can be translated."""
-    pairs = language_pairs(request.app.state.service)
+    pairs = context.service.translators()
     codes = dict.fromkeys(code for pair in pairs for code in pair)
     targets = {code: [target for source, target in pairs if source == code] for code in codes}
-    return [
-        {"code": code, "name": language_name(code), "targets": list(dict.fromkeys(targets[code]))} for code in codes
-    ]
+    return [{"code": code, "name": language_name(code), "targets": targets[code]} for code in codes]
 
 
 @routes.post("/detect", dependencies=[Depends(require_key_or_field)])
-async def detect_route(asked: DetectRequest, request: Request) -> list[dict[str, Any]]:
+async def detect_route(asked: DetectRequest, context: Context) -> list[dict[str, Any]]:
     """Detect the language of a text among those of the served models, the most likely first."""
-    service: Service = request.app.state.service
-    texts = check_query(service, asked.q)
-    first, *others = await service.to_thread(request, detect_language, " ".join(texts), all_languages(service))
+    texts = check_query(context, asked.q)
+    first, *others = await context.to_thread(detect_language, " ".join(texts), all_languages(context))
     found = [first, *(other for other in others if other[1])]
     return [{"language": code, "confidence": round(score)} for code, score in found]
 
 
 @routes.get("/frontend/settings")
-async def frontend_settings(request: Request) -> dict[str, Any]:
+async def frontend_settings(context: Context) -> dict[str, Any]:
     """Settings that LibreTranslate's web page reads at its start."""
-    service: Service = request.app.state.service
-    source, target = next(iter(language_pairs(service)), ("", ""))
+    source, target = next(iter(context.service.translators()), ("", ""))
+    needs_key = bool(context.service.keys.digests)
     return {
-        "apiKeys": bool(service.keys.digests), "keyRequired": bool(service.keys.digests),
-        "charLimit": service.limits.characters, "batchLimit": service.limits.texts, "frontendTimeout": 500,
+        "apiKeys": needs_key, "keyRequired": needs_key, "charLimit": context.limits.characters,
+        "batchLimit": context.limits.texts, "frontendTimeout": 500,
         "filesTranslation": False, "supportedFilesFormat": [], "suggestions": False,
         "language": {"source": {"code": source, "name": language_name(source)},
                      "target": {"code": target, "name": language_name(target)}},
@@ -115,59 +107,47 @@ async def frontend_settings(request: Request) -> dict[str, Any]:
 # --- languages and models
 
 
-def check_query(service: Service, q: str | list[str]) -> list[str]:
+def check_query(context: RequestContext, q: str | list[str]) -> list[str]:
     if not q:
         raise ApiError(400, "Invalid request: missing q parameter")
     texts = [q] if isinstance(q, str) else q
-    service.limits.check_texts(texts)
+    context.limits.check_texts(texts)
     return texts
 
 
-def language_pairs(service: Service) -> list[tuple[str, str]]:
-    return [model.pair for model in service.registry.translators() if model.pair is not None]
-
-
-def all_languages(service: Service) -> list[str]:
+def all_languages(context: RequestContext) -> list[str]:
     """Return all languages, source languages first: without evidence the first one is detected."""
-    pairs = language_pairs(service)
+    pairs = context.service.translators()
     if not pairs:
-        raise ApiError(404, NO_TRANSLATOR)
+        raise ApiError(404, "no model here translates: serve one that was trained for it")
     return list(dict.fromkeys([*(source for source, _ in pairs), *(target for _, target in pairs)]))
 
 
-def detect(service: Service, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
+def detect(context: RequestContext, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
     """Detect the language of each text among the source languages and the target."""
-    sources = {source for source, _ in language_pairs(service)}
-    candidates = [code for code in all_languages(service) if code == target or code in sources]
+    sources = {source for source, _ in context.service.translators()}
+    candidates = [code for code in all_languages(context) if code == target or code in sources]
     return [detect_language(text, candidates)[0] for text in texts]
 
 
-def find_translator(service: Service, source: str, target: str) -> ServedModel:
-    """Return the first model for a pair of languages."""
-    for model in service.registry.translators():
-        if model.pair == (source, target):
-            return model
-    pairs = dict.fromkeys(f"{a}-{b}" for a, b in language_pairs(service))
-    if not pairs:
-        raise ApiError(404, NO_TRANSLATOR)
-    raise ApiError(400, f"{source} to {target} is not supported; available: {', '.join(pairs)}")
-
-
 async def translate_each(
-    service: Service, texts: Sequence[str], codes: Sequence[str], asked: TranslateRequest
+    context: RequestContext, texts: Sequence[str], codes: Sequence[str], asked: TranslateRequest
 ) -> list[list[str]]:
     """Return the translations of each text, the best one first.
 
     Texts of one language are translated together; a text that is in the target language already stays as it is.
     """
-    found: dict[int, list[str]] = {}
+    models, known, found = context.service.translators(), all_languages(context), dict[int, list[str]]()
     translate_all = translate_html if asked.format == "html" else translate_plain
     for code in dict.fromkeys(codes):
         numbers = [number for number, own in enumerate(codes) if own == code]
-        if code == asked.target and code in all_languages(service):
+        if code == asked.target and code in known:
             found |= {number: [texts[number]] for number in numbers}
             continue
-        served = find_translator(service, code, asked.target)
+        if (code, asked.target) not in models:
+            pairs = ", ".join(f"{source}-{target}" for source, target in models)
+            raise ApiError(400, f"{code} to {asked.target} is not supported; available: {pairs}")
+        served = models[code, asked.target]
         results = await translate_all(served, [texts[number] for number in numbers], 1 + asked.alternatives)
         found.update(zip(numbers, results, strict=True))
     return [found[number] for number in range(len(texts))]

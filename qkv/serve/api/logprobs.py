@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qkv.generate.detokenize import Detokenizer
 from qkv.generate.sequence import GeneratedToken
 from qkv.text.tokenizer import Tokenizer
 
+Record = Callable[[int, float], dict[str, Any]]
+"""Token, log-probability -> fields."""
 LEAST = -9999.0
 """Stands for minus infinity, which JSON does not have; the number that OpenAI uses."""
 
@@ -63,9 +65,8 @@ def completion_logprobs(formatter: TokenFormatter, steps: Sequence[GeneratedToke
         # the first token of a prompt has no probability
         own.append(None if math.isnan(step.log_prob) else finite(step.log_prob))
         likely = {formatter.text(token): finite(log_prob) for token, log_prob in step.top}
-        tops.append(
-            likely | {tokens[-1]: finite(step.log_prob)} if likely else None
-        )  # the chosen one is always included
+        # the chosen one is always included
+        tops.append(likely | {tokens[-1]: finite(step.log_prob)} if likely else None)
         formatter.advance(step.token)
     return {"tokens": tokens, "token_logprobs": own, "top_logprobs": tops if top else None, "text_offset": offsets}
 
@@ -75,17 +76,10 @@ def chat_logprobs(formatter: TokenFormatter, steps: Sequence[GeneratedToken]) ->
 
     def record(token: int, log_prob: float) -> dict[str, Any]:
         data = formatter.bytes_of(token)
-        return {
-            "token": formatter.text(token),
-            "logprob": finite(log_prob),
-            "bytes": None if data is None else list(data),
-        }
+        encoded = None if data is None else list(data)
+        return {"token": formatter.text(token), "logprob": finite(log_prob), "bytes": encoded}
 
-    content = []
-    for step in steps:
-        content.append(record(step.token, step.log_prob) | {"top_logprobs": [record(*each) for each in step.top]})
-        formatter.advance(step.token)
-    return {"content": content, "refusal": None}
+    return {"content": records(formatter, steps, record, "top_logprobs"), "refusal": None}
 
 
 def token_records(formatter: TokenFormatter, steps: Sequence[GeneratedToken]) -> list[dict[str, Any]]:
@@ -95,8 +89,15 @@ def token_records(formatter: TokenFormatter, steps: Sequence[GeneratedToken]) ->
         fields = {"id": token, "text": formatter.text(token), "display": formatter.words.display(token)}
         return fields | {"probability": math.exp(min(finite(log_prob), 0.0))}
 
-    records = []
+    return records(formatter, steps, record, "alternatives")
+
+
+def records(
+    formatter: TokenFormatter, steps: Sequence[GeneratedToken], record: Record, top: str
+) -> list[dict[str, Any]]:
+    """Return the record of each token, and in its field `top` those of the most likely ones."""
+    found = []
     for step in steps:
-        records.append(record(step.token, step.log_prob) | {"alternatives": [record(*each) for each in step.top]})
+        found.append(record(step.token, step.log_prob) | {top: [record(*each) for each in step.top]})
         formatter.advance(step.token)
-    return records
+    return found

@@ -50,9 +50,8 @@ class Markup(HTMLParser):
         if page and (not self.starts or self.starts[0][0]):  # what the parser skips belongs to the piece before it
             self.starts.insert(0, (0, OTHER))
         places = [*(at for at, _ in self.starts), len(page)]
-        pieces = [
-            (kind, page[begin:end]) for (_, kind), (begin, end) in zip(self.starts, pairwise(places), strict=True)
-        ]
+        kinds = [kind for _, kind in self.starts]
+        pieces = [(kind, page[begin:end]) for kind, (begin, end) in zip(kinds, pairwise(places), strict=True)]
         self.parts: list[str | ProseRun] = []
         for prose, some in groupby(pieces, lambda piece: piece[0] != OTHER):
             run = ProseRun(list(some))
@@ -92,23 +91,11 @@ class Markup(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.start_piece(PROSE)
 
-    def handle_entityref(self, name: str) -> None:
-        self.start_piece(PROSE)
-
-    def handle_charref(self, name: str) -> None:
-        self.start_piece(PROSE)
-
     def handle_comment(self, data: str) -> None:
         self.start_piece(OTHER)
 
-    def handle_decl(self, decl: str) -> None:
-        self.start_piece(OTHER)
-
-    def unknown_decl(self, data: str) -> None:
-        self.start_piece(OTHER)
-
-    def handle_pi(self, data: str) -> None:
-        self.start_piece(OTHER)
+    handle_entityref = handle_charref = handle_data  # type: ignore[assignment]  # other names of the parameter
+    handle_decl = unknown_decl = handle_pi = handle_comment  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -141,10 +128,8 @@ class ProseRun:
     def with_prose(self, texts: Sequence[str]) -> str:
         """Return the run with other texts between its tags."""
         left = iter(texts)
-        return "".join(
-            escape_like(next(left), piece) if kind == PROSE and has_text(piece) else piece
-            for kind, piece in self.pieces
-        )
+        new = [escape_like(next(left), raw) if kind == PROSE and has_text(raw) else raw for kind, raw in self.pieces]
+        return "".join(new)
 
     # --- as a whole
 
@@ -190,14 +175,14 @@ class ProseRun:
         if len(found) < len(elements) or overlap(elements, found):
             return None
         # at the same position: end tags come first, the inner before the outer; then start tags, the outer first
-        marks = [(end, 0, -n, one.closing) for n, (one, (_, end)) in enumerate(zip(elements, found, strict=True))]
-        marks += [(begin, 1, n, one.opening) for n, (one, (begin, _)) in enumerate(zip(elements, found, strict=True))]
-        parts, last = list[str](), 0
+        marks = list[tuple[int, int, int, str]]()
+        for n, (one, (begin, end)) in enumerate(zip(elements, found, strict=True)):
+            marks += [(end, 0, -n, one.closing), (begin, 1, n, one.opening)]
+        new, last = "", 0
         for at, *_, tag in sorted(marks):
-            parts += [html.escape(text[last:at], quote=False), tag]
+            new += html.escape(text[last:at], quote=False) + tag
             last = at
-        first, final = self.raw, "".join(parts) + html.escape(text[last:], quote=False)
-        return with_spaces(final, first)
+        return with_spaces(new + html.escape(text[last:], quote=False), self.raw)
 
 
 def span_of(one: Element, own: Sequence[Span], text: str, theirs: Sequence[Span], links: Sequence[Link]) -> Span | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from qkv.generate.sampling import SamplingParams
@@ -15,7 +16,7 @@ from qkv.generate.translate import Translation
 from qkv.serve.api import sentences
 from qkv.serve.api.logprobs import TokenFormatter, finite, token_records
 from qkv.serve.api.sampling_options import PenaltyFields, check_stops, valid_seed
-from qkv.serve.api.service import Service, require_key
+from qkv.serve.api.service import Context, RequestContext, require_key
 from qkv.serve.api.translation import TextTranslation, align_words, translate_texts
 from qkv.serve.http.errors import ApiError
 from qkv.serve.http.events import EventStream, event
@@ -26,6 +27,8 @@ from qkv.serve.scheduling.streaming import GenerationOptions, Prompt, TextStream
 Name = Annotated[str | None, Field(max_length=200)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
 TokenId = Annotated[int, Field(ge=0, le=2**31)]
+Since = Annotated[int, Query(ge=0, le=2**62)]
+Points = Annotated[int, Query(ge=1, le=100_000)]
 FIELDS = 100
 """Most fields of a request."""
 
@@ -67,12 +70,10 @@ class GenerateRequest(NativeRequest, PenaltyFields):
     """Number of most likely tokens to return for each step."""
     stream: bool = False
 
-    def options(self, service: Service) -> GenerationOptions:
+    def options(self, context: RequestContext) -> GenerationOptions:
         sampling = SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
-        stop = check_stops(service.limits, self.stop)
-        return GenerationOptions(
-            self.max_tokens, sampling, valid_seed(self.seed), self.alternatives, stop, self.penalties()
-        )
+        seed, stop = valid_seed(self.seed), check_stops(context.limits, self.stop)
+        return GenerationOptions(self.max_tokens, sampling, seed, self.alternatives, stop, self.penalties())
 
 
 class BeamRequest(NativeRequest):
@@ -85,12 +86,12 @@ class BeamRequest(NativeRequest):
     max_length: Count | None = None
     """Longest output in tokens."""
 
-    def check(self, service: Service) -> list[str]:
+    def check(self, context: RequestContext) -> list[str]:
         """Return the texts after checking the limits."""
         texts = as_list(self.texts)
-        service.limits.check_texts(texts)
-        service.limits.check("alternatives", self.n_best - 1, "answers beside the first")
-        service.limits.check("tokens", self.max_length or 0, "tokens")
+        context.limits.check_texts(texts)
+        context.limits.check("alternatives", self.n_best - 1, "answers beside the first")
+        context.limits.check("tokens", self.max_length or 0, "tokens")
         return texts
 
 
@@ -110,57 +111,46 @@ routes = APIRouter(prefix="/api", tags=["qkv"], dependencies=[Depends(require_ke
 
 
 @routes.get("/models")
-async def models(request: Request) -> dict[str, Any]:
+async def models(context: Context) -> dict[str, Any]:
     """List the models with their sizes and abilities, and the limits of the server."""
-    service: Service = request.app.state.service
-    return {"models": [model.about() for model in service.models], "limits": service.limits.model_dump(),
+    service = context.service
+    return {"models": [model.about() for model in service.models], "limits": context.limits.model_dump(),
             "run": service.run_log and service.run_log.name, "run_model": service.run_model()}  # fmt: skip
 
 
 @routes.get("/run")
-def run(
-    request: Request,
-    since: Annotated[int, Query(ge=0, le=2**62)] = 0,
-    points: Annotated[int, Query(ge=1, le=100_000)] = 2000,
-) -> Any:
+def run(context: Context, since: Since = 0, points: Points = 2000) -> Any:
     """Return the log of the training run (`qkv serve --run FOLDER`) after update `since`."""
-    service: Service = request.app.state.service
-    if service.run_log is None:
+    if context.service.run_log is None:
         raise ApiError(404, "no run is shown: start the server with --run FOLDER")
-    return service.run_log.since(since, points)
+    return context.service.run_log.since(since, points)
 
 
 @routes.post("/generate")
-async def generate(asked: GenerateRequest, request: Request) -> Any:
+async def generate(asked: GenerateRequest, context: Context) -> Any:
     """Continue a prompt; return every token with its probability and the most likely alternatives."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "chat" if asked.chat or asked.system is not None else "generate")
-    service.limits.check_texts([asked.prompt, asked.system or ""])
-    service.limits.check("top", asked.alternatives, "alternatives")
-    service.limits.check("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
-    options = asked.options(service)
-    ids = await service.to_thread(request, served.prompt_ids, asked.prompt, asked.chat, asked.system)
+    served = context.find(asked.model, "chat" if asked.chat or asked.system is not None else "generate")
+    context.limits.check_texts([asked.prompt, asked.system or ""])
+    context.limits.check("top", asked.alternatives, "alternatives")
+    context.limits.check("tokens", max(asked.max_tokens, len(asked.prefix)), "tokens")
+    options = asked.options(context)
+    ids = await context.to_thread(served.prompt_ids, asked.prompt, asked.chat, asked.system)
     (stream,) = start_streams(served, [Prompt(ids, asked.prefix)], options)
     if asked.stream:
-        return EventStream(stream_events(service, request, stream))
-    try:
-        await service.wait_for(request, stream.wait())
-    finally:
-        stream.close()
-    return await service.to_thread(request, format_generation, stream)
+        return EventStream(stream_events(context, stream))
+    with closing(stream):
+        await context.wait_for(stream.wait())
+    words = served.model.target_words()
+    tokens = await context.to_thread(lambda: token_records(TokenFormatter(words, stream.context), stream.steps))
+    return {"model": served.name, "text": stream.text, "tokens": tokens, "finish": stream.finish,
+            "prompt_tokens": len(ids)}  # fmt: skip
 
 
-def format_generation(stream: TextStream) -> dict[str, Any]:
-    formatter = TokenFormatter(stream.served.model.target_words(), stream.context)
-    return {"model": stream.served.name, "text": stream.text, "tokens": token_records(formatter, stream.steps),
-            "finish": stream.finish, "prompt_tokens": len(stream.prompt.ids)}  # fmt: skip
-
-
-async def stream_events(service: Service, request: Request, stream: TextStream) -> AsyncIterator[str]:
+async def stream_events(context: RequestContext, stream: TextStream) -> AsyncIterator[str]:
     """Yield events {"text", "tokens"}, at last {"finish"}."""
     formatter = TokenFormatter(stream.served.model.target_words(), stream.context)
     try:
-        async with asyncio.timeout(service.remaining(request)):
+        async with asyncio.timeout(context.remaining()):
             async for text, steps in stream.pieces():
                 yield event({"text": text, "tokens": token_records(formatter, steps)})
         yield event({"finish": stream.finish})
@@ -171,17 +161,16 @@ async def stream_events(service: Service, request: Request, stream: TextStream) 
 
 
 @routes.post("/translate")
-async def translate(asked: NativeTranslateRequest, request: Request) -> dict[str, Any]:
+async def translate(asked: NativeTranslateRequest, context: Context) -> dict[str, Any]:
     """Translate texts sentence by sentence, or with `prefix` as a whole; return scores, tokens, n-best lists, alignments."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "translate")
-    texts = asked.check(service)
+    served = context.find(asked.model, "translate")
+    texts = asked.check(context)
     prefixes = [asked.prefix] if asked.prefix else ()
     how = served.request(asked.beam, asked.n_best, max_length=asked.max_length, prefixes=prefixes)
-    found = await service.wait_for(request, translate_texts(served, texts, how))
+    found = await context.wait_for(translate_texts(served, texts, how))
     results = [format_translation(merge(ways)) for ways in found]
     if asked.alignments:
-        links = [await service.wait_for(request, align_words(served, best)) for best, *_ in found]
+        links = [await context.wait_for(align_words(served, best)) for best, *_ in found]
         results = [one | {"alignment": own} for one, own in zip(results, links, strict=True)]
     return {"model": served.name, "results": results}
 
@@ -202,21 +191,19 @@ def format_translation(one: Translation) -> dict[str, Any]:
 
 
 @routes.post("/sentences")
-async def split_sentences(asked: SentencesRequest, request: Request) -> dict[str, Any]:
+async def split_sentences(asked: SentencesRequest, context: Context) -> dict[str, Any]:
     """Split a text into the sentences that are translated: {"text", "translated": whether it has words, "space" after it}."""
-    service: Service = request.app.state.service
-    service.limits.check_texts([asked.text])
-    pieces = [*await service.to_thread(request, sentences.split, asked.text), ""]
+    context.limits.check_texts([asked.text])
+    pieces = [*await context.to_thread(sentences.split, asked.text), ""]
     records = [{"text": text, "translated": sentences.has_words(text), "space": space}
                for text, space in zip(pieces[::2], pieces[1::2], strict=True)]  # fmt: skip
     return {"sentences": records}
 
 
 @routes.post("/summarize")
-async def summarize(asked: BeamRequest, request: Request) -> dict[str, Any]:
+async def summarize(asked: BeamRequest, context: Context) -> dict[str, Any]:
     """Summarize each text."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "summarize")
+    served = context.find(asked.model, "summarize")
     how = served.request(asked.beam, asked.n_best, max_length=asked.max_length)
-    found = await service.wait_for(request, served.search(asked.check(service), how))
+    found = await context.wait_for(served.search(asked.check(context), how))
     return {"model": served.name, "results": [format_translation(one) for one in found]}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from pydantic import Field
 
 from qkv.serve.api.images import decode_images
 from qkv.serve.api.native import Count, NativeRequest, format_translation
-from qkv.serve.api.service import Service, require_key
+from qkv.serve.api.service import Context, RequestContext, require_key
 from qkv.serve.http.errors import ApiError
 from qkv.serve.http.forms import as_list
 from qkv.serve.http.limits import BoundedStr, Many
+from qkv.serve.scheduling.batcher import Work
 from qkv.serve.scheduling.served_model import ServedModel
 
 TextOrPair = BoundedStr | Annotated[Many[BoundedStr], Field(min_length=2, max_length=2)]
@@ -61,107 +62,97 @@ class EmbedRequest(NativeRequest):
 routes = APIRouter(prefix="/api", tags=["qkv"], dependencies=[Depends(require_key)])
 
 
-async def compute(
-    request: Request, served: ServedModel, key: Hashable, work: Callable[..., Any], items: Sequence[Any]
-) -> list[Any]:
-    """Compute items in the model's batcher, together with others of the same key."""
-    service: Service = request.app.state.service
-    return await service.wait_for(request, served.batcher.submit(key, work, items))
-
-
 @routes.post("/classify")
-async def classify(asked: ClassifyRequest, request: Request) -> dict[str, Any]:
+async def classify(asked: ClassifyRequest, context: Context) -> dict[str, Any]:
     """Classify each text, pair or image, with probabilities; a regression model returns a score."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "classify")
+    served = context.find(asked.model, "classify")
     if served.config.image_size is None:
-        items = classifier_inputs(service, served, asked)
+        items = classifier_inputs(served, asked)
     elif asked.texts is not None:
         raise ApiError(400, "this model reads images: send `images`")
     else:
-        items = await service.wait_for(request, decode_images(asked.images or [], served))
+        items = await context.wait_for(decode_images(asked.images or [], served))
     check_not_empty(items)
-    work = lambda some: served.model.classify(some, asked.top_k)  # noqa: E731
-    found = await compute(request, served, ("classify", asked.top_k), work, items)
-    return {"model": served.name, "results": [one.to_json() for one in found]}
+    work = lambda some: [one.to_json() for one in served.model.classify(some, asked.top_k)]  # noqa: E731
+    return await results(context, served, ("classify", asked.top_k), work, items)
 
 
-def classifier_inputs(service: Service, served: ServedModel, asked: ClassifyRequest) -> list[Any]:
+def classifier_inputs(served: ServedModel, asked: ClassifyRequest) -> list[Any]:
     """Return the texts and pairs of texts of a request after checking them."""
     if asked.images is not None:
         raise ApiError(400, "this model reads texts: send `texts`")
     items = [tuple(one) if isinstance(one, list) else one for one in as_list(asked.texts or [])]
-    service.limits.check_texts([text for one in items for text in ([one] if isinstance(one, str) else one)])
+    served.limits.check_texts([text for one in items for text in ([one] if isinstance(one, str) else one)])
     for one in items:
         served.check_pair(1 if isinstance(one, str) else 2)
     return items
 
 
 @routes.post("/tag")
-async def tag(asked: TagRequest, request: Request) -> dict[str, Any]:
+async def tag(asked: TagRequest, context: Context) -> dict[str, Any]:
     """Tag every word."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "tag")
+    served = context.find(asked.model, "tag")
     texts = check_not_empty(as_list(asked.texts))
-    service.limits.check_texts([one if isinstance(one, str) else " ".join(one) for one in texts])
-    found = await compute(request, served, "tag", served.model.tag, texts)
-    return {"model": served.name, "results": [[word._asdict() for word in own] for own in found]}
+    context.limits.check_texts([one if isinstance(one, str) else " ".join(one) for one in texts])
+    work = lambda some: [[word._asdict() for word in own] for own in served.model.tag(some)]  # noqa: E731
+    return await results(context, served, "tag", work, texts)
 
 
 @routes.post("/fill")
-async def fill(asked: FillRequest, request: Request) -> dict[str, Any]:
+async def fill(asked: FillRequest, context: Context) -> dict[str, Any]:
     """Predict the words of gaps, written [MASK] or <mask>."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "fill")
-    texts = check_texts(service, asked.texts)
-    service.limits.check("top", asked.top_k, "words for a gap")
-    work = lambda some: served.model.fill(some, asked.top_k)  # noqa: E731
-    found = await compute(request, served, ("fill", asked.top_k), work, texts)
-    return {"model": served.name, "results": [one.to_json() for one in found]}
+    served = context.find(asked.model, "fill")
+    texts = check_texts(context, asked.texts)
+    context.limits.check("top", asked.top_k, "words for a gap")
+    work = lambda some: [one.to_json() for one in served.model.fill(some, asked.top_k)]  # noqa: E731
+    return await results(context, served, ("fill", asked.top_k), work, texts)
 
 
 @routes.post("/answer")
-async def answer(asked: AnswerRequest, request: Request) -> dict[str, Any]:
+async def answer(asked: AnswerRequest, context: Context) -> dict[str, Any]:
     """Find the words of a context that answer a question."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "answer")
-    service.limits.check_texts([asked.question, asked.context])
-    options = (asked.no_answer, min(asked.max_answer, service.limits.tokens))
+    served = context.find(asked.model, "answer")
+    context.limits.check_texts([asked.question, asked.context])
+    options = (asked.no_answer, min(asked.max_answer, context.limits.tokens))
 
     def work(pairs: list[tuple[str, str]]) -> Any:
-        return served.model.answer([question for question, _ in pairs], [context for _, context in pairs], *options)
+        questions, contexts = zip(*pairs, strict=True)
+        return served.model.answer(list(questions), list(contexts), *options)
 
-    (found,) = await compute(request, served, ("answer", options), work, [(asked.question, asked.context)])
+    (found,) = await context.compute(served, ("answer", options), work, [(asked.question, asked.context)])
     return {"model": served.name, **found._asdict()}
 
 
 @routes.post("/describe")
-async def describe(asked: DescribeRequest, request: Request) -> dict[str, Any]:
+async def describe(asked: DescribeRequest, context: Context) -> dict[str, Any]:
     """Describe each image in a sentence."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "describe")
+    served = context.find(asked.model, "describe")
     beam = served.beam(asked.beam, asked.n_best).size
-    items = check_not_empty(await service.wait_for(request, decode_images(asked.images, served)))
-    work = lambda some: served.model.describe(some, beam, n_best=asked.n_best)  # noqa: E731
-    found = await compute(request, served, ("describe", beam, asked.n_best), work, items)
-    return {"model": served.name, "results": [format_translation(one) for one in found]}
+    items = check_not_empty(await context.wait_for(decode_images(asked.images, served)))
+    work = lambda some: map(format_translation, served.model.describe(some, beam, n_best=asked.n_best))  # noqa: E731
+    return await results(context, served, ("describe", beam, asked.n_best), work, items)
 
 
 @routes.post("/embed")
-async def embed(asked: EmbedRequest, request: Request) -> dict[str, Any]:
+async def embed(asked: EmbedRequest, context: Context) -> dict[str, Any]:
     """Return a vector for each text."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "embed")
-    texts = check_texts(service, asked.texts)
+    served = context.find(asked.model, "embed")
+    texts = check_texts(context, asked.texts)
     work = lambda some: served.model.embed(some, asked.pooling, truncate=True).tolist()  # noqa: E731
-    found = await compute(request, served, ("embed", asked.pooling), work, texts)
-    return {"model": served.name, "results": found}
+    return await results(context, served, ("embed", asked.pooling), work, texts)
 
 
-def check_texts(service: Service, given: Any) -> list[Any]:
+async def results(
+    context: RequestContext, served: ServedModel, key: Hashable, work: Work, items: Sequence[Any]
+) -> dict[str, Any]:
+    """Compute items, together with others of the same key, and return the response with the result of each."""
+    return {"model": served.name, "results": await context.compute(served, key, work, items)}
+
+
+def check_texts(context: RequestContext, given: Any) -> list[Any]:
     """Return one or several texts as a list, after checking that none is empty or too long."""
     texts = check_not_empty(as_list(given))
-    service.limits.check_texts(texts)
+    context.limits.check_texts(texts)
     return texts
 
 

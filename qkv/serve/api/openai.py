@@ -10,13 +10,13 @@ import struct
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from qkv.generate.sampling import SamplingParams
 from qkv.serve.api.openai_format import ChatFormat, CompletionFormat, respond
 from qkv.serve.api.sampling_options import PenaltyFields, check_stops, valid_seed
-from qkv.serve.api.service import Service, require_key
+from qkv.serve.api.service import Context, RequestContext, require_key
 from qkv.serve.http.errors import ApiError
 from qkv.serve.http.forms import as_list
 from qkv.serve.http.limits import MOST_ITEMS, BoundedStr, Many
@@ -58,11 +58,11 @@ class SamplingRequest(PenaltyFields):
     user: BoundedStr | None = None
     logit_bias: Mapping | None = None
 
-    def options(self, service: Service, max_tokens: int, top: int) -> GenerationOptions:
+    def options(self, context: RequestContext, max_tokens: int, top: int) -> GenerationOptions:
         temperature = 1.0 if self.temperature is None else self.temperature
         top_p = 1.0 if self.top_p is None else self.top_p
         sampling = SamplingParams(temperature, max(0, self.top_k or 0), top_p, self.min_p or 0.0)
-        stop = check_stops(service.limits, as_list(self.stop or []))
+        stop = check_stops(context.limits, as_list(self.stop or []))
         return GenerationOptions(max_tokens, sampling, valid_seed(self.seed), top, stop, self.penalties())
 
     def reject(self, **unsupported: Any) -> None:
@@ -126,72 +126,67 @@ routes = APIRouter(prefix="/v1", tags=["OpenAI"], dependencies=[Depends(require_
 
 
 @routes.get("/models")
-async def models(request: Request) -> dict[str, Any]:
+async def models(context: Context) -> dict[str, Any]:
     """List the models."""
-    service: Service = request.app.state.service
-    return {"object": "list", "data": [model_card(service, model) for model in service.models]}
+    return {"object": "list", "data": [model_card(context, model) for model in context.service.models]}
 
 
 @routes.get("/models/{name}")
-async def model(name: Annotated[str, Path(max_length=200)], request: Request) -> dict[str, Any]:
+async def model(name: Annotated[str, Path(max_length=200)], context: Context) -> dict[str, Any]:
     """Describe one model."""
-    service: Service = request.app.state.service
-    return model_card(service, service.registry.get(name))
+    return model_card(context, context.service.get(name))
 
 
-def model_card(service: Service, served: ServedModel) -> dict[str, Any]:
-    return {"id": served.name, "object": "model", "created": service.created, "owned_by": "qkv"}
+def model_card(context: RequestContext, served: ServedModel) -> dict[str, Any]:
+    return {"id": served.name, "object": "model", "created": context.service.created, "owned_by": "qkv"}
 
 
 @routes.post("/completions")
-async def completions(asked: CompletionRequest, request: Request) -> Any:
+async def completions(asked: CompletionRequest, context: Context) -> Any:
     """Continue a prompt; an encoder-decoder generates the target for it as a source."""
-    service: Service = request.app.state.service
     asked.reject(suffix=asked.suffix, best_of=(asked.best_of or 1) > (asked.n or 1))
-    served = service.find(asked.model, "generate")
-    prompts = await service.to_thread(request, encode_prompts, asked, served)
-    service.limits.check("top", asked.logprobs or 0, "logprobs")
+    served = context.find(asked.model, "generate")
+    prompts = await context.to_thread(encode_prompts, asked, served)
+    context.limits.check("top", asked.logprobs or 0, "logprobs")
     max_tokens = 16 if asked.max_tokens is None else asked.max_tokens
-    options = asked.options(service, max_tokens, asked.logprobs or 0)
+    options = asked.options(context, max_tokens, asked.logprobs or 0)
     formatter = CompletionFormat(asked, served, prompts)
-    return await respond(request, asked, repeat_prompts(service, prompts, asked.n), options, formatter)
+    return await respond(context, asked, repeat_prompts(context, prompts, asked.n), options, formatter)
 
 
 @routes.post("/chat/completions")
-async def chat(asked: ChatRequest, request: Request) -> Any:
+async def chat(asked: ChatRequest, context: Context) -> Any:
     """Generate the assistant's next message."""
-    service: Service = request.app.state.service
     text_format = (asked.response_format or {}).get("type", "text") == "text"
     asked.reject(tools=asked.tools, functions=asked.functions, response_format=not text_format)
-    served = service.find(asked.model, "chat")
+    served = context.find(asked.model, "chat")
     messages = [message.plain() for message in asked.messages]
-    service.limits.check_texts([message["content"] for message in messages], "messages")
-    service.limits.check("top", asked.top_logprobs or 0, "top_logprobs")
-    ids = await service.to_thread(request, served.model.chat_ids, messages)
+    context.limits.check_texts([message["content"] for message in messages], "messages")
+    context.limits.check("top", asked.top_logprobs or 0, "top_logprobs")
+    ids = await context.to_thread(served.model.chat_ids, messages)
     wanted = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
-    max_tokens = service.limits.tokens if wanted is None else wanted
-    options = asked.options(service, max_tokens, (asked.top_logprobs or 0) if asked.logprobs else 0)
-    prompts = repeat_prompts(service, [Prompt(ids)], asked.n)
-    return await respond(request, asked, prompts, options, ChatFormat(asked, served))
+    max_tokens = context.limits.tokens if wanted is None else wanted
+    options = asked.options(context, max_tokens, (asked.top_logprobs or 0) if asked.logprobs else 0)
+    prompts = repeat_prompts(context, [Prompt(ids)], asked.n)
+    return await respond(context, asked, prompts, options, ChatFormat(asked, served))
 
 
 @routes.post("/embeddings")
-async def embeddings(asked: EmbeddingRequest, request: Request) -> dict[str, Any]:
+async def embeddings(asked: EmbeddingRequest, context: Context) -> dict[str, Any]:
     """Return a vector for each text: the mean of the last hidden vectors of its tokens, scaled to length 1."""
-    service: Service = request.app.state.service
-    served = service.find(asked.model, "embed")
-    texts = await service.to_thread(request, served.as_texts, asked.input)
+    served = context.find(asked.model, "embed")
+    texts = await context.to_thread(served.as_texts, asked.input)
     if not texts or not all(texts):
         raise ApiError(400, "there is nothing to embed: an input is empty", param="input")
     if asked.dimensions not in (None, served.config.d_model):
         raise ApiError(400, f"the vectors of this model have {served.config.d_model} dimensions", param="dimensions")
     work = lambda items: served.model.embed(items, truncate=True).tolist()  # noqa: E731
-    vectors = await service.wait_for(request, served.batcher.submit("embed", work, texts))
+    vectors = await context.compute(served, "embed", work, texts)
     data = [
         {"object": "embedding", "index": index, "embedding": encode_vector(vector, asked.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
-    count = await service.to_thread(request, lambda: sum(len(ids) for ids in served.model.words().plain(texts)))
+    count = await context.to_thread(lambda: sum(len(ids) for ids in served.model.words().plain(texts)))
     return {"object": "list", "model": served.name, "data": data,
             "usage": {"prompt_tokens": count, "total_tokens": count}}  # fmt: skip
 
@@ -207,8 +202,8 @@ def encode_prompts(asked: CompletionRequest, served: ServedModel) -> list[Prompt
     return [Prompt(served.prompt_ids(each) if isinstance(each, str) else each) for each in given]
 
 
-def repeat_prompts(service: Service, prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
+def repeat_prompts(context: RequestContext, prompts: Sequence[Prompt], n: int | None) -> list[Prompt]:
     """Return each prompt n times."""
-    service.limits.check("alternatives", (n or 1) - 1, "choices beside the first")
-    service.limits.check("texts", len(prompts) * (n or 1), "texts (prompts times n)")
+    context.limits.check("alternatives", (n or 1) - 1, "choices beside the first")
+    context.limits.check("texts", len(prompts) * (n or 1), "texts (prompts times n)")
     return [prompt for prompt in prompts for _ in range(n or 1)]

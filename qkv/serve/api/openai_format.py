@@ -8,18 +8,16 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from fastapi import Request
-
 from qkv.generate.sequence import GeneratedToken
 from qkv.serve.api.logprobs import TokenFormatter, chat_logprobs, completion_logprobs
-from qkv.serve.api.service import Service
+from qkv.serve.api.service import RequestContext
 from qkv.serve.http.events import EventStream, event
 from qkv.serve.scheduling.served_model import ServedModel
 from qkv.serve.scheduling.streaming import GenerationOptions, Prompt, TextStream, error_of, start_streams
 
 
 class ResponseFormat:
-    """Formats choices as completions or chat messages."""
+    """Formats choices: what completions and chat messages share."""
 
     kind, chunk, id_prefix = "text_completion", "text_completion", "cmpl"
 
@@ -28,6 +26,8 @@ class ResponseFormat:
         self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
         self.formatters: list[TokenFormatter] = []
         """One for each choice."""
+        self.prompt_steps: list[list[GeneratedToken]] = []
+        """The tokens of each prompt, if they are returned before the generated ones."""
 
     def envelope(self, choices: list[dict[str, Any]], streamed: bool = False, **more: Any) -> dict[str, Any]:
         kind = self.chunk if streamed else self.kind
@@ -39,25 +39,16 @@ class ResponseFormat:
 
     def start(self, streams: Sequence[TextStream]) -> None:
         words = self.served.model.target_words()
-        self.formatters = [TokenFormatter(words, stream.context) for stream in streams]
-
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """Return the choices that a stream sends before the first piece of text."""
-        return []
-
-    def whole(self, index: int, stream: TextStream) -> dict[str, Any]:
-        raise NotImplementedError
-
-    def piece(self, index: int, text: str, steps: list[GeneratedToken], finish: str | None) -> dict[str, Any]:
-        raise NotImplementedError
+        self.formatters = [TokenFormatter(words, [] if self.prompt_steps else one.context) for one in streams]
 
 
 class CompletionFormat(ResponseFormat):
+    """Choices as texts."""
+
     def __init__(self, asked: Any, served: ServedModel, prompts: Sequence[Prompt]):
         super().__init__(asked, served)
         self.prompts, self.choices_per_prompt = prompts, asked.n or 1
         self.echoed: list[str] = []
-        self.prompt_steps: list[list[GeneratedToken]] = []
 
     async def prepare(self) -> None:
         """With echo, decode the prompts; with logprobs also compute those of the prompt."""
@@ -76,20 +67,16 @@ class CompletionFormat(ResponseFormat):
         given = self.asked.prompt
         if isinstance(given, str):
             return [given]
-        words = self.served.model.words()
-        texts = given if given and isinstance(given[0], str) else [words.decode(prompt.ids) for prompt in self.prompts]
-        return list(texts)
-
-    def start(self, streams: Sequence[TextStream]) -> None:
-        words = self.served.model.target_words()
-        contexts = [[] if self.prompt_steps else stream.context for stream in streams]  # else the prompt comes first
-        self.formatters = [TokenFormatter(words, context) for context in contexts]
+        if given and isinstance(given[0], str):
+            return list(given)
+        return [self.served.model.words().decode(prompt.ids) for prompt in self.prompts]
 
     def logprobs(self, index: int, steps: list[GeneratedToken]) -> dict[str, Any] | None:
         top = self.asked.logprobs
         return None if top is None else completion_logprobs(self.formatters[index], steps, top)
 
     def opening(self, index: int) -> list[dict[str, Any]]:
+        """Return the choices that a stream sends before the first piece of text."""
         number = index // self.choices_per_prompt
         text = self.echoed[number] if self.echoed else ""
         choice = self.piece(index, text, self.prompt_steps[number] if self.prompt_steps else [], None)
@@ -109,6 +96,8 @@ class CompletionFormat(ResponseFormat):
 
 
 class ChatFormat(ResponseFormat):
+    """Choices as messages."""
+
     kind, chunk, id_prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def logprobs(self, index: int, steps: list[GeneratedToken]) -> dict[str, Any] | None:
@@ -128,26 +117,26 @@ class ChatFormat(ResponseFormat):
         return {"index": index, "delta": delta, "logprobs": self.logprobs(index, steps), "finish_reason": finish}
 
 
+Format = CompletionFormat | ChatFormat
+
+
 async def respond(
-    request: Request, asked: Any, prompts: Sequence[Prompt], options: GenerationOptions, formatter: ResponseFormat
+    context: RequestContext, asked: Any, prompts: Sequence[Prompt], options: GenerationOptions, formatter: Format
 ) -> Any:
     """Generate a text for each prompt and return them at once or as a stream."""
-    service: Service = request.app.state.service
-    await service.wait_for(request, formatter.prepare())
+    await context.wait_for(formatter.prepare())
     streams = start_streams(formatter.served, prompts, options)
     formatter.start(streams)
     prompt_tokens = sum(len(prompt.ids) for prompt in prompts) // max(1, asked.n or 1)
     if asked.stream:
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return EventStream(stream_events(service, request, streams, formatter, prompt_tokens, with_usage))
+        return EventStream(stream_events(context, streams, formatter, prompt_tokens, with_usage))
     try:
-        await service.wait_for(request, wait_for_all(streams))
+        await context.wait_for(wait_for_all(streams))
     finally:
         for stream in streams:
             stream.close()
-    choices = await service.to_thread(
-        request, lambda: [formatter.whole(index, stream) for index, stream in enumerate(streams)]
-    )
+    choices = await context.to_thread(lambda: [formatter.whole(*each) for each in enumerate(streams)])
     return formatter.envelope(choices, usage=usage(prompt_tokens, streams))
 
 
@@ -157,22 +146,19 @@ async def wait_for_all(streams: Sequence[TextStream]) -> None:
 
 def usage(prompt_tokens: int, streams: Sequence[TextStream]) -> dict[str, int]:
     generated = sum(len(stream.steps) for stream in streams)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": generated,
-        "total_tokens": prompt_tokens + generated,
-    }
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": generated, "total_tokens": prompt_tokens + generated}
 
 
-async def stream_events(service: Service, request: Request, streams: Sequence[TextStream], formatter: ResponseFormat,
-                        prompt_tokens: int, with_usage: bool) -> AsyncIterator[str]:  # fmt: skip
+async def stream_events(
+    context: RequestContext, streams: Sequence[TextStream], formatter: Format, prompt_tokens: int, with_usage: bool
+) -> AsyncIterator[str]:
     """Yield events of all choices as they come, one with the finish reason of each, and `[DONE]`."""
     more = {"usage": None} if with_usage else {}
     pieces: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
     tasks = [asyncio.ensure_future(put_pieces(index, one, formatter, pieces)) for index, one in enumerate(streams)]
     left = len(tasks)
     try:
-        async with asyncio.timeout(service.remaining(request)):
+        async with asyncio.timeout(context.remaining()):
             while left:
                 piece = await pieces.get()
                 if isinstance(piece, Exception):
@@ -191,7 +177,7 @@ async def stream_events(service: Service, request: Request, streams: Sequence[Te
     yield "data: [DONE]\n\n"
 
 
-async def put_pieces(index: int, stream: TextStream, formatter: ResponseFormat, pieces: asyncio.Queue[Any]) -> None:
+async def put_pieces(index: int, stream: TextStream, formatter: Format, pieces: asyncio.Queue[Any]) -> None:
     """Put the pieces of one choice into the queue, and None at its end."""
     try:
         for opening in formatter.opening(index):

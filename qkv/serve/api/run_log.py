@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
 from qkv.errors import FileError
+from qkv.look.result import plain
 
 LOG = "log.jsonl"
 MOST = 1_000_000
@@ -63,7 +63,7 @@ class RunLog:
         if self.lines and found["step"] <= self.lines[-1]["step"]:
             self.discard(found["step"])
         if len(self.lines) < MOST:
-            self.lines.append({key: json_value(value) for key, value in found.items()})
+            self.lines.append(plain(found))  # JSON has neither NaN nor infinity
 
     def discard(self, step: int) -> None:
         """Remove the lines of this step and later ones."""
@@ -82,15 +82,7 @@ class RunLog:
             new = [line for line in self.lines if line["step"] > step]
             last, cuts = self.lines[-1]["step"] if self.lines else 0, self.cuts
         every = max(1, -(-len(new) // points))
-        kept = [
-            line
-            for number, line in enumerate(new, 1)
-            if number % every == 0 or number == len(new) or any(key.startswith("valid_") for key in line)
-        ]
+        has_results = lambda line: any(key.startswith("valid_") for key in line)  # noqa: E731
+        kept = [line for n, line in enumerate(new, 1) if n % every == 0 or n == len(new) or has_results(line)]
         ended = (self.folder / "results.json").is_file()
         return {"run": self.name, "last": last, "cuts": cuts, "lines": kept, "ended": ended}
-
-
-def json_value(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -28,8 +28,7 @@ class PenaltyFields(BaseModel):
     """Forbid repeated n-grams of this size, also those of the prompt; 0 = allow them."""
 
     def penalties(self) -> LogitsProcessor:
-        given = {name: getattr(self, name) for name in PenaltyFields.model_fields}
-        return LogitsProcessor(**{name: value for name, value in given.items() if value is not None})
+        return LogitsProcessor(**self.model_dump(include=set(PenaltyFields.model_fields), exclude_none=True))
 
 
 def valid_seed(seed: int | None) -> int:

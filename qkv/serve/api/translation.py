@@ -41,13 +41,14 @@ async def translate_texts(
     """
     if how.prefixes:  # only the first sentence starts with the prefix: the text is not split
         whole = zip(texts, await served.search(texts, how), strict=True)
-        return [[TextTranslation(one.text, [(text, one)]) for one in alternatives(best)] for text, best in whole]
+        return [[TextTranslation(one.text, [(text, one)]) for one in best.n_best or [best]] for text, best in whole]
     split, prepared = await asyncio.to_thread(split_and_prepare, served, texts, how)
     found = iter(await served.run_searches(prepared))
     results = []
     for pieces in split:
-        best = [alternatives(next(found)) if sentences.has_words(part) else [Translation(part)] for part in pieces[::2]]
-        chosen = [[each[min(n, len(each) - 1)] for each in best] for n in range(how.beam.n_best)]
+        best = [next(found) if sentences.has_words(part) else Translation(part) for part in pieces[::2]]
+        ways = [one.n_best or [one] for one in best]
+        chosen = [[each[min(n, len(each) - 1)] for each in ways] for n in range(how.beam.n_best)]
         results.append([
             TextTranslation(sentences.join(pieces, [one.text for one in some]), list(zip(pieces[::2], some, strict=True)))
             for some in chosen
@@ -62,11 +63,7 @@ def split_and_prepare(
     split = [sentences.split(text) for text in texts]
     parts = [part for pieces in split for part in pieces[::2]]
     served.limits.check("sentences", len(parts), "sentences")
-    return split, served.prepare(list(filter(sentences.has_words, parts)), how)
-
-
-def alternatives(one: Translation) -> list[Translation]:
-    return one.n_best or [one]
+    return split, [served.prepare(part, how) for part in parts if sentences.has_words(part)]
 
 
 async def translate_plain(served: ServedModel, texts: Sequence[str], count: int) -> list[list[str]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.types import Scope
 
 from qkv.serve.http.errors import ApiError
 
@@ -18,7 +19,7 @@ URLENCODED = "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 
 
-async def form_to_json(body: bytes, kind: str, headers: Headers, scope: MutableMapping[str, Any]) -> bytes:
+async def form_to_json(body: bytes, kind: str, headers: Headers, scope: Scope) -> bytes:
     """Convert a form to a JSON object and set the request's headers to match; any other body stays as it is.
 
     JSON without a content type, or labelled as a form as `curl -d` and urllib do, is read as JSON.
@@ -34,9 +35,7 @@ async def form_to_json(body: bytes, kind: str, headers: Headers, scope: MutableM
     return body
 
 
-async def form_fields(
-    body: bytes, kind: str, headers: Headers, scope: MutableMapping[str, Any]
-) -> list[tuple[str, str]] | None:
+async def form_fields(body: bytes, kind: str, headers: Headers, scope: Scope) -> list[tuple[str, str]] | None:
     """Return the fields of the query string and of a form; None if the body is no form."""
     query = scope["query_string"].decode("latin-1") if scope["method"] == "POST" else ""
     try:

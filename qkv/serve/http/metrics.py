@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -24,18 +26,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
+        gauge = partial(Gauge, registry=r, multiprocess_mode="livesum")
+        histogram = partial(Histogram, registry=r)
         self.requests = Counter("qkv_requests", "Answered requests", ("route", "status"), registry=r)
-        self.seconds = Histogram(
-            "qkv_request_seconds", "From arrival to the last byte", ("route",), registry=r, buckets=SECONDS
-        )
-        self.open = Gauge("qkv_open_requests", "Requests in progress", registry=r, multiprocess_mode="livesum")
-        self.queued = Gauge(
-            "qkv_queue_length", "Texts waiting in the queue", ("model",), registry=r, multiprocess_mode="livesum"
-        )
-        self.running = Gauge(
-            "qkv_running_texts", "Texts being generated", ("model",), registry=r, multiprocess_mode="livesum"
-        )
-        self.rows = Histogram("qkv_batch_texts", "Texts per computed batch", ("model",), registry=r, buckets=ROWS)
+        self.seconds = histogram("qkv_request_seconds", "From arrival to the last byte", ("route",), buckets=SECONDS)
+        self.open = gauge("qkv_open_requests", "Requests in progress")
+        self.queued = gauge("qkv_queue_length", "Texts waiting in the queue", ("model",))
+        self.running = gauge("qkv_running_texts", "Texts being generated", ("model",))
+        self.rows = histogram("qkv_batch_texts", "Texts per computed batch", ("model",), buckets=ROWS)
         self.tokens = Counter("qkv_tokens", "Generated tokens", ("model",), registry=r)
         self.failures = Counter("qkv_failures", "Internal errors", ("model",), registry=r)
         self.sampled: list[tuple[Gauge, Callable[[], float]]] = []
@@ -43,43 +41,39 @@ class Metrics:
         """Whether recording has failed; it is logged once."""
 
     def sample(self, gauge: Gauge, value: Callable[[], float]) -> None:
-        """Register a function that every refresh reads into a gauge, since other processes cannot call it."""
+        """Register a function whose value goes into a gauge with every record, since other processes cannot call it."""
         self.sampled.append((gauge, value))
 
-    def refresh(self) -> None:
-        for gauge, value in self.sampled:
-            gauge.set(value())
-
     def record_request(self, route: str, status: int, seconds: float) -> None:
-        try:
+        with self.recording():
             self.requests.labels(route, status).inc()
             self.seconds.labels(route).observe(seconds)
-            self.refresh()
-        except Exception:
-            self.report()
 
     def record_batch(self, model: str, texts: int, tokens: int = 0) -> None:
         """Record that `texts` were computed together, which gave so many tokens."""
-        try:
+        with self.recording():
             self.rows.labels(model).observe(texts)
             self.tokens.labels(model).inc(tokens)
-            self.refresh()
-        except Exception:
-            self.report()
 
     def record_failure(self, model: str) -> None:
-        try:
+        with self.recording():
             self.failures.labels(model).inc()
-        except Exception:
-            self.report()
 
-    def report(self) -> None:
-        if not self.broken:
-            self.broken = True
-            log.exception("metrics cannot be recorded; requests are answered without them")
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Refresh the sampled gauges after the block; log the first error instead of raising it."""
+        try:
+            yield
+            for gauge, value in self.sampled:
+                gauge.set(value())
+        except Exception:
+            if not self.broken:
+                self.broken = True
+                log.exception("metrics cannot be recorded; requests are answered without them")
 
     def text(self) -> bytes:
-        self.refresh()
+        with self.recording():
+            pass  # only the gauges
         if SHARED_FOLDER not in os.environ:
             return generate_latest(self.registry)
         every = CollectorRegistry()

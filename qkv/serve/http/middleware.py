@@ -6,21 +6,16 @@ import asyncio
 import ipaddress
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from typing import Any
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qkv.serve.http.errors import CLIENT_CLOSED, ApiError, overload_error, shutting_down
 from qkv.serve.http.forms import form_to_json
 from qkv.serve.http.limits import Limits, SharedCount
 from qkv.serve.http.metrics import Metrics
-
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; font-src 'self'; "
           "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")  # fmt: skip
@@ -43,7 +38,12 @@ class Middleware:
     """The outermost ASGI layer."""
 
     def __init__(
-        self, app: Any, limits: Limits, metrics: Metrics, hosts: Collection[str] = (), count: SharedCount | None = None
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        metrics: Metrics,
+        hosts: Collection[str] = (),
+        count: SharedCount | None = None,
     ):
         self.app, self.limits, self.metrics = app, limits, metrics
         self.hosts = {"localhost", *(host_name(host) or host.lower() for host in hosts)}
@@ -56,9 +56,9 @@ class Middleware:
         metrics.sample(metrics.open, lambda: self.in_progress)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1000})
         if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                return await send({"type": "websocket.close", "code": 1000})
             return await self.app(scope, receive, send)
         status, start = CLIENT_CLOSED, time.monotonic()
         scope[ARRIVED] = start
@@ -148,9 +148,8 @@ def check_host(given: str, allowed: Collection[str]) -> None:
     name = host_name(given)
     if "*" in allowed or name in allowed or is_address(name):
         return
-    raise ApiError(
-        421, f"the host {given[:100]!r} is not allowed: start the server with `--allowed-host {name[:100] or 'NAME'}`"
-    )
+    option = f"--allowed-host {name[:100] or 'NAME'}"
+    raise ApiError(421, f"the host {given[:100]!r} is not allowed: start the server with `{option}`")
 
 
 def host_name(given: str) -> str:

@@ -16,9 +16,7 @@ from qkv.serve.http.errors import ApiError
 
 PAGE = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
-         ".mjs": "text/javascript; charset=utf-8", ".json": "application/json", ".svg": "image/svg+xml", ".png": "image/png",
-         ".ico": "image/x-icon", ".woff2": "font/woff2", ".webmanifest": "application/manifest+json",
-         ".txt": "text/plain; charset=utf-8"}  # fmt: skip
+         ".svg": "image/svg+xml"}  # fmt: skip
 NO_CACHE = {"Cache-Control": "no-cache"}
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
@@ -29,19 +27,12 @@ h2 { margin-top: 2.5rem; border-bottom: 1px solid #8884 }
 h3 code { padding: .1rem .4rem; border: 1px solid #8884; border-radius: .3rem }
 table { border-collapse: collapse; width: 100% } td, th { text-align: left; vertical-align: top; padding: .25rem .75rem .25rem 0 }
 """
-WELCOME = """<!doctype html><html lang="en"><meta charset="utf-8"><title>qkv</title>
-<link rel="stylesheet" href="/docs/style.css"><h1>qkv</h1><p>The server is running. <a href="/docs">API reference</a>.</p></html>"""
 
 
-def load_files(folder: Path = PAGE) -> dict[str, Response]:
+def load_files() -> dict[str, Response]:
     """Read every file of the page with a known media type, by its path below the folder."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix in TYPES)
-    return {
-        path.relative_to(folder).as_posix(): Response(
-            path.read_bytes(), media_type=TYPES[path.suffix], headers=NO_CACHE
-        )
-        for path in paths
-    }
+    paths = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.suffix in TYPES}
+    return {name: Response(path.read_bytes(), 200, NO_CACHE, TYPES[path.suffix]) for name, path in paths.items()}
 
 
 def router(app: FastAPI) -> APIRouter:
@@ -49,7 +40,7 @@ def router(app: FastAPI) -> APIRouter:
 
     @routes.get("/")
     async def index() -> Response:
-        return files.get("index.html") or HTMLResponse(WELCOME)
+        return files["index.html"]
 
     @routes.get("/static/{name:path}")
     async def static(name: str) -> Response:
@@ -59,7 +50,7 @@ def router(app: FastAPI) -> APIRouter:
 
     @routes.get("/favicon.ico")
     async def icon() -> Response:
-        return files.get("favicon.ico") or files.get("favicon.svg") or Response(status_code=204)
+        return files["favicon.svg"]
 
     @routes.get("/docs")
     async def docs() -> Response:
@@ -94,10 +85,7 @@ def render_docs(schema: dict[str, Any]) -> str:
 def render_route(path: str, method: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
     about = html.escape(operation.get("description", ""))
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-    rows = [
-        (parameter["name"], parameter["schema"], parameter.get("required", False))
-        for parameter in operation.get("parameters", ())
-    ]
+    rows = [(one["name"], one["schema"], one.get("required", False)) for one in operation.get("parameters", ())]
     record = schema["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]] if content else {}
     required_fields = record.get("required", ())
     rows += [(name, field, name in required_fields) for name, field in record.get("properties", {}).items()]

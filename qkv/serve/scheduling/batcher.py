@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from qkv.errors import QkvError
 from qkv.generate.free_cores import on_free_cores
-from qkv.serve.http.errors import ApiError, overload_error, shutting_down
-from qkv.serve.http.limits import Limits, SharedCount
+from qkv.serve.http.errors import ApiError
 from qkv.serve.http.metrics import Metrics
+from qkv.serve.scheduling.queue import BoundedQueue
 
-Work = Callable[[list[Any]], Sequence[Any]]
+Work = Callable[[list[Any]], Iterable[Any]]
 """Items -> a result for each, in their order."""
 BATCH_ITEMS = 64
 """Most items of one batch."""
@@ -32,65 +33,33 @@ class Call:
     """Calls with the same key may be computed together."""
     work: Work
     items: list[Any]
-    results: asyncio.Future[list[Any]]
+    results: Future[list[Any]] = field(default_factory=Future)
     """Cancelled when nobody waits for it any more: the client disconnected, or the time is over."""
-    loop: asyncio.AbstractEventLoop
+
+    @property
+    def texts(self) -> int:
+        return len(self.items)
+
+    @property
+    def cancelled(self) -> bool:
+        return self.results.cancelled()
 
 
 class AbandonedError(Exception):
     """Nobody waits for what is being computed."""
 
 
-class Batcher(threading.Thread):
-    """One thread that computes the calls to one model."""
+class CallQueue(BoundedQueue[Call]):
+    """The calls that wait for one model."""
 
-    def __init__(self, name: str, networks: Sequence[nn.Module], limits: Limits, metrics: Metrics,
-                 exclusive: Callable[[], AbstractContextManager[Any]], count: SharedCount | None = None):  # fmt: skip
-        super().__init__(name=f"{name}-batcher", daemon=True)
-        self.model, self.limits, self.metrics, self.exclusive = name, limits, metrics, exclusive
-        self.modules = [module for network in networks for module in (network, *network.children())]
-        self.waiting: deque[Call] = deque()
-        self.count = count or SharedCount()
-        """Items that wait for this model in all worker processes."""
-        self.changed = threading.Condition()
-        self.closing = False
-
-    async def submit(self, key: Hashable, work: Work, items: Sequence[Any]) -> list[Any]:
-        """Return the results of `work` for these items, computed in the batcher's thread."""
-        loop = asyncio.get_running_loop()
-        call = Call(key, work, list(items), loop.create_future(), loop)
-        self.limits.check("waiting", len(call.items), "texts to read at once")
-        with self.changed:
-            if self.closing:
-                raise shutting_down()
-            self.remove_cancelled()
-            if not self.count.try_set(items_of(self.waiting) + len(call.items), self.limits.waiting):
-                raise overload_error(f"the queue is full ({self.count.total()} texts)")
-            self.waiting.append(call)
-            self.changed.notify()
-        return await call.results
-
-    def close(self) -> None:
-        with self.changed:
-            self.closing = True
-            self.changed.notify_all()
-
-    def run(self) -> None:
-        while calls := self.take():
-            with self.exclusive():
-                self.compute(calls)
-            self.metrics.record_batch(self.model, items_of(calls))
+    purpose = "read"
 
     def take(self) -> list[Call]:
         """Wait for a call; return it with all others of the same key. None are left when the server ends."""
         with self.changed:
-            while True:
-                self.remove_cancelled()
-                if self.waiting:
-                    break
-                if self.closing:
-                    return []
-                self.changed.wait()
+            self.changed.wait_for(lambda: self.remove_cancelled() or self.closing)
+            if not self.waiting:
+                return []
             first = self.waiting.popleft()
             taken, rest, count = [first], deque[Call](), len(first.items)
             for call in self.waiting:
@@ -98,12 +67,30 @@ class Batcher(threading.Thread):
                 (taken if fits else rest).append(call)
                 count += len(call.items) if fits else 0
             self.waiting = rest
-            self.count.set(items_of(rest))
+            self.count.set(sum(call.texts for call in rest))
             return taken
 
-    def remove_cancelled(self) -> None:
-        self.waiting = deque(call for call in self.waiting if not call.results.cancelled())
-        self.count.set(items_of(self.waiting))
+
+class Batcher(threading.Thread):
+    """One thread that computes the calls to one model."""
+
+    def __init__(self, name: str, queue: CallQueue, networks: Sequence[nn.Module], metrics: Metrics,
+                 exclusive: AbstractContextManager[Any]):  # fmt: skip
+        super().__init__(name=f"{name}-batcher", daemon=True)
+        self.model, self.queue, self.metrics, self.exclusive = name, queue, metrics, exclusive
+        self.modules = [module for network in networks for module in (network, *network.children())]
+
+    async def submit(self, key: Hashable, work: Work, items: Sequence[Any]) -> list[Any]:
+        """Return the results of `work` for these items, computed in the batcher's thread."""
+        call = Call(key, work, list(items))
+        self.queue.put([call])
+        return await asyncio.wrap_future(call.results)
+
+    def run(self) -> None:
+        while calls := self.queue.take():
+            with self.exclusive:
+                self.compute(calls)
+            self.metrics.record_batch(self.model, sum(call.texts for call in calls))
 
     def compute(self, calls: list[Call]) -> None:
         """Compute calls together; if that fails each by itself, so that an error reaches only the call that caused it."""
@@ -119,16 +106,13 @@ class Batcher(threading.Thread):
                 return
             if not isinstance(error, QkvError | ApiError):
                 self.metrics.record_failure(self.model)
-            settle(calls[0], error)
+            with suppress(InvalidStateError):  # it was cancelled meanwhile
+                calls[0].results.set_exception(error)
             return
         for call in calls:
-            own, results = results[: len(call.items)], results[len(call.items) :]
-            settle(call, own)
-
-
-def items_of(calls: Sequence[Call] | deque[Call]) -> int:
-    """Count the items of all calls."""
-    return sum(len(call.items) for call in calls)
+            own, results = results[: call.texts], results[call.texts :]
+            with suppress(InvalidStateError):
+                call.results.set_result(own)
 
 
 @contextmanager
@@ -136,29 +120,10 @@ def watch_for_abandonment(calls: Sequence[Call], modules: Sequence[nn.Module]) -
     """Within the block, end the computation at the next pass of a module once nobody waits for the calls."""
 
     def check(*_: Any) -> None:
-        if all(call.results.cancelled() for call in calls):
+        if all(call.cancelled for call in calls):
             raise AbandonedError
 
-    handles = [module.register_forward_pre_hook(check) for module in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(check))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def settle(call: Call, outcome: list[Any] | Exception) -> None:
-    """Set the results of a call, or its error, in its event loop."""
-
-    def set_outcome() -> None:
-        if call.results.done():
-            return
-        if isinstance(outcome, Exception):
-            call.results.set_exception(outcome)
-        else:
-            call.results.set_result(outcome)
-
-    try:
-        call.loop.call_soon_threadsafe(set_outcome)
-    except RuntimeError:  # the loop is closed, and with it whoever was waiting
-        return

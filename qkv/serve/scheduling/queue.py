@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
 from qkv.serve.http.errors import overload_error, shutting_down
 from qkv.serve.http.limits import Limits, SharedCount
@@ -14,36 +15,69 @@ PATIENCE = 4
 """Adding texts to a batch costs about as much as a step: a few new ones wait until so many steps have passed."""
 
 
-class RequestQueue:
-    """The texts that wait for one model, shared by its schedulers."""
+class Queued(Protocol):
+    """What waits in a queue."""
 
-    def __init__(self, limits: Limits, schedulers: int, count: SharedCount | None = None):
-        self.limits, self.schedulers = limits, schedulers
-        self.waiting: deque[ScheduledText] = deque()
+    @property
+    def texts(self) -> int:
+        """How many texts it has."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
+
+
+T = TypeVar("T", bound=Queued)
+
+
+class BoundedQueue(Generic[T]):
+    """What waits for the threads of one model: at most `limits.waiting` texts in all worker processes."""
+
+    purpose = "generate"
+
+    def __init__(self, limits: Limits, count: SharedCount | None = None):
+        self.limits = limits
+        self.waiting: deque[T] = deque()
         self.count = count or SharedCount()
         """Texts that wait for this model in all worker processes."""
         self.changed = threading.Condition()
-        self.running = [0] * schedulers
-        """Texts in the batch of each scheduler."""
         self.closing = False
 
-    def put(self, texts: Sequence[ScheduledText]) -> None:
-        """Add all of these texts or none; raise an error if the queue is full."""
-        self.limits.check("waiting", len(texts), "texts to generate at once")
+    def put(self, items: Sequence[T]) -> None:
+        """Add all of these items or none; raise an error if the queue is full."""
+        new = sum(item.texts for item in items)
+        self.limits.check("waiting", new, f"texts to {self.purpose} at once")
         with self.changed:
             if self.closing:
                 raise shutting_down()
-            self.remove_cancelled()
-            if not self.count.try_set(len(self.waiting) + len(texts), self.limits.waiting):
+            waiting = sum(item.texts for item in self.remove_cancelled())
+            if not self.count.try_set(waiting + new, self.limits.waiting):
                 raise overload_error(f"the queue is full ({self.count.total()} texts)")
-            self.waiting.extend(texts)
+            self.waiting.extend(items)
             self.changed.notify_all()
 
     def close(self) -> None:
-        """Accept nothing more; what is queued is still generated."""
+        """Accept nothing more; what is queued is still computed."""
         with self.changed:
             self.closing = True
             self.changed.notify_all()
+
+    def remove_cancelled(self) -> deque[T]:
+        """Return what waits, without what was cancelled."""
+        if any(item.cancelled for item in self.waiting):
+            self.waiting = deque(item for item in self.waiting if not item.cancelled)
+            self.count.set(sum(item.texts for item in self.waiting))
+        return self.waiting
+
+
+class RequestQueue(BoundedQueue[ScheduledText]):
+    """The texts that wait for one model, shared by its schedulers."""
+
+    def __init__(self, limits: Limits, schedulers: int, count: SharedCount | None = None):
+        super().__init__(limits, count)
+        self.schedulers = schedulers
+        self.running = [0] * schedulers
+        """Texts in the batch of each scheduler."""
 
     def take(self, scheduler: int, active: Sequence[ScheduledText], turn: int) -> list[ScheduledText] | None:
         """Return the texts that join a scheduler's batch now: a fair share, as far as they fit.
@@ -52,12 +86,9 @@ class RequestQueue:
         """
         with self.changed:
             self.running[scheduler] = len(active)
-            self.remove_cancelled()
-            while not active and not self.waiting:
-                if self.closing:
-                    return None
-                self.changed.wait()
-                self.remove_cancelled()
+            self.changed.wait_for(lambda: self.remove_cancelled() or active or self.closing)
+            if not active and not self.waiting:
+                return None
             few = PATIENCE * len(self.waiting) < len(active)
             if (few and turn % PATIENCE) or not self.waiting:
                 return []
@@ -68,11 +99,6 @@ class RequestQueue:
             self.running[scheduler] += len(taken)
             self.count.set(len(self.waiting))
             return taken
-
-    def remove_cancelled(self) -> None:
-        if any(text.cancelled for text in self.waiting):
-            self.waiting = deque(text for text in self.waiting if not text.cancelled)
-            self.count.set(len(self.waiting))
 
     def fits(self, texts: Sequence[ScheduledText]) -> bool:
         """Return whether these texts fit into one batch; a single one always does."""

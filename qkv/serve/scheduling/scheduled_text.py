@@ -25,6 +25,8 @@ class ScheduledText:
     updates: asyncio.Queue[Update] = field(default_factory=asyncio.Queue)
     cancelled: bool = False
     """Nobody reads it any more: the scheduler removes it before the next step."""
+    texts: int = 1
+    """It takes one place in the queue."""
     delivered: int = 0
     """Tokens that were sent to the event loop."""
 

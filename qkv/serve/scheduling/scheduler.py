@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -35,7 +35,7 @@ class Scheduler(threading.Thread):
     """
 
     def __init__(self, number: int, queue: RequestQueue, network: Any, pad_id: int, threads: int, name: str,
-                 metrics: Metrics, exclusive: Callable[[], AbstractContextManager[Any]]):  # fmt: skip
+                 metrics: Metrics, exclusive: AbstractContextManager[Any]):  # fmt: skip
         super().__init__(name=f"{name}-{number}", daemon=True)
         self.number, self.queue, self.pad_id, self.threads = number, queue, pad_id, threads
         self.model, self.metrics, self.exclusive = name, metrics, exclusive
@@ -50,7 +50,7 @@ class Scheduler(threading.Thread):
         while (new := self.queue.take(self.number, list(self.active.values()), turn)) is not None:
             turn += 1
             try:
-                with self.exclusive():
+                with self.exclusive:
                     self.step(new)
             except Exception as error:  # fail the texts of this batch; the thread must survive
                 self.fail(list({*self.active.values(), *new}), error)
@@ -86,11 +86,9 @@ class Scheduler(threading.Thread):
 
     def deliver(self, ended: list[Generation]) -> int:
         """Send new tokens, and the end of texts that ended, to the event loops; return the number of tokens."""
-        updates: list[tuple[ScheduledText, Update]] = []
-        for text in self.active.values():
-            if tokens := text.undelivered():
-                updates.append((text, tokens))
-        count = sum(len(tokens) for _, tokens in updates if isinstance(tokens, list))
+        new = [(text, tokens) for text in self.active.values() if (tokens := text.undelivered())]
+        updates: list[tuple[ScheduledText, Update]] = [*new]
+        count = sum(len(tokens) for _, tokens in new)
         for generation in ended:
             if isinstance(generation, BeamSearch):
                 count += sum(len(best.ids) for best in generation.results()[:1])

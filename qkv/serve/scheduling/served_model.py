@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,7 +28,7 @@ from qkv.models.inputs import carries
 from qkv.serve.http.errors import ApiError
 from qkv.serve.http.limits import Limits, SharedCount
 from qkv.serve.http.metrics import Metrics
-from qkv.serve.scheduling.batcher import Batcher
+from qkv.serve.scheduling.batcher import Batcher, CallQueue
 from qkv.serve.scheduling.queue import RequestQueue
 from qkv.serve.scheduling.scheduled_text import ScheduledText
 from qkv.serve.scheduling.scheduler import Scheduler
@@ -70,14 +70,14 @@ class ServedModel:
         on_cpu = self.model.device.type == "cpu"
         threads = torch.get_num_threads()
         schedulers = (min(self.batches or threads, threads) if on_cpu else 1) if self.writes else 0
-        lock, cells = threading.Lock(), [0, 0]
         # on a CPU a packed copy generates texts; elsewhere one network does everything, one thread at a time
-        exclusive: Callable[[], AbstractContextManager[Any]] = nullcontext if on_cpu else lambda: lock
+        exclusive: AbstractContextManager[Any] = nullcontext() if on_cpu else threading.Lock()
+        cells = [0, 0]
         queued, batched = self.counts or (SharedCount(cells, 0), SharedCount(cells, 1))
         self.queue = RequestQueue(self.limits, schedulers, queued)
         # the batcher also describes images, with a packed copy
         networks = [self.model.network, *([self.model.packed()] if "describe" in self.abilities else [])]
-        self.batcher = Batcher(self.name, networks, self.limits, self.metrics, exclusive, batched)
+        self.batcher = Batcher(self.name, CallQueue(self.limits, batched), networks, self.metrics, exclusive)
         network = self.model.packed(fast=schedulers > 0)
         self.schedulers = [
             Scheduler(number, self.queue, network, self.pad_id, max(1, threads // schedulers), self.name, self.metrics,
@@ -85,7 +85,7 @@ class ServedModel:
             for number in range(schedulers)
         ]  # fmt: skip
         m = self.metrics
-        m.sample(m.queued.labels(self.name), lambda: len(self.queue.waiting) + len(self.batcher.waiting))
+        m.sample(m.queued.labels(self.name), lambda: len(self.queue.waiting) + len(self.batcher.queue.waiting))
         m.sample(m.running.labels(self.name), lambda: sum(len(one.active) for one in self.schedulers))
         for thread in self.threads:
             thread.start()
@@ -96,7 +96,7 @@ class ServedModel:
 
     def close(self, seconds: float = 60.0) -> None:
         self.queue.close()
-        self.batcher.close()
+        self.batcher.queue.close()
         for thread in self.threads:
             thread.join(seconds)
 
@@ -114,13 +114,7 @@ class ServedModel:
     @property
     def writes(self) -> bool:
         """Whether it generates text from text."""
-        c = self.config
-        return (
-            c.family != "encoder"
-            and c.image_size is None
-            and c.head == "vocabulary"
-            and self.model.tokenizer is not None
-        )
+        return can_generate(self.model) and self.config.image_size is None
 
     @cached_property
     def searches(self) -> bool:
@@ -173,12 +167,6 @@ class ServedModel:
                        f"{self.name} reads one text at a time: it was not trained on pairs")  # fmt: skip
 
     # --- generating
-
-    def enqueue(self, texts: Sequence[Prepared]) -> list[ScheduledText]:
-        """Put texts into the queue, all or none."""
-        scheduled = [ScheduledText(*text) for text in texts]
-        self.queue.put(scheduled)
-        return scheduled
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
         """Tokenize a prompt, a chat message, or the source of an encoder-decoder; a decoder trained on summaries or translations
@@ -269,11 +257,8 @@ class ServedModel:
         extra = self.model.defaults.extra_length if max_length is None else None
         return TranslationParams(self.beam(beam, n_best), extra_length=extra, **own, **options)
 
-    def prepare(self, texts: Sequence[str], how: TranslationParams) -> list[Prepared | None]:
-        """Tokenize texts and set up their beam searches; None for an empty text. Call it outside of the event loop."""
-        return [self.prepare_text(text, how) for text in texts]
-
-    def prepare_text(self, text: str, how: TranslationParams) -> Prepared | None:
+    def prepare(self, text: str, how: TranslationParams) -> Prepared | None:
+        """Tokenize a text and set up its beam search; None for an empty text. Call it outside of the event loop."""
         encoded = self.translator.encode(0, text, how)
         if encoded is None:
             return None
@@ -284,11 +269,13 @@ class ServedModel:
 
     async def search(self, texts: Sequence[str], how: TranslationParams) -> list[Translation]:
         """Translate or summarize each text; the result of an empty text is empty."""
-        return await self.run_searches(await asyncio.to_thread(self.prepare, texts, how))
+        prepared = await asyncio.to_thread(lambda: [self.prepare(text, how) for text in texts])
+        return await self.run_searches(prepared)
 
     async def run_searches(self, prepared: Sequence[Prepared | None]) -> list[Translation]:
         """Run prepared searches and decode their results outside of the event loop."""
-        texts = self.enqueue([one for one in prepared if one is not None])
+        texts = [ScheduledText(*one) for one in prepared if one is not None]
+        self.queue.put(texts)
         try:
             generations = [await text.wait() for text in texts]
         finally:
@@ -304,9 +291,7 @@ class ServedModel:
     @cached_property
     def aligns(self) -> bool:
         """Whether it has cross-attention, from which words are aligned."""
-        return self.config.family == "encoder-decoder" and any(
-            site.kind == "cross" for site in sites(self.model.network)
-        )
+        return self.config.family == "encoder-decoder" and bool(sites(self.model.network, "cross"))
 
     def align(self, pairs: Sequence[tuple[str, list[str]]]) -> list[list[Link]]:
         """Align texts with the tokens of their translations: (source word, target word), from one pass of the plain network."""
@@ -321,6 +306,12 @@ class ServedModel:
             batch = self.translator.make_batch([encoded]).to(self.model.device)
             links.append(self.translator.align([encoded], [[hypothesis]], batch, WITH_ALIGNMENTS)[0][0] or [])
         return links
+
+
+def can_generate(model: Model) -> bool:
+    """Return whether a model generates text, from a text or an image."""
+    c = model.config
+    return c.family != "encoder" and c.head == "vocabulary" and model.tokenizer is not None
 
 
 # --- loading

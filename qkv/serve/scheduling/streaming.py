@@ -12,7 +12,7 @@ from qkv.generate.sequence import GeneratedToken, Sampler
 from qkv.serve.http.errors import ApiError, overload_error
 from qkv.serve.scheduling.scheduled_text import ScheduledText
 from qkv.serve.scheduling.scheduler import internal_error
-from qkv.serve.scheduling.served_model import Prepared, ServedModel
+from qkv.serve.scheduling.served_model import ServedModel
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,16 @@ class TextStream:
 
 def start_streams(served: ServedModel, prompts: Sequence[Prompt], options: GenerationOptions) -> list[TextStream]:
     """Enqueue all prompts or none, each with its own random numbers."""
-    texts: list[Prepared | None] = []
+    texts: list[ScheduledText | None] = []
     for number, prompt in enumerate(prompts):
         inputs, source, room = served.inputs_of(prompt.ids, prompt.prefix)
         longest = min(options.max_tokens, room, served.limits.tokens)
         processor = served.with_penalties(options.penalties, inputs[: len(inputs) - len(prompt.prefix)])
         seed, ends = options.seed + number, served.config.eos_ids
-        text = (
-            Sampler(longest, ends, options.sampling, seed, options.top, processor, 0, prompt.prefix)
-            if longest
-            else None
-        )
-        texts.append(None if text is None else (inputs, source, text))
-    scheduled = iter(served.enqueue([text for text in texts if text is not None]))
-    return [
-        TextStream(served, prompt, None if text is None else next(scheduled), options.stop)
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
+        sampler = Sampler(longest, ends, options.sampling, seed, options.top, processor, 0, prompt.prefix)
+        texts.append(ScheduledText(inputs, source, sampler) if longest else None)
+    served.queue.put([text for text in texts if text is not None])
+    return [TextStream(served, prompt, text, options.stop) for prompt, text in zip(prompts, texts, strict=True)]
 
 
 def error_of(error: Exception, served: ServedModel) -> ApiError:
