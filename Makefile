@@ -24,7 +24,7 @@ help:  ## this list
 	$(INSTALL) -e ".[dev]"
 	@touch $@
 
-serve: .venv/.use  ## a page with the translator that ships with qkv: translate, and look inside
+serve: .venv/.use  ## a page with the translator that ships with qkv: translate and inspect
 	$(BIN)/qkv serve
 
 demo: .venv/.use  ## a translator from raw text, trained until it is good, scored and shown

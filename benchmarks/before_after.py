@@ -67,7 +67,7 @@ def measure(trees: dict[str, Path], script: str, case: dict[str, Any], threads: 
         rates[name] = [running.units / sample["seconds"] for sample in samples[name]]
         processor[name] = [running.units / sample["processor"] for sample in samples[name]]
         running.close()
-    return format_table(f"{title}, {threads} threads**, tokens/s", rates, processor)
+    return format_table(f"{title}, {plural(threads, 'threads')}**, tokens/s", rates, processor)
 
 
 def format_table(title: str, rates: dict[str, list[float]], processor: dict[str, list[float]]) -> str:

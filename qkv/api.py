@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.base_model import BaseModel
 from qkv.config import ModelConfig
+from qkv.config.usage import DecodingDefaults
 from qkv.convert import detect, export, folder
 from qkv.convert.tokenizer_files import unread_tokenizer_files
 from qkv.errors import QkvError
@@ -52,6 +53,21 @@ def load(path: str | Path, device: str = "auto") -> Model:
 def read_config(path: str | Path) -> ModelConfig:
     """Read the configuration of what `load` would open, without its weights."""
     return detect.open_config(path)
+
+
+def check_texts(texts: Sequence[str], method: str) -> None:
+    """Refuse what is not a list of texts, such as one text."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise QkvError(f"{method} takes a list of texts, given {type(texts).__name__}: pass [text]")
+
+
+def beam_params(defaults: DecodingDefaults, beam: int | None, length_penalty: float | None, length_formula: str | None,
+                early: bool | None = None, **others: Any) -> BeamParams:  # fmt: skip
+    """Return settings of beam search: those given, else the model's defaults, else beam 4 and length_penalty 1."""
+    own = defaults.resolve(
+        beam=(beam, 4), length_penalty=(length_penalty, 1.0), length_formula=(length_formula, "power"), early=(early, False)
+    )  # fmt: skip
+    return BeamParams(own.pop("beam"), **own, **others)
 
 
 class Model(BaseModel):
@@ -95,14 +111,11 @@ class Model(BaseModel):
         early: stop when `beam` hypotheses have ended, although a better one may follow.
         fast: on a CPU, use a packed copy of the network.
         """
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise QkvError(f"translate takes a list of texts, given {type(texts).__name__}: pass [text]")
+        check_texts(texts, "translate")
+        chosen = {"n_best": n_best, "groups": groups, "diversity": diversity}
+        search = beam_params(self.defaults, beam, length_penalty, length_formula, early, **chosen)
         own = self.defaults.resolve(
-            beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(early, False), min_length=(min_length, 0),
-            no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None), length_formula=(length_formula, "power"),
-        )  # fmt: skip
-        search = BeamParams(
-            own["beam"], own["length_penalty"], n_best, groups, diversity, own["early"], own["length_formula"]
+            min_length=(min_length, 0), no_repeat_ngram=(no_repeat_ngram, 0), max_length=(max_length, None)
         )
         prefixes = [prefix] * len(texts) if isinstance(prefix, str) else prefix or ()
         how = TranslationParams(search, own["max_length"], own["min_length"], own["no_repeat_ngram"], repetition_penalty, prefixes,
@@ -120,15 +133,11 @@ class Model(BaseModel):
         no_repeat_ngram: forbid repeated n-grams of this size; 0 = allow them.
         A setting that is None is the model's own default, else beam 4, length_penalty 1, max_length 64, no_repeat_ngram 3.
         """
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise QkvError(f"summarize takes a list of texts, given {type(texts).__name__}: pass [text]")
+        check_texts(texts, "summarize")
         writer = Summarizer(self.config, self.packed(fast), self.words(), self.target_words())
+        search = beam_params(self.defaults, beam, length_penalty, length_formula)
         own = self.defaults.resolve(
-            beam=(beam, 4), length_penalty=(length_penalty, 1.0), early=(None, False), max_length=(max_length, 64),
-            min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3), length_formula=(length_formula, "power"),
-        )  # fmt: skip
-        search = BeamParams(
-            own["beam"], own["length_penalty"], early=own["early"], length_formula=own["length_formula"]
+            max_length=(max_length, 64), min_length=(None, 0), no_repeat_ngram=(no_repeat_ngram, 3)
         )
         how = TranslationParams(search, own["max_length"], own["min_length"], own["no_repeat_ngram"],
                       forced_end=bool(self.defaults.forced_end))  # fmt: skip
@@ -229,12 +238,8 @@ class Model(BaseModel):
             raise QkvError("describe takes a list of pictures, given one path: pass [path]")
         check(self.config)
         captioner = Captioner(self.config, self.packed(fast), self.target_words())
-        own = self.defaults.resolve(
-            beam=(beam, 4), length_penalty=(length_penalty, 1.0), length_formula=(length_formula, "power"),
-            max_length=(max_length, None),
-        )  # fmt: skip
-        how = BeamParams(own["beam"], own["length_penalty"], n_best, length_formula=own["length_formula"])
-        return captioner.describe(pictures, how, own["max_length"])
+        search = beam_params(self.defaults, beam, length_penalty, length_formula, early=False, n_best=n_best)
+        return captioner.describe(pictures, search, self.defaults.resolve(max_length=(max_length, None))["max_length"])
 
     # --- looking inside
 

@@ -55,13 +55,11 @@ class BaseModel:
         """Model(encoder-decoder, 1.05 M parameters, translation en-de, vocabulary 1,000, cpu)."""
         c = self.config
         count = sum(weight.numel() for weight in self.network.parameters())
-        size = next(
-            (f"{count / n:.3g} {unit}" for n, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if count >= n), str(count)
-        )
+        units = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+        size = next((f"{count / n:.3g} {unit}" for n, unit in units if count >= n), str(count))
         task = f"{self.task or f'head {c.head}'}{' ' + '-'.join(self.languages) if self.languages else ''}"
-        classes = (
-            [f"{c.n_classes} classes"] if c.head in ("classes", "classes-words", "tags") and c.n_classes > 1 else []
-        )
+        classified = c.head in ("classes", "classes-words", "tags") and c.n_classes > 1
+        classes = [f"{c.n_classes} classes"] if classified else []
         words = f"{c.vocab_size:,}" if c.target_size == c.vocab_size else f"{c.vocab_size:,} and {c.target_size:,}"
         reads = [f"pictures {c.image_size} x {c.image_size}"] if c.image_size else []
         vocabulary = [f"vocabulary {words}{'' if self.tokenizer else ', no tokenizer'}"] if c.vocab_size else []
@@ -218,8 +216,8 @@ class BaseModel:
             )
         if self.context is not None and batch.inputs.size(1) > self.context:
             raise QkvError(
-                f"{batch.inputs.size(1)} tokens, but this model was made for {self.context}: shorten the prompt, or keep its "
-                "end (--truncate)"
+                f"the prompt has {batch.inputs.size(1)} tokens, but the model's context is {self.context}: shorten the prompt, or "
+                "keep its end (--truncate)"
             )
         seed = int(torch.randint(2**31, (1,))) if seed is None else seed
         known: list[int] = batch.inputs[0].tolist()
@@ -234,7 +232,7 @@ class BaseModel:
 
     @property
     def context(self) -> int | None:
-        """Tokens that a decoder was made for; None where none are too many: what it remembers is of fixed size."""
+        """The context of a decoder in tokens; None where none are too many: what it remembers is of fixed size."""
         return self.config.max_length if self.config.family == "decoder" and not carries(self.config) else None
 
     def room(self, ids: Sequence[int]) -> float:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,11 @@ def texts_of(model: Model, count: int = TEXTS) -> list[str]:
     return found
 
 
-def first_difference(inputs: Sequence[str], ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+def first_difference(inputs: Sequence[str], ours: Sequence[Any], theirs: Sequence[Any],
+                     same: Callable[[Any, Any], bool] = eq) -> str:  # fmt: skip
+    """Describe the first input whose answers are not the same; empty where all are."""
     for given, mine, other in zip(inputs, ours, theirs, strict=True):
-        if mine != other:
+        if not same(mine, other):
             return f"of {given!r} {other!r}, ours is {mine!r}"
     return ""
 
@@ -133,11 +136,8 @@ def same_translations(hf: Any, folder: Path, model: Model) -> str:
         for text, mine, ids in zip(texts, ours, rows, strict=True):
             other = decoder.decode(ids, skip_special_tokens=True)
             cut = beam is None and ids[-1] not in model.config.eos_ids
-            if (
-                mine.text != other
-                and not cut
-                and not is_tie(model, text, mine.tokens, ids, mine.score if beam is None else None)
-            ):
+            best = mine.score if beam is None else None
+            if mine.text != other and not cut and not is_tie(model, text, mine.tokens, ids, best):
                 return f"of {text!r} {other!r}, ours is {mine.text!r}"
     return ""
 
@@ -192,12 +192,9 @@ Table = dict[str, float]
 """Probability of each label; of a regression, the score alone."""
 
 
-def far(inputs: Sequence[Any], ours: Sequence[Table], theirs: Sequence[Table]) -> str:
-    """The first input whose tables differ by more than CLOSE in an entry."""
-    for given, mine, other in zip(inputs, ours, theirs, strict=True):
-        if mine.keys() != other.keys() or any(abs(mine[name] - other[name]) > CLOSE for name in mine):
-            return f"of {given!r} {other}, ours is {mine}"
-    return ""
+def close(mine: Table, other: Table) -> bool:
+    """Compare two tables: no entry differs by more than CLOSE."""
+    return mine.keys() == other.keys() and all(abs(mine[name] - other[name]) <= CLOSE for name in mine)
 
 
 def answers(model: Model, given: Sequence[Any]) -> list[Table]:
@@ -217,7 +214,7 @@ def same_labels(hf: Any, folder: Path, model: Model) -> str:
     texts, alone = texts_of(model), model.config.n_classes == 1
     found = pipe(texts, top_k=None, function_to_apply="none" if alone else "softmax")
     theirs = [{"score" if alone else one["label"]: one["score"] for one in row} for row in found]
-    return far(texts, answers(model, texts), theirs)
+    return first_difference(texts, answers(model, texts), theirs, close)
 
 
 def same_pooling(hf: Any, folder: Path, model: Model) -> str:
@@ -227,7 +224,7 @@ def same_pooling(hf: Any, folder: Path, model: Model) -> str:
     inputs = tokenizer(texts, return_tensors="pt", padding=True)
     vectors = network(**inputs).last_hidden_state  # (B, T, C)
     logits = dense(folder, pool(vectors, inputs["attention_mask"], model.config.pooling))
-    return far(texts, answers(model, texts), [table_of(hf, folder, row) for row in logits])
+    return first_difference(texts, answers(model, texts), [table_of(hf, folder, row) for row in logits], close)
 
 
 def pool(vectors: Tensor, mask: Tensor, pooling: str) -> Tensor:
@@ -261,7 +258,7 @@ def same_tags(hf: Any, folder: Path, model: Model) -> str:
                 texts.append(one.word)
                 ours.append({one.tag: one.probability})
                 theirs.append({first[n]["entity"]: first[n]["score"]})
-    return far(texts, ours, theirs)
+    return first_difference(texts, ours, theirs, close)
 
 
 def same_fillings(hf: Any, folder: Path, model: Model) -> str:
@@ -271,7 +268,7 @@ def same_fillings(hf: Any, folder: Path, model: Model) -> str:
     for text, filled in zip(texts, model.fill(texts, top_k=3), strict=True):
         ours.append({str(i): p for i, (_, p) in enumerate(filled.gaps[0])})
         theirs.append({str(i): one["score"] for i, one in enumerate(pipe(text, top_k=3))})
-    return far(texts, ours, theirs)
+    return first_difference(texts, ours, theirs, close)
 
 
 def same_vectors(hf: Any, folder: Path, model: Model) -> str:
@@ -301,10 +298,10 @@ def same_pictures(hf: Any, folder: Path, model: Model) -> str:
     c = model.config
     processor = hf.AutoImageProcessor.from_pretrained(folder)
     draw = torch.Generator().manual_seed(0)
-    size = (2 * (c.image_size or 1), 3 * (c.image_size or 1), *([3] if c.n_channels == 3 else []))
-    pictures = [
-        Image.fromarray(torch.randint(256, size, generator=draw, dtype=torch.uint8).numpy()) for _ in range(TEXTS)
-    ]
+    side = c.image_size or 1
+    size = (2 * side, 3 * side, 3) if c.n_channels == 3 else (2 * side, 3 * side)
+    tables = torch.randint(256, (TEXTS, *size), generator=draw, dtype=torch.uint8).numpy()
+    pictures = [Image.fromarray(table) for table in tables]
     pixels = processor(pictures, return_tensors="pt")["pixel_values"]
     names = [f"picture {n}" for n in range(TEXTS)]
     if c.head != "classes":
@@ -315,4 +312,4 @@ def same_pictures(hf: Any, folder: Path, model: Model) -> str:
     else:
         vectors = hf.AutoModel.from_pretrained(folder)(pixels).last_hidden_state
         logits = dense(folder, pool(vectors, torch.ones(vectors.shape[:2]), c.pooling))
-    return far(names, answers(model, pictures), [table_of(hf, folder, row) for row in logits])
+    return first_difference(names, answers(model, pictures), [table_of(hf, folder, row) for row in logits], close)

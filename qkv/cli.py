@@ -4,53 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: hide warnings of its C++ code
+from qkv.commands import version
+from qkv.errors import QkvError
 
-from qkv.commands import (  # noqa: E402
-    ablate,
-    analogy,
-    answer,
-    average,
-    chat,
-    check,
-    classify,
-    compare,
-    config,
-    cost,
-    data,
-    demo,
-    describe,
-    embed,
-    evaluate,
-    export,
-    fill,
-    generate,
-    lab,
-    lectures,
-    look,
-    nearest,
-    params,
-    presets,
-    scale,
-    score,
-    serve,
-    split,
-    summarize,
-    tag,
-    tokenizer,
-    train,
-    translate,
-    version,
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: hide warnings of its C++ code
+VERBS = (
+    "demo split train translate summarize classify tag fill answer embed nearest analogy describe evaluate score compare average "
+    "generate chat serve presets params cost config check export look lectures ablate scale version"
 )
-from qkv.errors import QkvError  # noqa: E402
+"""Files of commands/ with a function `run`, in the order of the help."""
+GROUPS = "data lab tokenizer"
+"""Files of commands/ with subcommands."""
 
 app = typer.Typer(
     name="qkv",
-    help="The whole Transformer in one package: train, use, inspect, serve, convert and check models of every family.",
+    help="The whole Transformer family in one package: train, use, inspect, serve, convert and check models.",
     epilog="Start with: qkv serve · qkv demo · qkv lectures · qkv params gpt2",
     no_args_is_help=True,
     add_completion=False,
@@ -58,43 +31,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-VERBS = (
-    demo,
-    split,
-    train,
-    translate,
-    summarize,
-    classify,
-    tag,
-    fill,
-    answer,
-    embed,
-    nearest,
-    analogy,
-    describe,
-    evaluate,
-    score,
-    compare,
-    average,
-    generate,
-    chat,
-    serve,
-    presets,
-    params,
-    cost,
-    config,
-    check,
-    export,
-    look,
-    lectures,
-    ablate,
-    scale,
-    version,
-)
-for verb in VERBS:
-    app.command(verb.__name__.rpartition(".")[2])(verb.run)
-for group in (data, lab, tokenizer):
-    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
+for name in VERBS.split():
+    app.command(name)(import_module(f"qkv.commands.{name}").run)
+for name in GROUPS.split():
+    app.add_typer(import_module(f"qkv.commands.{name}").app, name=name)
 
 
 def show_version(wanted: bool) -> None:
@@ -103,12 +43,11 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+VERSION = typer.Option("--version", callback=show_version, is_eager=True, help="Print versions.")
+
+
 @app.callback()
-def options(
-    show: Annotated[
-        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print versions.")
-    ] = False,
-) -> None:
+def options(show: Annotated[bool, VERSION] = False) -> None:
     pass
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +15,6 @@ from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from qkv.api import Model
-    from qkv.config import Recipe
     from qkv.train.evaluation import Evaluation
     from qkv.vectors.space import Vectors
 
@@ -79,14 +80,20 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
     """
     from qkv.config.strict import with_changes
     from qkv.config.vectors import learns_vectors
+    from qkv.convert.files import read_text
+    from qkv.recipes import find
 
     changes = settings(overrides or {}, fields)
-    text, name = source_of(recipe)
-    if name is None and out is None:
+    if isinstance(recipe, Mapping) and out is None:
         raise ConfigError("a recipe in a dict has no name: say where the run goes with out=FOLDER")
-    folder = Path(out) if out is not None else Path("runs") / str(name)
-    kept = with_changes(text, changes)
-    with as_file(text) as path:
+    with tempfile.TemporaryDirectory() as place:
+        if isinstance(recipe, Mapping):
+            path = Path(place) / "recipe.toml"
+            path.write_text(toml(recipe), encoding="utf-8")
+        else:
+            path = find(str(recipe))
+        folder = Path("runs") / path.stem if out is None else Path(out)
+        kept = with_changes(read_text(path), changes)
         if learns_vectors(path, changes):
             return train_vectors(path, changes, kept, folder, quiet)
         return train_network(path, changes, kept, folder, quiet, changed_data)
@@ -118,8 +125,6 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
 
     >>> qkv.evaluate("runs/topics", "new.tsv", columns=["text", "label"]).scores["accuracy"]
     """
-    import sys
-
     from qkv.tasks.few_shot import Prompting
     from qkv.train.evaluation import Evaluation
     from qkv.train.rescore import from_parts, open_trained_model, rescore_few_shot, rescore_model
@@ -142,17 +147,6 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
 
 
 # --- recipes
-
-
-def source_of(recipe: str | Path | Mapping[str, Any]) -> tuple[str, str | None]:
-    """The text of a recipe, and its name where it has one."""
-    from qkv.convert.files import read_text
-    from qkv.recipes import find
-
-    if isinstance(recipe, Mapping):
-        return toml(recipe), None
-    path = find(str(recipe))
-    return read_text(path), path.stem
 
 
 def settings(overrides: Mapping[str, Any], fields: Mapping[str, Any]) -> list[str]:
@@ -183,24 +177,6 @@ def toml_value(value: Any, where: str) -> str:
     )
 
 
-class as_file:
-    """A recipe's text as a file, for as long as it is read."""
-
-    def __init__(self, text: str):
-        self.text = text
-
-    def __enter__(self) -> Path:
-        import tempfile
-
-        self.place = tempfile.TemporaryDirectory()
-        path = Path(self.place.name) / "recipe.toml"
-        path.write_text(self.text, encoding="utf-8")
-        return path
-
-    def __exit__(self, *_: object) -> None:
-        self.place.cleanup()
-
-
 # --- runs
 
 
@@ -212,7 +188,7 @@ def train_network(
     from qkv.train.report import Report
     from qkv.train.run import run
 
-    recipe: Recipe = load_recipe(path, changes, open_config)
+    recipe = load_recipe(path, changes, open_config)
     if recipe.data is None:
         raise ConfigError("this recipe has no [data] table: it says what a model is, not what it learns from")
     done = run(recipe, kept, folder, Report(quiet=quiet), None, changed_data)

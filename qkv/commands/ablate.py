@@ -18,59 +18,46 @@ if TYPE_CHECKING:
     from qkv.lab.variant_results import Ablation
 
 VARY = typer.Option(
-    "--vary", metavar="FIELD=A,B,...", help="A field and its values: [cyan]model.norm_order=pre,post[/]; may be repeated.",
-    show_default=False,
-)  # fmt: skip
+    metavar="FIELD=A,B,...", help="A field and its values: [cyan]model.norm_order=pre,post[/]; may be repeated."
+)
 BASELINE = typer.Option(
-    "--baseline", metavar="FIELD=VALUE", help="Value of a field in the baseline variant; default: the first value.",
-    show_default=False,
-)  # fmt: skip
-SeedsOption = Annotated[
-    int, typer.Option("--seeds", min=1, max=100, help="Runs of each variant, with different seeds.")
-]
-SingleOption = Annotated[
-    bool, typer.Option("--one-at-a-time", help="Change one field at a time; the recipe itself is the baseline.")
-]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", min=1, max=1024, help="Runs in parallel; default: one per core.", show_default=False),
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Folder of runs and results; default: lab/ablate-NAME.", show_default=False)
-]
-MetricOption = Annotated[
-    str | None, typer.Option("--metric", help="Metric to test: BLEU, accuracy, loss, ...", show_default=False)
-]
-SamplesOption = Annotated[int, typer.Option("--samples", min=10, help="Resampled or randomised test sets.")]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Check all variants, print the plan and train nothing.")]
+    metavar="FIELD=VALUE", help="Value of a field in the baseline variant; default: the first value."
+)
+SEEDS = typer.Option(min=1, max=100, help="Number of runs of each variant, with different seeds.")
+SINGLE = typer.Option("--one-at-a-time", help="Change one field at a time; the recipe itself is the baseline.")
+Jobs = Annotated[int | None, typer.Option(min=1, max=1024, help="Number of parallel runs; default: one per core.")]
+OUT = typer.Option(help="Folder of runs and results; default: lab/ablate-NAME.")
+METRIC = typer.Option(help="Metric to test: BLEU, accuracy, loss, ...; default: the first of the test set.")
+Samples = Annotated[int, typer.Option(min=10, help="Number of resampled or randomised test sets.")]
+DRY = typer.Option("--dry-run", help="Check all variants, print the plan and train nothing.")
 
 
 def run(
     recipe: Annotated[str, RECIPE],
     vary: Annotated[list[str], VARY],
-    seeds: SeedsOption = 3,
+    seeds: Annotated[int, SEEDS] = 3,
     settings: Settings = None,
-    one_at_a_time: SingleOption = False,
+    one_at_a_time: Annotated[bool, SINGLE] = False,
     baseline: Annotated[list[str] | None, BASELINE] = None,
-    jobs: JobsOption = None,
-    out: OutOption = None,
-    metric: MetricOption = None,
-    samples: SamplesOption = 1000,
-    dry_run: DryOption = False,
+    jobs: Jobs = None,
+    out: Annotated[Path | None, OUT] = None,
+    metric: Annotated[str | None, METRIC] = None,
+    samples: Samples = 1000,
+    dry_run: Annotated[bool, DRY] = False,
 ) -> None:
     """Train variants of a recipe with several seeds, and compare each with a baseline.
 
     The variants are all combinations of the given values, or with
-    --one-at-a-time the recipe and each single change. Every combination is
-    checked before anything is trained. Each run is an ordinary run folder,
-    trained on one core; as many run in parallel as there are cores. Run the
-    same command again after Ctrl-C: finished runs are kept, others resume.
+    --one-at-a-time the recipe and each single change. All variants are checked
+    before training starts. Each run has an ordinary run folder and trains on one
+    core; as many run in parallel as there are cores. After Ctrl-C, run the same
+    command again: finished runs are kept, the others resume.
 
     The table has the test scores (mean and 95 % interval over the seeds), the
     difference from the baseline with its significance on the test outputs (as
     in qkv compare) and over the seeds (paired t-test), parameters, operations
-    and minutes. Files: index.html, table.md, table.csv, results.json,
-    figure.svg.
+    per token and minutes of training. Files: index.html, table.md, table.csv,
+    results.json, figure.svg.
 
     [dim]qkv ablate demo --vary model.position=sinusoidal,learned,rotary[/]
     [dim]qkv ablate demo --vary model.norm_order=pre,post --seeds 5 --jobs 2[/]
@@ -97,12 +84,12 @@ def run(
 
 
 def command_line() -> str:
-    """The command as it was given."""
+    """Return the command line as given."""
     return shlex.join(["qkv", *sys.argv[1:]])
 
 
 def print_plan(d: Design) -> None:
-    """One line per run: its folder, settings, and whether it is finished."""
+    """Print one line per run: its folder, its state and its settings."""
     from qkv.lab.parallel_runs import run_state
 
     for run in d.runs:

@@ -10,7 +10,7 @@ import typer
 from qkv.commands.common import Json, writing
 from qkv.commands.nearest import HowMany, VectorsArgument, fields, format_near
 
-Word = Annotated[str, typer.Argument(show_default=False)]
+Word = Annotated[str, typer.Argument()]
 
 
 def run(vectors: VectorsArgument, a: Word, b: Word, c: Word, n: HowMany = 5, as_json: Json = False) -> None:
@@ -22,9 +22,6 @@ def run(vectors: VectorsArgument, a: Word, b: Word, c: Word, n: HowMany = 5, as_
     from qkv.vectors.space import load_vectors
 
     near = load_vectors(vectors).analogy(a, b, c, n)
+    found = {"a": a, "b": b, "c": c, "nearest": fields(near)}
     with writing():
-        print(
-            json.dumps({"a": a, "b": b, "c": c, "nearest": fields(near)}, ensure_ascii=False)
-            if as_json
-            else format_near(near)
-        )
+        print(json.dumps(found, ensure_ascii=False) if as_json else format_near(near))

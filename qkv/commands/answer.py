@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
-from qkv.errors import QkvError
+from qkv.errors import FileError, QkvError
 
-QUESTION = typer.Argument(metavar="[QUESTION|FILE]", show_default=False,
+QUESTION = typer.Argument(metavar="[QUESTION|FILE]",
                           help="A question, with --context; otherwise a file of JSON lines. Default, or -: standard input.")  # fmt: skip
-CONTEXT = typer.Option("--context", metavar="FILE", help="The text that answers the question; - is standard input.")
+CONTEXT = typer.Option(metavar="FILE", help="A file with the text that answers the question; - is standard input.")
 NO_ANSWER = typer.Option("--no-answer", help="Allow an empty answer, for models trained on unanswerable questions.")
 CHUNK = 64
 """Questions per chunk."""
@@ -41,7 +41,6 @@ def run(
     """
     from qkv.api import load
     from qkv.data.lines import open_binary, read_whole
-    from qkv.errors import FileError
 
     name = question or "-"
     text = None if context is None else read_whole(context).rstrip("\n")
@@ -50,7 +49,7 @@ def run(
     if text is None and name != "-":
         if not Path(name).exists():
             raise FileError(
-                f"{name!r} is not a file of questions; to answer it as a question, name a text with --context FILE"
+                f"{name!r} is not a file of questions; to answer it as a question, give the text with --context FILE"
             )
         open_binary(name).close()  # report a wrong path before loading the model
     model = load(folder, device=device.value)
@@ -74,7 +73,6 @@ def run(
 def records(name: str) -> Iterator[dict[str, Any]]:
     """Read lines of JSON and check them."""
     from qkv.data.lines import MAX_ROW, Lines
-    from qkv.errors import FileError
 
     reader = Lines(name, longest=MAX_ROW)
     for text in reader:

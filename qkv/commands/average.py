@@ -9,8 +9,8 @@ import typer
 
 
 def run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run.", show_default=False)],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to write.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to write.")],
     last: Annotated[int, typer.Option("--last", min=2, help="Number of checkpoints to average, newest first.")] = 5,
 ) -> None:
     """Average the weights of a run's last checkpoints into one model (Vaswani et al. 2017, 6.1).

@@ -9,49 +9,41 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.commands import generate
 from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
-from qkv.commands.generate import (
-    FrequencyPenalty,
-    MinP,
-    NoRepeat,
-    PresencePenalty,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-)
 from qkv.errors import QkvError
+from qkv.text.wording import plural
 
 if TYPE_CHECKING:
     from qkv.generate.conversation import Conversation
 
-HELP = "/reset starts over, /system TEXT sets the system message and starts over, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
+MAX_TOKENS = typer.Option(min=1, help="Longest answer in tokens; at most half of the context.")
+HELP = "/reset clears the history, /system TEXT clears it and sets the system message, /exit or Ctrl-D exits, Ctrl-C stops an answer"
 
 
 def run(
     folder: Folder,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer; at most half of the context.")] = 512,
-    temperature: Temperature = 0.0,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    no_repeat_ngram: NoRepeat = 0,
-    seed: Seed = None,
+    max_new_tokens: Annotated[int, MAX_TOKENS] = 512,
+    temperature: generate.Temperature = 0.0,
+    top_k: generate.TopK = None,
+    top_p: generate.TopP = None,
+    min_p: generate.MinP = 0.0,
+    repetition_penalty: generate.RepetitionPenalty = 1.0,
+    presence_penalty: generate.PresencePenalty = 0.0,
+    frequency_penalty: generate.FrequencyPenalty = 0.0,
+    no_repeat_ngram: generate.NoRepeat = 0,
+    seed: generate.Seed = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
     """Chat with a model that has a chat template; answers are streamed.
 
-    Commands: /reset starts over, /system TEXT sets the system message and starts
-    over, /exit or Ctrl-D leaves, Ctrl-C stops an answer. When the context is full,
-    the oldest turns are dropped, with a note. From a pipe, every line is a message;
-    one that cannot be answered gives a note on standard error and exit code 1.
-    --json prints the transcript at the end.
+    Commands: /reset clears the history, /system TEXT clears it and sets the system
+    message, /exit or Ctrl-D exits, Ctrl-C stops an answer. When the context is
+    full, the oldest turns are dropped, with a note. With piped input, every line
+    is a message; one that cannot be answered is reported on standard error, and
+    the exit code is 1. --json prints the transcript at the end.
 
     [dim]qkv chat chat-model --temperature 0.2[/]
     [dim]printf 'Where is Rome?\\nHow old is it?\\n' | qkv chat chat-model[/]
@@ -121,12 +113,13 @@ def command(talk: Conversation, line: str) -> None:
 
 
 def turn(talk: Conversation, text: str, quiet: bool) -> bool:
-    """One message and its answer. A message that cannot be answered is said, and the conversation goes on: False."""
+    """Answer one message; return False, with a message on standard error, if it cannot be answered."""
     before = talk.n_dropped
     try:
         for piece in talk.ask(text):
             if talk.n_dropped > before:
-                print(f"the context is full: the first {talk.n_dropped} messages are forgotten", file=sys.stderr)
+                dropped = plural(talk.n_dropped, "messages")
+                print(f"the context is full: dropped the first {dropped}", file=sys.stderr)
                 before = talk.n_dropped
             if not quiet:
                 print(piece, end="", flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json
-from qkv.commands.describe import answer
+from qkv.commands.describe import answers
 from qkv.commands.lines import Line, check_file, chunks, print_answers
 from qkv.commands.tables import columns_to_read
 from qkv.errors import QkvError
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from qkv.tasks.classifier import Classification
 
 FILE = typer.Argument(
-    metavar="[FILE]", show_default=False,
-    help="A file with one text per line, or a table; for an image classifier, image files. Default, or -: standard input.",
+    metavar="[FILE]",
+    help="A file with one text per line, or a table; for an image classifier, image files. Default, or -: standard input."
 )  # fmt: skip
 TOP = typer.Option("--top-k", min=1, help="Number of labels, most likely first: label TAB probability TAB label ...")
 PAIRS = typer.Option(
-    "--pairs/--no-pairs", show_default=False,
-    help="Each line is a pair of texts, separated by a tab. Default: as the model was trained.",
+    "--pairs/--no-pairs",
+    help="Each line is a pair of texts, separated by a tab. Default: as the model was trained."
 )  # fmt: skip
 
 
@@ -56,14 +56,13 @@ def run(
     model.classify([])  # a model that has no classes says so before anything is read
     if model.config.image_size is not None:
         show = lambda path, one, problem: format_answer(one, problem, as_json, top_k, path)  # noqa: E731
-        answer(model, files, model.classify, show)
-        return
+        return print_answers(answers(model, files, model.classify, show))
     if files and len(files) > 1:
         raise QkvError(f"a text classifier reads one file, given {len(files)}: run it once per file")
     file = check_file(files[0] if files else None)
     pairs = bool(model.usage.pairs) if pairs is None else pairs
     columns = columns_to_read(file, "classification", count=2 if pairs else 1)
-    print_answers(classify_lines(model, file, columns, pairs, as_json, top_k), "classified")
+    return print_answers(classify_lines(model, file, columns, pairs, as_json, top_k), "classified")
 
 
 def classify_lines(model: Model, file: Path | None, columns: Sequence[int | str], pairs: bool, as_json: bool,

@@ -18,7 +18,7 @@ from qkv.errors import ConfigError, QkvError
 
 
 class Device(StrEnum):
-    """Where to compute; auto takes the best there is."""
+    """Device to compute on; auto selects the best one available."""
 
     auto = "auto"
     cpu = "cpu"
@@ -29,14 +29,13 @@ class Device(StrEnum):
 FOLDER = typer.Argument(
     metavar="FOLDER",
     help="A model: a qkv run or model folder, a Hugging Face folder, a .gguf or .bin file, or example (ships with qkv).",
-    show_default=False,
     callback=pretrained.find,
 )
 SETTINGS = typer.Option(
     "--set", metavar="KEY=VALUE", help="Change a field: [cyan]model.d_model=256[/]; may be repeated."
 )
 Folder = Annotated[Path, FOLDER]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+DeviceOption = Annotated[Device, typer.Option(help="Device to compute on.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Settings = Annotated[list[str] | None, SETTINGS]
 
@@ -52,6 +51,16 @@ def writing() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+
+
+def to_stderr(text: str) -> None:
+    """Print a note on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse_columns(columns: str | None) -> list[int | str]:
+    """Parse comma-separated column names, or numbers from 0."""
+    return [int(name) if name.isdecimal() else name for name in map(str.strip, (columns or "").split(",")) if name]
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -81,6 +90,5 @@ def config_of(what: str, settings: list[str] | None) -> ModelConfig:
         base = read_config(path)
     values = override({"model": base.model_dump(exclude_unset=True)}, settings or [])
     if unknown := values.keys() - {"model"}:
-        raise ConfigError(f"--set {sorted(unknown)[0]}: the fields of a model are set as model.FIELD=value")
-    config: ModelConfig = validate(ModelConfig, values["model"], "model")
-    return config
+        raise ConfigError(f"--set {sorted(unknown)[0]}: set the fields of a model as model.FIELD=VALUE")
+    return validate(ModelConfig, values["model"], "model")

@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json, align_columns
-from qkv.commands.evaluate import (
-    Columns,
-    Data,
-    Lower,
-    References,
-    Tokenize,
-    no_tables,
-    of_run,
-    parse_columns,
-    to_stderr,
-)
+from qkv.commands.ablate import Samples
+from qkv.commands.common import Device, DeviceOption, Json, align_columns, parse_columns, to_stderr
+from qkv.commands.evaluate import Columns, Data, Lower, References, Tokenize, no_tables, of_run
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,13 +20,9 @@ SYSTEMS = typer.Argument(
     metavar="A B ...",
     help="Runs or models of one task, or files of translations; A is the baseline. Separate several runs (seeds) of one "
     "system with commas.",
-    show_default=False,
 )
-SAMPLES = typer.Option("--samples", min=10, help="Resampled or randomised test sets.")
 METRICS = typer.Option(
-    "--metrics",
-    help="Of texts: comma-separated list of bleu, chrf, ter. Default: bleu,chrf; captions bleu.",
-    show_default=False,
+    help="Translations and captions: comma-separated list of bleu, chrf, ter. Default: bleu,chrf; for captions bleu."
 )
 PAIRED = typer.Option(
     "--paired", help="With several runs per system: paired t-test, which pairs the runs of A and B in the order given."
@@ -48,7 +35,7 @@ def run(
     columns: Columns = None,
     references: References = None,
     metrics: Annotated[str | None, METRICS] = None,
-    samples: Annotated[int, SAMPLES] = 1000,
+    samples: Samples = 1000,
     paired: Annotated[bool, PAIRED] = False,
     tokenize: Tokenize = "13a",
     lower: Lower = False,
@@ -62,8 +49,8 @@ def run(
     approximate randomisation. BLEU, chrF2, TER: paired bootstrap (Koehn 2004).
     Several runs (seeds) of each: mean, standard deviation, Welch's t-test.
 
-    Runs with the same test set are compared by what they stored. With --data
-    all of them are evaluated on that file first.
+    Runs with the same test set are compared by their stored predictions. With
+    --data all of them are evaluated on that file first.
 
     [dim]qkv compare runs/a runs/b                  # two runs with the same test set[/]
     [dim]qkv compare runs/a runs/b --data new.tsv --columns text,label[/]
@@ -76,13 +63,15 @@ def run(
     names, how = metrics.split(",") if metrics else [], {"tokenize": tokenize, "lowercase": lower}
     if references or not all(path.is_dir() for path in paths):
         if data or len(paths) > len(groups):
-            raise ConfigError("--data and groups need runs; compare files of translations with --references FILE")
+            raise ConfigError(
+                "--data and comma-separated groups need runs; compare files of translations with --references FILE"
+            )
         return show(translations(paths, references, names, samples, how), as_json)
     from qkv.train.compare import compare_runs, compare_seeds
 
     files, cells = data or [], parse_columns(columns)
     if columns and not data:
-        raise ConfigError("--columns are those of a table: give it with --data FILE")
+        raise ConfigError("--columns selects columns of a table: give the table with --data FILE")
     if len(paths) > len(groups):
         return show_groups(compare_seeds(groups, to_stderr, files, cells, paired, device.value), as_json)
     if paired:
@@ -99,7 +88,7 @@ def check_systems(groups: list[list[Path]], paths: list[Path]) -> None:
 
 
 def members(system: str) -> list[Path]:
-    """The runs of one argument; a comma in the name of a file is part of it."""
+    """Return the runs of one argument; a comma in the name of an existing file is part of the name."""
     if Path(system).exists() or "," not in system:
         return [Path(system)]
     return [Path(name) for name in system.split(",") if name]
@@ -107,13 +96,13 @@ def members(system: str) -> list[Path]:
 
 def translations(paths: list[Path], references: list[Path] | None, metrics: list[str], samples: int, how: dict[str, Any]
                  ) -> list[Comparison]:  # fmt: skip
-    """Files of translations, and runs among them, against the same references."""
+    """Compare files of translations, and runs among them, on the same references."""
     from qkv.evaluate.scores import read_sentences
     from qkv.evaluate.significance import compare
 
     if not references:
         raise ConfigError(
-            f"say what is correct with --references FILE: {next(p for p in paths if not p.is_dir())} is no run"
+            f"{next(p for p in paths if not p.is_dir())} is not a run: give the correct translations with --references FILE"
         )
     no_tables(*paths, *references)
     texts = {str(path): read_sentences(of_run(path, "hyp") if path.is_dir() else path) for path in paths}
@@ -121,7 +110,7 @@ def translations(paths: list[Path], references: list[Path] | None, metrics: list
 
 
 def show(rows: list[Comparison], as_json: bool) -> None:
-    """One line per system and metric."""
+    """Print one line per system and metric."""
     from qkv.train.report import digits
 
     if as_json:
@@ -131,25 +120,23 @@ def show(rows: list[Comparison], as_json: bool) -> None:
     cells = []
     for row in rows:
         spread = "" if row.mean is None or row.interval is None else f"{row.mean:.1f} ± {row.interval:.1f}"
-        cells.append(
-            [row.system, row.metric, digits(row.value), *([spread] if drawn else []), *verdict(row, row.value)]
-        )
+        score = [digits(row.value), spread] if drawn else [digits(row.value)]
+        cells.append([row.system, row.metric, *score, *verdict(row, row.value)])
     table(["system", "metric", "score", *drawn, "difference", "p", ""], cells)
     for name, signature in {row.metric: row.signature for row in rows}.items():
         print(f"  {name}|{signature}")
 
 
 def show_groups(rows: list[RunScores], as_json: bool) -> None:
-    """One line per system and metric, over its runs."""
+    """Print one line per system and metric, over its runs."""
     if as_json:
         print(json.dumps([row.to_json() for row in rows], indent=2, ensure_ascii=False))
         return
     cells = []
     for row in rows:
         name = f"{row.system.partition(',')[0]}, ..."
-        spread = (
-            f"{row.mean:.2f} ± {row.deviation:.2f}" if abs(row.mean) >= 10 else f"{row.mean:.4f} ± {row.deviation:.4f}"
-        )
+        places = 2 if abs(row.mean) >= 10 else 4
+        spread = f"{row.mean:.{places}f} ± {row.deviation:.{places}f}"
         cells.append([name, row.metric, str(len(row.values)), spread, *verdict(row, row.mean)])
     table(["system", "metric", "runs", "mean ± sd", "difference", "p", ""], cells)
     print(f"  {rows[0].test}; sd = standard deviation over runs")

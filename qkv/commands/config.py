@@ -40,11 +40,9 @@ def describe_recipe() -> dict[str, list[dict[str, str]]]:
 
     tables: dict[str, type[Strict]] = {}
     for name, field in Recipe.model_fields.items():
-        kinds = [
-            k for k in (field.annotation, *get_args(field.annotation)) if isinstance(k, type) and issubclass(k, Strict)
-        ]
-        if kinds:
-            tables[f"[{name}]"] = kinds[0]
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Strict):
+                tables[f"[{name}]"] = kind
         if name == "data":
             tables["a corpus of [data]: train, valid, test"] = CorpusConfig
     tables |= {'with task = "vectors": [vectors]': VectorsConfig, 'with task = "vectors": [data]': TextConfig}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Json, writing
+from qkv.commands.common import Json, parse_columns, writing
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,18 +21,16 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Inspect a corpus before training on it, or fetch a public data set.", no_args_is_help=True)
 
 WHAT = typer.Argument(
-    metavar="RECIPE|FILES", show_default=False,
-    help="A recipe, a table (.tsv .csv .jsonl), or parallel text files, source then target.",
-)  # fmt: skip
-TOKENIZER = typer.Option(
-    help="Count tokens instead of words: a tokenizer.json, a .model file or a model folder.", show_default=False
+    metavar="RECIPE|FILES", help="A recipe, a table (.tsv .csv .jsonl), or parallel text files, source then target."
 )
+TOKENIZER = typer.Option(help="Count tokens instead of words: a tokenizer.json, a .model file or a model folder.")
 COLUMNS = typer.Option(
-    help="The table's columns, by number (every row is a record) or name. Default: as its header names them, else 0,1.",
-    show_default=False,
+    help="The table's columns, by number (every row is a record) or by name. Default: recognised in the header, else 0,1."
 )
+MAX_LENGTH = typer.Option(min=1, help="Longest side of a pair in words or tokens; longer pairs are dropped.")
+MAX_RATIO = typer.Option(min=1.01, help="Largest length ratio of a pair; others are dropped.")
 LIMIT = typer.Option(min=0, help="Records to read from each corpus; 0 = all.")
-PATH = typer.Option(help="Folder or archive that already holds the data set.", show_default=False)
+PATH = typer.Option(help="Folder or archive that already holds the data set.")
 
 
 @app.command("inspect")
@@ -40,12 +38,8 @@ def inspect_command(
     what: Annotated[list[Path], WHAT],
     tokenizer: Annotated[Path | None, TOKENIZER] = None,
     columns: Annotated[str | None, COLUMNS] = None,
-    max_length: Annotated[
-        int, typer.Option(min=1, help="Longest side of a pair in words or tokens; longer pairs are dropped.")
-    ] = 128,
-    max_ratio: Annotated[
-        float, typer.Option(min=1.01, help="Largest length ratio of a pair; others are dropped.")
-    ] = 9.0,
+    max_length: Annotated[int, MAX_LENGTH] = 128,
+    max_ratio: Annotated[float, MAX_RATIO] = 9.0,
     limit: Annotated[int, LIMIT] = 1_000_000,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +75,7 @@ def inspect_toml(what: list[Path], count: Any, unit: str, limit: int) -> tuple[l
     recipe = load_recipe(what[0])
     data = recipe.data
     if data is None or len(what) > 1:
-        raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "one recipe at a time")
+        raise ConfigError(f"{what[0]} has no [data] to inspect" if data is None else "give one recipe at a time")
     problem = partial(drop_reason, data=data) if recipe.task == "translation" else None
     return inspect_recipe(data, task_of(recipe).schema, [count], unit, limit, problem)
 
@@ -92,12 +86,12 @@ def inspect_files(
     """Inspect a table or parallel files; `most` is the longest side and the largest length ratio of a pair."""
     from qkv.config import CorpusConfig, DataConfig
     from qkv.data.inspect import inspect
-    from qkv.data.sources import Parallel, Source
+    from qkv.data.sources import TABLES, Parallel, Source, ending
     from qkv.tasks.translation import drop_reason
 
     source: Source = Parallel(what)
     how: dict[str, Any] = {}
-    if is_table(what[0]) and len(what) == 1:
+    if ending(what[0]) in TABLES and len(what) == 1:
         source, how = read_table(what[0], columns)
     anything = CorpusConfig(grammar=1)
     data = DataConfig(train=(anything,), valid=anything, max_length=most[0], max_ratio=most[1])
@@ -107,9 +101,7 @@ def inspect_files(
 
 @app.command()
 def fetch(
-    name: Annotated[
-        str, typer.Argument(help="multi30k, opus/CORPUS/VERSION, wmt14, glue/sst2, ud/en_ewt ...", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(help="multi30k, opus/CORPUS/VERSION, wmt14, glue/sst2, ud/en_ewt ...")],
     source: Annotated[str, typer.Option(help="Language of the source side.")] = "en",
     target: Annotated[str, typer.Option(help="Language of the target side.")] = "de",
     split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
@@ -132,10 +124,6 @@ def fetch(
         sys.stdout.flush()
 
 
-def is_table(path: Path) -> bool:
-    return any(suffix in (".tsv", ".csv", ".jsonl", ".json", ".ndjson") for suffix in path.suffixes)
-
-
 def read_table(path: Path, columns: str | None) -> tuple[TableSource, dict[str, Any]]:
     """Choose the columns of a table to inspect, and print a note on a header row."""
     from qkv.data.header import guess_columns, names_of
@@ -143,7 +131,7 @@ def read_table(path: Path, columns: str | None) -> tuple[TableSource, dict[str, 
     from qkv.data.sources import JSON_LINES, TableSource, ending
 
     if columns is not None:
-        chosen: list[int | str] = [int(c) if c.isdecimal() else c for c in columns.split(",")]
+        chosen = parse_columns(columns)
         return TableSource(path, chosen), {"sides": [f"column {c}" if isinstance(c, int) else c for c in chosen]}
     names = names_of(path)
     if not names:
@@ -182,12 +170,12 @@ def print_report(report: CorpusReport) -> None:
 
 
 def print_leaks(leaks: dict[str, int]) -> None:
-    """A line for each held-out set: how many of its texts are in the training set."""
+    """Print a line for each held-out set: how many of its texts are in the training set."""
     from qkv.text.wording import plural
 
     for name, number in leaks.items():
         are, flatters = "is" if number == 1 else "are", ": scores on it will be too high" if number else ""
-        print(f"{name}: {plural(number, 'texts')} {are} also trained on{flatters}")
+        print(f"{name}: {plural(number, 'texts')} {are} also in the training set{flatters}")
 
 
 def print_bars(rows: list[tuple[str, int]], width: int) -> None:

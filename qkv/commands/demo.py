@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.commands.common import Settings
-from qkv.commands.train import BUDGET, Threads, Workers, score_lines, train_recipe
+from qkv.commands.train import BUDGET, Threads, Workers, train_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,9 +23,9 @@ GOOD = 95.0
 MORE = 1.5
 """Factor by which the number of updates grows while the score is below that."""
 WHAT = (
-    "[bold]Train a translator from raw text[/], English to German, on sentences of a small grammar that comes with qkv. "
+    "[bold]Train a translator from raw text[/], English to German, on sentences of a small grammar that ships with qkv. "
     "Train a tokenizer and a small Transformer until its translations of held-out sentences are good ({good:g} BLEU), for at most "
-    "{budget}; keep the best weights and score them on a test set. Ctrl-C stops, the same command continues."
+    "{budget}; keep the best weights and score them on a test set. Ctrl-C stops the run, the same command resumes it."
 )
 FILES = {
     "alignment.svg": "attention as a word alignment (open it in a browser)",
@@ -35,10 +35,10 @@ FILES = {
     "best": "the model",
 }
 NEXT = (
-    ("{qkv} serve {out}", "open its page at http://127.0.0.1:8000/ : translate, and look inside"),
+    ("{qkv} serve {out}", "serve its page at http://127.0.0.1:8000/ : translate and inspect"),
     ('echo "The old woman sees a small dog." | {qkv} translate {out} --alignments', "translate a sentence of your own"),
-    ("{qkv} evaluate {out}", "score it: BLEU with intervals, and by length of sentence"),
-    ("tensorboard --logdir {out}", "show the curves, where TensorBoard is installed"),
+    ("{qkv} evaluate {out}", "score it: BLEU with 95 % intervals, and BLEU by sentence length"),
+    ("tensorboard --logdir {out}", "show the curves, if TensorBoard is installed"),
     ("cp {out}/recipe.toml my.toml && {qkv} train my.toml", "train on your own text: name your files in its [data]"),
     ("{qkv} config", "list every field of a recipe"),
     ("{qkv} lectures", "print the worked examples behind it, step by step"),
@@ -46,24 +46,26 @@ NEXT = (
 
 
 def run(
-    out: Annotated[Path, typer.Option("--out", help="Folder of the run.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo"),
     time_budget: Annotated[str, BUDGET] = "10m",
     threads: Threads = None,
     workers: Workers = None,
     settings: Settings = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the model at the end, with its web page.")] = False,
 ) -> None:
-    """Train a translator from raw text, score it, and show what it does: under 5 minutes on two cores.
+    """Train a translator from raw text, score it, and show translations: under 5 minutes on two cores.
 
-    It trains until its translations of held-out sentences are good (95 BLEU), or
-    until the time budget is over, which happens only on a very busy machine. The
-    same command continues a run that was stopped, shows the results of a finished
+    Training ends when the translations of held-out sentences are good (95 BLEU), or
+    when the time budget is used up, which happens only on a very busy machine. The
+    same command resumes a run that was stopped, shows the results of a finished
     one, or continues training if given more time.
 
     [dim]qkv demo[/]
     [dim]qkv demo --time-budget 30m[/]
     """
     from rich.console import Console
+
+    from qkv.train.evaluation import score_lines
 
     console = Console(highlight=False)
     console.print(WHAT.format(budget=time_budget, good=GOOD))

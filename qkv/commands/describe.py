@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.lines import print_answers
+from qkv.commands.translate import Beam
+from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.api import Model
 
 PICTURES = typer.Argument(
-    metavar="IMAGE",
-    help="Image files (PNG, JPEG ...). Default, or -: paths on standard input, one per line.",
-    show_default=False,
+    metavar="IMAGE", help="Image files (PNG, JPEG ...). Default, or -: paths on standard input, one per line."
 )
+MAX_LENGTH = typer.Option(min=1, help="Longest caption in tokens. Default: the model's own.")
 CHUNK = 64
 """Images per chunk."""
 
@@ -28,12 +30,8 @@ CHUNK = 64
 def run(
     folder: Folder,
     pictures: Annotated[list[str] | None, PICTURES] = None,
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; 1 = greedy. Default: the model's own, else 4.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Longest caption in tokens. Default: the model's own.")
-    ] = None,
+    beam: Beam = None,
+    max_length: Annotated[int | None, MAX_LENGTH] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -57,38 +55,28 @@ def run(
         said = {"text": one.text, "score": one.score} if one else {"text": "", "problem": problem}
         return json.dumps({"picture": path, **said}, ensure_ascii=False)
 
-    answer(model, pictures, lambda some: model.describe(some, **search), show)
+    print_answers(answers(model, pictures, lambda some: model.describe(some, **search), show))
 
 
-def answer(model: Model, paths: Sequence[str] | None, ask: Callable[[list[Any]], list[Any]],
-           show: Callable[[str, Any, str], str]) -> None:  # fmt: skip
-    """Print `show(path, answer or None, problem)` for each image; exit with code 1 if one could not be read."""
+def answers(model: Model, paths: Sequence[str] | None, ask: Callable[[list[Any]], list[Any]],
+            show: Callable[[str, Any, str], str]) -> Iterator[list[tuple[str, str]]]:  # fmt: skip
+    """Yield for each image of a chunk `show(path, answer or None, problem)`, and the problem: why it could not be read, or ""."""
     from qkv.data.images import pixels
-    from qkv.errors import QkvError
 
-    problems = 0
-    with writing():
-        for chunk in chunks(paths):
-            tables, wrong = [], {}
-            for number, path in enumerate(chunk):
-                try:
-                    tables.append(pixels(Path(path), model.config.image_size or 0, model.config.n_channels))
-                except QkvError as error:
-                    wrong[number] = str(error)
-                    print(error, file=sys.stderr)
-            found = iter(ask(tables))
-            for number, path in enumerate(chunk):
-                print(show(path, None if number in wrong else next(found), wrong.get(number, "")))
-            sys.stdout.flush()
-            problems += len(wrong)
-    if problems:
-        raise typer.Exit(1)
+    for chunk in chunks(paths):
+        tables, problems = [], [""] * len(chunk)
+        for number, path in enumerate(chunk):
+            try:
+                tables.append(pixels(Path(path), model.config.image_size or 0, model.config.n_channels))
+            except QkvError as error:
+                problems[number] = str(error)
+        found = iter(ask(tables))
+        rows = zip(chunk, problems, strict=True)
+        yield [(show(path, None if problem else next(found), problem), problem) for path, problem in rows]
 
 
 def chunks(paths: Sequence[str] | None) -> Iterator[list[str]]:
     """Yield chunks of paths, from the command line or standard input."""
-    from qkv.errors import QkvError
-
     given = sys.stdin if not paths or list(paths) == ["-"] else paths
     if given is None:
         raise QkvError("no image given and no standard input: name an image file")

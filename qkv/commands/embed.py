@@ -17,20 +17,11 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.tasks.embed import Embedder
 
-FILE = typer.Argument(
-    metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.", show_default=False
-)
-
-
-class Pooling(StrEnum):
-    mean = "mean"
-    cls = "cls"
-    last = "last"
-    tokens = "tokens"
-
-
-POOLING = typer.Option(help="mean, first (cls) or last of the token vectors; tokens: one vector per token.")
-LAYER = typer.Option(help="0 = embeddings, 1 = first layer; -1 = last layer, -2 = the one before.")
+FILE = typer.Argument(metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.")
+Pooling = StrEnum("Pooling", "mean cls last tokens")
+POOLING = typer.Option(help="Mean, first (cls) or last of the token vectors; tokens: one vector per token.")
+LAYER = typer.Option(help="Layer: 0 = embeddings, 1 = first layer; -1 = last layer, -2 = the one before.")
+TRUNCATE = typer.Option("--truncate", help="Cut a text that is longer than the context; otherwise it is an error.")
 OUT = typer.Option(metavar="FILE", help="Write .npy (numpy), .safetensors or .tsv (TensorBoard's projector).")
 
 
@@ -40,9 +31,7 @@ def run(
     pooling: Annotated[Pooling, POOLING] = Pooling.mean,
     layer: Annotated[int, LAYER] = -1,
     normalize: Annotated[bool, typer.Option(help="Scale every vector to length 1.")] = True,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Cut a text that is longer than the context; otherwise it is an error.")
-    ] = False,
+    truncate: Annotated[bool, TRUNCATE] = False,
     out: Annotated[Path | None, OUT] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
     as_json: Json = False,

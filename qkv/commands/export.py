@@ -18,15 +18,13 @@ class ExportFormat(StrEnum):
     binary = "word2vec-binary"
 
 
+TO = typer.Option(help="hf: Hugging Face transformers; qkv: a qkv folder; word2vec-*: word vectors.")
+
+
 def run(
     folder: Folder,
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Folder (for word2vec formats: file) to write.", show_default=False)
-    ],
-    to: Annotated[
-        ExportFormat,
-        typer.Option("--to", help="hf: Hugging Face transformers; qkv: a qkv folder; word2vec-*: word vectors."),
-    ] = ExportFormat.hf,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder (for word2vec formats: file) to write.")],
+    to: Annotated[ExportFormat, TO] = ExportFormat.hf,
 ) -> None:
     """Convert a model: to a Hugging Face folder, to a qkv folder, or word vectors to word2vec files.
 

@@ -15,10 +15,8 @@ from qkv.commands.lines import Line, check_file, chunks, print_answers
 if TYPE_CHECKING:
     from qkv.tasks.fill import Filled
 
-TEXT = typer.Argument(
-    help="A text with [MASK] in place of missing words. Default: the lines of --file.", show_default=False
-)
-FILE = typer.Option("--file", help="A file with one text per line. Default, or -: standard input.", show_default=False)
+TEXT = typer.Argument(help="A text with [MASK] in place of missing words. Default: the lines of --file.")
+FILE = typer.Option("--file", help="A file with one text per line. Default, or -: standard input.")
 TOP_K = typer.Option("--top-k", min=1, help="Number of words per mask.")
 
 
@@ -32,8 +30,8 @@ def run(
 ) -> None:
     """Predict masked words: probability TAB word, most likely first, a blank line after each text.
 
-    With several masks in a text, their number comes first. A line without [MASK], or longer than the model's
-    context, gives a message on standard error, and the exit code is 1.
+    In a text with several masks, each line begins with the number of its mask. A line without [MASK], or longer than the
+    model's context, gives a message on standard error, and the exit code is 1.
 
     [dim]qkv fill my-bert "The capital of France is [MASK]."[/]
     [dim]qkv fill my-bert --file gaps.txt --top-k 3 --json[/]

@@ -15,29 +15,24 @@ from qkv.errors import QkvError
 if TYPE_CHECKING:
     from qkv.api import Model
 
-PROMPT = typer.Argument(metavar="[PROMPT]", help="The text to continue; default: standard input.", show_default=False)
+PROMPT = typer.Argument(metavar="[PROMPT]", help="The text to continue; default: standard input.")
 CHAT = typer.Option("--chat", help="Treat the prompt as a chat message: apply the model's chat template.")
 TRUNCATE = typer.Option("--truncate", help="Keep the end of a prompt that is longer than the context.")
 SLIDE = typer.Option("--slide", help="When the context is full, continue from its last half.")
 Temperature = Annotated[float, typer.Option(min=0.0, help="Softmax temperature; 0 = greedy decoding.")]
 TopK = Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")]
-TopP = Annotated[
-    float | None,
-    typer.Option(min=0.0, max=1.0, help="Nucleus sampling: the most likely tokens up to total probability p."),
-]
-MinP = Annotated[
-    float, typer.Option(min=0.0, max=1.0, help="Sample from tokens with at least p times the top token's probability.")
-]
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(help="Above 1: penalise tokens that occurred before, prompt included (CTRL); in greedy decoding too."),
-]
-PresencePenalty = Annotated[
-    float, typer.Option(min=-2.0, max=2.0, help="Subtract from the logit of each token generated before.")
-]
-FrequencyPenalty = Annotated[
-    float, typer.Option(min=-2.0, max=2.0, help="Subtract from a logit once per time its token was generated.")
-]
+TOP_P = typer.Option(min=0.0, max=1.0, help="Nucleus sampling: the most likely tokens up to total probability p.")
+MIN_P = typer.Option(min=0.0, max=1.0, help="Sample from tokens with at least p times the top token's probability.")
+REPETITION = typer.Option(
+    help="Above 1: penalise tokens that occurred before, prompt included (CTRL); in greedy decoding too."
+)
+PRESENCE = typer.Option(min=-2.0, max=2.0, help="Subtract from the logit of each token generated before.")
+FREQUENCY = typer.Option(min=-2.0, max=2.0, help="Subtract from a logit once per time its token was generated.")
+TopP = Annotated[float | None, TOP_P]
+MinP = Annotated[float, MIN_P]
+RepetitionPenalty = Annotated[float, REPETITION]
+PresencePenalty = Annotated[float, PRESENCE]
+FrequencyPenalty = Annotated[float, FREQUENCY]
 NoRepeat = Annotated[int, typer.Option(min=0, help="Forbid repeated n-grams of this size, prompt included; 0 = off.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")]
 
@@ -81,7 +76,7 @@ def run(
     if prompt is None and sys.stdin is None:
         raise QkvError("no prompt and no standard input: give a prompt")
     if n > 1 and temperature == 0:
-        raise QkvError(f"--n {n}: without --temperature all texts are the same")
+        raise QkvError(f"--n {n}: with greedy decoding all texts are the same; set --temperature above 0")
     params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
     processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
                                 frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
@@ -100,22 +95,14 @@ def fit_prompt(model: Model, ids: list[int], truncate: bool, max_new_tokens: int
         return model.last_ids(ids, max_new_tokens)
     if model.context is not None and len(ids) > model.context:
         raise QkvError(
-            f"the prompt has {len(ids)} tokens, but this model was made for {model.context}: shorten the prompt, or keep its end "
-            "(--truncate)"
+            f"the prompt has {len(ids)} tokens, but the model's context is {model.context}: shorten the prompt, or keep its end "
+            "with --truncate"
         )
     return ids
 
 
-def show(pieces: Iterator[str], first: bool) -> None:
-    if not first:
-        print("---")
-    for piece in pieces:
-        print(piece, end="", flush=True)
-    print(flush=True)
-
-
 class One:
-    """One text as it is written, and why it ended."""
+    """Generation of one text, and why it ended."""
 
     def __init__(self, model: Model, ids: list[int], most: int, slide: bool, processor: Any):
         self.model, self.ids, self.most, self.slide, self.processor = model, ids, most, slide, processor
@@ -133,10 +120,16 @@ class One:
         """Generate the text and print it, as a stream or as JSON, and a note on standard error if it was cut short."""
         pieces = self.pieces(params, seed)
         if as_json:
-            fields = {"prompt": prompt, "text": "".join(pieces), **self.facts(), "seed": seed}
+            text = "".join(pieces)
+            fields = {"prompt": prompt, "text": text, "prompt_tokens": len(self.ids), "tokens": self.written,
+                      "ended": self.ended(), "seed": seed}  # fmt: skip
             print(json.dumps(fields, ensure_ascii=False), flush=True)
         else:
-            show(pieces, first)
+            if not first:
+                print("---")
+            for piece in pieces:
+                print(piece, end="", flush=True)
+            print(flush=True)
         if note := self.note():
             print(note, file=sys.stderr)
 
@@ -145,13 +138,10 @@ class One:
             return "length"
         return "context" if self.written == self.model.room(self.ids) and not self.slide else "end"
 
-    def facts(self) -> dict[str, Any]:
-        return {"prompt_tokens": len(self.ids), "tokens": self.written, "ended": self.ended()}
-
     def note(self) -> str:
         most = self.model.context
         if self.ended() == "context":
-            return f"the context of {self.model.config.max_length} tokens is full: --slide goes on from its last half"
+            return f"the context of {self.model.config.max_length} tokens is full: --slide continues from its last half"
         if most is not None and not self.slide and len(self.ids) + self.written > most:
-            return f"the text is longer than the {most} tokens that this model was made for: --slide keeps to them"
+            return f"the text is longer than the model's context of {most} tokens: --slide stays within it"
         return ""

@@ -9,19 +9,17 @@ import typer
 
 from qkv.errors import ConfigError
 
-NAMES = typer.Argument(metavar="[B1 D1 ...]", help="Examples to compute. Default: all.", show_default=False)
+NAMES = typer.Argument(metavar="[B1 D1 ...]", help="Examples to compute. Default: all.")
 MODEL = typer.Option(
-    "--model",
-    metavar="FOLDER",
-    help="D4, D5: the model to read the sentences with. Default: the one that ships with qkv.",
+    metavar="FOLDER", help="D4, D5: model to run on the sentences. Default: the example model that ships with qkv."
 )
 
 
 def run(names: Annotated[list[str] | None, NAMES] = None, model: Annotated[Path | None, MODEL] = None) -> None:
     """Compute the lectures' worked examples step by step, with the parts that models are built from.
 
-    B1-B7 have answers on the slides; D1-D12 are smaller demonstrations. The claims
-    (C1-C26) are experiments: qkv lab.
+    B1-B7 are examples with answers on the slides, D1-D12 smaller demonstrations.
+    To run the claims (C1-C26) as experiments, use qkv lab.
 
     [dim]qkv lectures[/]
     [dim]qkv lectures B1 D6[/]

@@ -19,7 +19,7 @@ from qkv.commands.tables import rows
 CHUNK = 512
 """Lines that are read, sorted by length and computed together."""
 PAUSE = 0.05
-"""Seconds without a new line on standard input after which those that are there are computed."""
+"""Seconds without a new line on standard input after which the lines read so far are computed."""
 Source = Path | list[str] | None
 """A file, the lines of a text, or standard input."""
 Line = tuple[str | None, str]
@@ -27,7 +27,7 @@ Line = tuple[str | None, str]
 
 
 def check_file(file: Path | str | None) -> Path | None:
-    """Return the file to read, None for standard input (also as -); a wrong path is an error before a model is loaded."""
+    """Return the file to read, None for standard input (also given as -); raise an error for a wrong path, before a model is loaded."""
     from qkv.data.lines import open_binary
 
     if file is None or str(file) == "-":
@@ -46,15 +46,15 @@ def read(file: Path | str) -> Iterator[Line]:
 
 
 def lines_of(source: Path | list[str], columns: Sequence[int | str]) -> Iterator[Line]:
-    """The lines of a file or a text, or the texts of a table."""
+    """Return the lines of a file or a text, or the texts of a table."""
     if isinstance(source, Path):
         return rows(source, columns) if columns else read(source)
     return iter([(line, "") for line in source])
 
 
 def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
-    """Lines in chunks, or of a table the texts of these `columns`: of equal size from a file or a text; from standard input
-    also what is there when no more comes for a moment, so that whoever types gets an answer."""
+    """Yield lines in chunks, or of a table the texts of these `columns`. Chunks of a file or a text have CHUNK lines; standard input
+    yields a smaller chunk if no line arrives for PAUSE seconds, so that interactive input is answered at once."""
     if source is not None:
         lines = lines_of(source, columns)
         while chunk := list(islice(lines, CHUNK)):
@@ -79,7 +79,7 @@ def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[L
 
 
 def feed(waiting: Any) -> None:
-    """Standard input, line by line, into a queue; None at its end."""
+    """Put the lines of standard input into a queue, and None at the end."""
     try:
         for line in read("-"):
             waiting.put(line)
@@ -88,8 +88,9 @@ def feed(waiting: Any) -> None:
         waiting.put(error)
 
 
-def print_answers(chunks: Iterable[Iterable[tuple[str, str]]], verb: str) -> None:
-    """Print (output, problem) of each line as it comes; a problem is a message that the line is not `verb`, and exit code 1."""
+def print_answers(chunks: Iterable[Iterable[tuple[str, str]]], verb: str = "") -> None:
+    """Print the output of each input as it arrives; a problem is reported on standard error (of lines: line N is not `verb`), with
+    exit code 1."""
     done = problems = 0
     with writing():
         for chunk in chunks:
@@ -97,7 +98,7 @@ def print_answers(chunks: Iterable[Iterable[tuple[str, str]]], verb: str) -> Non
                 done += 1
                 if problem:
                     problems += 1
-                    print(f"line {done} is not {verb}: {problem}", file=sys.stderr)
+                    print(f"line {done} is not {verb}: {problem}" if verb else problem, file=sys.stderr)
                 print(output)
             sys.stdout.flush()
     if problems:

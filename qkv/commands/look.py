@@ -19,57 +19,38 @@ if TYPE_CHECKING:
     from qkv.look.result import LookResult
     from qkv.tasks.inspection import Looker
 
-
-class What(StrEnum):
-    attention = "attention"
-    lens = "lens"
-    attribution = "attribution"
-    answers = "answers"
-    effect = "effect"
-    heads = "heads"
-    rollout = "rollout"
-    positions = "positions"
-    residual = "residual"
-    walk = "walk"
-    patch = "patch"
-    neighbours = "neighbours"
-    contexts = "contexts"
-
-
+What = StrEnum(
+    "What",
+    "attention lens attribution answers effect heads rollout positions residual walk patch neighbours contexts",
+)
 OF_WORDS = {What.neighbours, What.contexts}
-"""What is asked about a word, not about what the model reads."""
+"""Analyses of a word, not of an input."""
 EVERY = (What.attention, What.lens, What.attribution, What.answers)
-"""What is shown where nothing is said, as far as the model has it."""
-GIVEN = typer.Argument(metavar="TEXT", help="The input: a text, or the path of an image.", show_default=False)
+"""Default analyses, as far as the model supports them."""
+GIVEN = typer.Argument(metavar="TEXT", help="The input: a text, or the path of an image.")
 WHAT = typer.Option(
     "--what", "-w", help="Analyses to run; may be repeated. patch needs --other, contexts --other and --word; neighbours "
     "takes a word as TEXT."
 )  # fmt: skip
 PAIR = typer.Option(
-    metavar="TEXT", help="The second text of a model of text pairs; for question answering, the question."
+    metavar="TEXT", help="The second text, for models of text pairs; for question answering, the question."
 )
 TARGET = typer.Option(
     metavar="TEXT", help="The output to inspect (a translation, a summary); default: the model's own."
 )
-LAYER = typer.Option(
-    help="attention, walk: the layer, 0 = the first; contexts: 0 = the embeddings; -1 = the last.",
-)
-HEAD = typer.Option(
-    help="attention: one head (default: all, with a menu); walk: the head (default: 0).", show_default=False
-)
+LAYER = typer.Option(help="attention, walk: the layer, 0 = the first; contexts: 0 = the embeddings; -1 = the last.")
+HEAD = typer.Option(help="attention: one head (default: all, with a menu); walk: the head (default: 0).")
 POSITION = typer.Option(
-    help="answers, attribution, effect, patch: index of the token inspected, 0 = the first; default: the gap, or the last.",
-    show_default=False,
+    help="answers, attribution, effect, patch: index of the token to inspect, 0 = the first; default: the mask, else the last."
 )
-KIND = typer.Option(help="Attention of an encoder-decoder: encoder, decoder or cross.", show_default=False)
+KIND = typer.Option(help="Attention of an encoder-decoder: encoder, decoder or cross.")
 OTHER = typer.Option(
-    metavar="TEXT",
-    help="patch: the text that activations are taken from, with as many tokens; contexts: the second text.",
-)
-WORD = typer.Option(metavar="WORD", help="contexts: a word that occurs in both texts.", show_default=False)
+    metavar="TEXT", help="patch: the text that activations are taken from, with as many tokens; contexts: the second text."
+)  # fmt: skip
+WORD = typer.Option(metavar="WORD", help="contexts: a word that occurs in both texts.")
 METHOD = typer.Option(help="attribution: gradient, integrated or occlusion.")
 OUT = typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write (self-contained).")
-PNG = typer.Option("--png", metavar="FILE", help="Also write a PNG (needs chromium or chrome).", show_default=False)
+PNG = typer.Option("--png", metavar="FILE", help="Also write a PNG (needs chromium or chrome).")
 
 
 def run(
@@ -140,7 +121,7 @@ def print_notes(found: dict[str, LookResult]) -> None:
 
 
 def default_analyses(show: Callable[[What], LookResult]) -> dict[str, LookResult]:
-    """EVERY view that this model has of this input; what is left out is said in a line, and why."""
+    """Run the default analyses that this model supports; one line on standard error names those left out, and why."""
     found: dict[str, LookResult] = {}
     missing: dict[str, list[str]] = {}
     for one in EVERY:
@@ -152,12 +133,12 @@ def default_analyses(show: Callable[[What], LookResult]) -> dict[str, LookResult
         parts = [f"{', '.join(names)} ({problem})" for problem, names in missing.items()]
         print(f"left out: {'; '.join(parts)}", file=sys.stderr)
     if not found:
-        raise QkvError("there is nothing to show of this model without being told what: give --what")
+        raise QkvError("this model supports none of the default analyses: choose others with --what")
     return found
 
 
 def among_words(looker: Looker, what: What, given: str, other: str | None, word: str | None, layer: int) -> LookResult:
-    """The neighbours of a word, or one word in two texts."""
+    """Return the neighbours of a word, or compare one word in two texts."""
     if what is What.neighbours:
         return looker.neighbours(given)
     if word is None or other is None:
@@ -169,7 +150,7 @@ def among_words(looker: Looker, what: What, given: str, other: str | None, word:
 
 def analyse(look: Look, what: What, layer: int, head: int | None, kind: str | None, method: str, position: int | None
          ) -> LookResult:  # fmt: skip
-    """One of the methods of a Look. Where it writes, be it a translation or a summary behind its text, that is looked at."""
+    """Run one analysis of a Look; of a model that generates (a translation, a summary), the output is analysed."""
     written = range(look.first, len(look.tokens))
     if what is What.attention:
         return look.attention(layer, head, kind, written if look.first else None)

@@ -14,9 +14,7 @@ from qkv.commands.common import Json, writing
 if TYPE_CHECKING:
     from qkv.vectors.space import Neighbour
 
-VECTORS = typer.Argument(
-    metavar="RUN|FILE", help="Word vectors: a run folder, or a word2vec file (text or binary).", show_default=False
-)
+VECTORS = typer.Argument(metavar="RUN|FILE", help="Word vectors: a run folder, or a word2vec file (text or binary).")
 N = typer.Option("--n", min=1, help="Number of words.")
 VectorsArgument = Annotated[Path, VECTORS]
 HowMany = Annotated[int, N]
@@ -24,7 +22,7 @@ HowMany = Annotated[int, N]
 
 def run(
     vectors: VectorsArgument,
-    words: Annotated[list[str], typer.Argument(help="Words to find neighbours of.", show_default=False)],
+    words: Annotated[list[str], typer.Argument(help="Words to find neighbours of.")],
     n: HowMany = 10,
     as_json: Json = False,
 ) -> None:

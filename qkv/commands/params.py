@@ -13,13 +13,14 @@ from qkv.commands.common import Json, Settings, align_columns, config_of
 if TYPE_CHECKING:
     from qkv.models.params import Count
 
-WHAT = typer.Argument(metavar="NAME|RECIPE|FOLDER", help="A preset, a recipe or a model folder.", show_default=False)
+WHAT = typer.Argument(metavar="NAME|RECIPE|FOLDER", help="A preset, a recipe or a model folder.")
 
 
 def run(what: Annotated[str, WHAT], as_json: Json = False, settings: Settings = None) -> None:
     """Count the parameters by matrix, without allocating memory.
 
-    For decoders it also prints the count of lecture 003: weight matrices only, one per head, output matrix included.
+    For decoders it also prints the count of lecture 003 (docs/lectures.md, B4): weight matrices only, one per head, output
+    matrix included.
 
     [dim]qkv params gpt3-175b --json[/]
     [dim]qkv params transformer-base --set model.d_model=256[/]

@@ -2,50 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from qkv.commands.ablate import JobsOption, command_line
-from qkv.commands.common import Settings
+from qkv.commands.ablate import Jobs, command_line
+from qkv.commands.common import Settings, to_stderr
 from qkv.commands.train import RECIPE
 
-MinutesOption = Annotated[float, typer.Option("--minutes", min=0.1, max=100_000, help="Time for all runs together.")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", help="Folder of runs and results; default: lab/scale-NAME.", show_default=False)
-]
-OPERATIONS = typer.Option(
-    "--operations", metavar="C", help="Predict the best size for this many operations; may be repeated.", show_default=False
-)  # fmt: skip
-EmbeddingsOption = Annotated[
-    bool, typer.Option("--count-embeddings", help="Let N be all parameters, embeddings and output matrix included.")
-]
-DryOption = Annotated[
-    bool, typer.Option("--dry-run", help="Measure the speed of every size, print the plan and train nothing.")
-]
+MINUTES = typer.Option(min=0.1, max=100_000, help="Total time for all runs, in minutes.")
+OUT = typer.Option(help="Folder of runs and results; default: lab/scale-NAME.")
+OPERATIONS = typer.Option(metavar="C", help="Predict the best size for C training operations; may be repeated.")
+EMBEDDINGS = typer.Option(
+    "--count-embeddings", help="Count all parameters in N, including embeddings and output matrix."
+)
+DRY = typer.Option("--dry-run", help="Measure the speed of every size, print the plan and train nothing.")
 
 
 def run(
     recipe: Annotated[str, RECIPE],
-    minutes: MinutesOption = 30.0,
+    minutes: Annotated[float, MINUTES] = 30.0,
     settings: Settings = None,
-    jobs: JobsOption = None,
-    out: OutOption = None,
+    jobs: Jobs = None,
+    out: Annotated[Path | None, OUT] = None,
     operations: Annotated[list[float] | None, OPERATIONS] = None,
-    count_embeddings: EmbeddingsOption = False,
-    dry_run: DryOption = False,
+    count_embeddings: Annotated[bool, EMBEDDINGS] = False,
+    dry_run: Annotated[bool, DRY] = False,
 ) -> None:
     """Fit a scaling law to runs of a language model, and check its prediction.
 
-    Plans runs over sizes (up to that of the recipe) and amounts of data that
-    fit into the given minutes, trains them in parallel, one core each, and
-    fits L(N, D) = E + A / N^a + B / D^b with bootstrap intervals (Hoffmann et
-    al. 2022). It reports when the runs cannot separate the exponents, predicts
-    the best size for a budget of C = 6 N D operations, and checks the
-    prediction with one more run. Run the same command again after Ctrl-C to
-    resume. Files: index.html, table.md, table.csv, results.json, figure.svg.
+    Plans runs with several sizes (up to that of the recipe) and amounts of data
+    that fit into the given time, trains them in parallel on one core each, and
+    fits L = E + A / N^a + B / D^b with bootstrap intervals (N parameters, D tokens;
+    Hoffmann et al. 2022). Reports if the runs cannot separate the exponents,
+    predicts the best size for C = 6 N D operations, and checks the prediction
+    with one more run. To resume after Ctrl-C, run the same command again. Files:
+    index.html, table.md, table.csv, results.json, figure.svg.
 
     [dim]qkv scale stdlib-code --minutes 40[/]
     [dim]qkv scale stdlib-code --minutes 40 --dry-run        # print the plan[/]
@@ -77,7 +70,3 @@ def run(
     print(f"\nFiles: {folder}/index.html, table.md, table.csv, results.json, figure.svg")
     if found.failed:
         raise typer.Exit(1)
-
-
-def to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -21,26 +21,19 @@ if TYPE_CHECKING:
 FOLDERS = typer.Argument(
     metavar="[NAME=]FOLDER…",
     help="Models to serve: qkv runs or model folders, Hugging Face folders, .gguf files. Default: the example model that ships with qkv.",
-    show_default=False,
 )
 KEYS = typer.Option(
-    "--api-key",
-    help="A key that clients must send. Other users of the machine can see it (ps): prefer --api-keys or the variable QKV_API_KEYS.",
+    help="A key that clients must send. Other users of the machine can see it (ps): prefer --api-keys or the variable QKV_API_KEYS."
 )
-LANGUAGES = typer.Option(
-    "--languages", help="NAME=en-de: the languages of a translator whose folder does not name them."
-)
-LIMIT = typer.Option(
-    "--limit", help="NAME=VALUE: change a limit on requests, such as tokens=256 (see docs/serve.md for all)."
-)
+KEY_FILE = typer.Option(help="A file with one key per line; clients must send one of them.")
+LANGUAGES = typer.Option(help="NAME=en-de: the languages of a translator whose folder does not name them.")
+LIMIT = typer.Option(help="NAME=VALUE: change a limit on requests, such as tokens=256 (see docs/serve.md for all).")
 WORKERS = typer.Option(
-    min=0,
-    max=256,
-    help="Worker processes, each with a copy of the models; 0 = one per free core for small models, else one.",
-)
+    min=0, max=256, help="Worker processes, each with a copy of the models; 0 = one per free core for small models, else one."
+)  # fmt: skip
+CORS = typer.Option(help="Allowed CORS origin of web pages, or * for any; may be repeated.")
 ALLOWED = typer.Option(
-    "--allowed-host",
-    help="A host name by which clients may address the server, besides localhost, --host and IP addresses; * = any.",
+    help="A host name by which clients may address the server, besides localhost, --host and IP addresses; * = any."
 )
 PUBLIC = "anyone who can reach this machine can use the server: require a key with --api-keys FILE or QKV_API_KEYS"
 EVERYWHERE = ("0.0.0.0", "::", "")
@@ -53,23 +46,18 @@ def run(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 = all interfaces.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 = any free port.")] = 8000,
     api_key: Annotated[list[str] | None, KEYS] = None,
-    api_keys: Annotated[
-        Path | None, typer.Option("--api-keys", help="A file with one key per line; clients must send one of them.")
-    ] = None,
+    api_keys: Annotated[Path | None, KEY_FILE] = None,
     workers: Annotated[int, WORKERS] = 0,
     languages: Annotated[list[str] | None, LANGUAGES] = None,
     limit: Annotated[list[str] | None, LIMIT] = None,
     watch: Annotated[Path | None, typer.Option("--run", help="Folder of a training run: show its curves live.")] = None,
-    cors: Annotated[
-        list[str] | None,
-        typer.Option("--cors", help="Allowed CORS origin of web pages, or * for any; may be repeated."),
-    ] = None,
+    cors: Annotated[list[str] | None, CORS] = None,
     allowed_host: Annotated[list[str] | None, ALLOWED] = None,
     device: DeviceOption = Device.auto,
 ) -> None:
-    """Serve models: a web page to explore them, and APIs (LibreTranslate's, OpenAI's, and a native one).
+    """Serve models: a web page to explore them, and HTTP APIs (LibreTranslate's, OpenAI's, and a native one).
 
-    Requests are batched continuously and bounded by --limit. When the queue is full, the server answers 503 with Retry-After.
+    Requests are batched continuously and limited by --limit. If the queue is full, the server returns 503 with Retry-After.
 
     [dim]qkv serve[/]
     [dim]qkv serve runs/demo[/]

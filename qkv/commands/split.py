@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
@@ -11,45 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Json
+from qkv.commands.common import Json, parse_columns
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
     from qkv.data.raw_records import RawRecords
     from qkv.data.split import SplitPlan
 
-
-class SplitFormat(StrEnum):
-    """What a file holds."""
-
-    auto = "auto"
-    tsv = "tsv"
-    csv = "csv"
-    jsonl = "jsonl"
-    conll = "conll"
-    lines = "lines"
-    blank = "blank"
-
-
+SplitFormat = StrEnum("SplitFormat", "auto tsv csv jsonl conll lines blank")
 FILES = typer.Argument(
-    metavar="FILE", show_default=False,
-    help="A table (.tsv .csv .jsonl), a CoNLL file (.conllu .conll), a text; or parallel text files. May be compressed.",
+    metavar="FILE",
+    help="A table (.tsv .csv .jsonl), a CoNLL file (.conllu .conll), a text; or parallel text files. May be compressed."
 )  # fmt: skip
 SIZE = "set: a fraction (0.1 or 10%) or a number of records (500); 0 = none."
-OUT = typer.Option("--out", metavar="FOLDER", help="Where to write; default: beside the file.", show_default=False)
+OUT = typer.Option(metavar="FOLDER", help="Output folder; default: that of the file.")
 FORMAT = typer.Option(
     "--format", help="File format; auto: from the file extension. blank: documents separated by blank lines."
 )
-GROUP = typer.Option(
-    metavar="COLUMN", help="Keep rows with the same value together: an author, a document.", show_default=False
-)
-STRATIFY = typer.Option(
-    metavar="COLUMN", help="Keep the label distribution of this column the same in every set.", show_default=False
-)
+SHUFFLE = typer.Option(help="Shuffle before splitting; --no-shuffle holds out the end of the file.")
+GROUP = typer.Option(metavar="COLUMN", help="Keep rows with the same value together: an author, a document.")
+STRATIFY = typer.Option(metavar="COLUMN", help="Keep the label distribution of this column the same in every set.")
 TEXT = typer.Option(
-    metavar="COLUMNS",
-    help="Columns used to find duplicates, such as text,title. Default: the text columns.",
-    show_default=False,
+    metavar="COLUMNS", help="Columns used to find duplicates, such as text,title. Default: the text columns."
 )
 HEADER = typer.Option("--header/--no-header", help="Whether the first row is a header. Default: detect it.")
 
@@ -60,15 +43,13 @@ def run(
     test: Annotated[str, typer.Option(metavar="SIZE", help=f"Size of the test {SIZE}")] = "0.1",
     out: Annotated[Path | None, OUT] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Random seed.")] = 1,
-    shuffle: Annotated[
-        bool, typer.Option(help="Shuffle before splitting; --no-shuffle holds out the end of the file.")
-    ] = True,
+    shuffle: Annotated[bool, SHUFFLE] = True,
     group: Annotated[str | None, GROUP] = None,
     stratify: Annotated[str | None, STRATIFY] = None,
     text: Annotated[str | None, TEXT] = None,
     given: Annotated[SplitFormat, FORMAT] = SplitFormat.auto,
     header: Annotated[bool | None, HEADER] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files of these names.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     as_json: Json = False,
 ) -> None:
     """Split a data set into train, valid and test files.
@@ -88,10 +69,9 @@ def run(
     from qkv.data.split import plan
 
     if "-" in map(str, files):
-        raise ConfigError("standard input is read once, and splitting reads twice: name a file")
+        raise ConfigError("standard input is read once, but splitting reads its input twice: give a file")
     kind = "" if given is SplitFormat.auto else given.value
-    columns = [column(name) for name in text.split(",")] if text else []
-    source = RawRecords(files, kind, columns, column(group), column(stratify), header)  # type: ignore[arg-type]
+    source = RawRecords(files, kind, parse_columns(text), column(group), column(stratify), header)
     folder = out or next(parent for parent in files[0].parents if not parent.is_file())
     names = choose_paths(source, folder, {"valid": valid, "test": test}, force)
     found = plan(source, valid, test, seed, shuffle)
@@ -119,7 +99,7 @@ def choose_paths(source: RawRecords, folder: Path, sizes: dict[str, str], force:
     inputs = {Path(path).resolve() for path in source.paths}
     for path in (path for some in paths.values() for path in some):
         if path.resolve() in inputs:
-            raise ConfigError(f"{path} is the file that is split: choose another folder with --out")
+            raise ConfigError(f"{path} is the input file: choose another folder with --out")
         if path.exists() and not force:
             raise ConfigError(f"{path} exists: choose another folder with --out, or overwrite it with --force")
     return paths
@@ -132,10 +112,11 @@ def copy(source: RawRecords, found: SplitPlan, names: dict[str, list[Path]]) -> 
 
     def write_all(temporary: dict[Path, str]) -> None:
         with ExitStack() as stack:
-            enter: Callable[[Path], Any] = lambda path: stack.enter_context(  # noqa: E731
-                open(temporary[path], "w", encoding="utf-8", newline="\n")
-            )
-            write(source, found, {name: [enter(path) for path in paths] for name, paths in names.items()})
+            files = {
+                path: stack.enter_context(open(name, "w", encoding="utf-8", newline="\n"))
+                for path, name in temporary.items()
+            }
+            write(source, found, {name: [files[path] for path in paths] for name, paths in names.items()})
 
     def nested(paths: Sequence[Path], temporary: dict[Path, str]) -> None:
         if not paths:
@@ -163,14 +144,13 @@ def summary(source: RawRecords, found: SplitPlan, names: dict[str, list[Path]]) 
         short = found.wanted.get(name, 0) - found.counts[name]
         lines.append(
             f"  {name:<6}{found.counts[name]:>10,}  {' '.join(map(str, paths))}"
-            + (f"  ({short:,} fewer than asked for: groups are not divided)" if short > 0 else "")
+            + (f"  ({short:,} fewer than requested: groups are not divided)" if short > 0 else "")
         )
     groups, members, largest = found.repeated()
     where = [f"column {c}" if isinstance(c, int) else c for c in source.text]
     same = "an equal source or target" if source.kind == "parallel" and len(source.paths) == 2 else "an equal text"
-    same += (f" in {' or '.join(where)}" if where else "") + (
-        f" or the same {source.group}" if source.group is not None else ""
-    )
+    same += f" in {' or '.join(where)}" if where else ""
+    same += f" or the same {source.group}" if source.group is not None else ""
     if groups:
         lines.append(
             f"kept together: {plural(members, source.noun)} in {plural(groups, 'groups')} with {same}; the largest "
@@ -202,13 +182,12 @@ def recipe_lines(source: RawRecords, folder: Path, names: dict[str, list[Path]])
         if source.kind in ("tsv", "csv", "jsonl"):
             corpus = f"table = {files[1:-1]}"
         else:
-            corpus = f"files = {files}" + (
-                f', documents = "{source.kind}"' if source.kind in ("lines", "blank") else ""
-            )
+            corpus = f"files = {files}"
+            corpus += f', documents = "{source.kind}"' if source.kind in ("lines", "blank") else ""
         lines.append(f"{name} = [{{ {corpus} }}]" if name == "train" else f"{name} = {{ {corpus} }}")
     if "valid" not in names:
-        lines.append("# a recipe needs a valid set too: leave out --valid 0, or name another file")
+        lines.append("# a recipe needs a validation set: leave out --valid 0, or name another file")
     if source.names and not guess_columns(source.names):
         shown = json.dumps(source.names[:2], ensure_ascii=False)
-        lines.append(f"# if it cannot tell which columns to read, name them: {{ table = ..., columns = {shown} }}")
+        lines.append(f"# if the columns are not recognised, name them: {{ table = ..., columns = {shown} }}")
     return lines

@@ -11,10 +11,10 @@ import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json
 from qkv.commands.lines import Line, check_file, chunks, print_answers
+from qkv.commands.translate import Beam
 
-FILE = typer.Argument(
-    metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.", show_default=False
-)
+FILE = typer.Argument(metavar="[FILE]", help="A file with one text per line. Default, or -: standard input.")
+MAX_LENGTH = typer.Option(min=1, help="Longest summary in tokens. Default: the model's own, else 64.")
 WHOLE = typer.Option("--whole", help="Treat the whole file as one text.")
 
 
@@ -22,12 +22,8 @@ def run(
     folder: Folder,
     file: Annotated[Path | None, FILE] = None,
     whole: Annotated[bool, WHOLE] = False,
-    beam: Annotated[
-        int | None, typer.Option(min=1, help="Beam size; 1 = greedy. Default: the model's own, else 4.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(min=1, help="Longest summary in tokens. Default: the model's own, else 64.")
-    ] = None,
+    beam: Beam = None,
+    max_length: Annotated[int | None, MAX_LENGTH] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:

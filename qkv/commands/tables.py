@@ -9,7 +9,7 @@ from pathlib import Path
 
 def columns_to_read(file: Path | None, task: str, languages: tuple[str, str] | None = None, count: int = 1
                     ) -> Sequence[int | str]:  # fmt: skip
-    """Choose the columns of a table that hold the texts (`count` of them), and print which; () for a file that is no table.
+    """Choose the columns of a table that hold the texts (`count` of them), and print which; () for a file that is not a table.
 
     languages: of a translator, whose columns may be named by them.
     """

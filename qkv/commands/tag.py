@@ -17,16 +17,8 @@ from qkv.commands.lines import CHUNK, check_file, chunks, print_answers
 if TYPE_CHECKING:
     from qkv.tasks.tagging import Tagged
 
-FILE = typer.Argument(metavar="[FILE]", help="A file of sentences. Default, or -: standard input.", show_default=False)
-
-
-class TagFormat(StrEnum):
-    """How sentences are given."""
-
-    text = "text"
-    conll = "conll"
-
-
+FILE = typer.Argument(metavar="[FILE]", help="A file of sentences. Default, or -: standard input.")
+TagFormat = StrEnum("TagFormat", "text conll")
 FORMAT = typer.Option(
     "--format",
     help="text: one sentence per line. conll: one word per line (first column; CoNLL-U: second), blank line after each sentence.",

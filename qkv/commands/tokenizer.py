@@ -26,13 +26,9 @@ class Kind(StrEnum):
     bytes = "bytes"
 
 
-PATH = typer.Argument(
-    metavar="TOKENIZER", help="A tokenizer.json, a SentencePiece .model file, or a model folder.", show_default=False
-)
+PATH = typer.Argument(metavar="TOKENIZER", help="A tokenizer.json, a SentencePiece .model file, or a model folder.")
 INPUT = typer.Argument(metavar="[FILE]", help="A text file. Default, or -: standard input.")
-TEXTS = typer.Argument(
-    metavar="FILES", help="Text files to train on; .gz .xz .zst are decompressed.", show_default=False
-)
+TEXTS = typer.Argument(metavar="FILES", help="Text files to train on; .gz .xz .zst are decompressed.")
 PIECES = typer.Option("--pieces", help="Print the tokens instead of their ids.")
 
 
@@ -105,11 +101,8 @@ def info(path: Annotated[Path, PATH], as_json: Json = False) -> None:
     special = {t.content: i for i, t in tokenizer.backend.get_added_tokens_decoder().items() if t.special}
     kind = type(tokenizer.backend.model).__name__
     if as_json:
-        print(
-            json.dumps(
-                {"kind": kind, "size": tokenizer.size, "special": special, "names": tokenizer.special_names()}, indent=2
-            )
-        )
+        found = {"kind": kind, "size": tokenizer.size, "special": special, "names": tokenizer.special_names()}
+        print(json.dumps(found, indent=2))
         return
     print(f"{kind}, {tokenizer.size:,} entries")
     for token, index in sorted(special.items(), key=lambda item: item[1]):

@@ -14,20 +14,14 @@ from qkv.errors import ConfigError
 if TYPE_CHECKING:
     from qkv.train.run import Run
 
-RECIPE = typer.Argument(
-    help="A recipe: the path of a TOML file, or the name of one that ships with qkv.", show_default=False
+RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of one that ships with qkv.")
+OUT = typer.Option(help="Folder of the run; default: runs/NAME.")
+BUDGET = typer.Option(help="Maximum training time, such as 90s, 10m or 1h; the schedule is scaled to it.")
+Threads = Annotated[int | None, typer.Option(min=1, help="Train in one process with this many threads.")]
+WORKERS = typer.Option(
+    min=1, max=1024, help="Data-parallel worker processes; default: one per core where that is faster."
 )
-OUT = typer.Option("--out", help="Folder of the run; default: runs/NAME.", show_default=False)
-BUDGET = typer.Option(
-    "--time-budget", help="Maximum training time, such as 90s, 10m or 1h; the schedule is scaled to it."
-)
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="Train in one process with this many threads.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", min=1, max=1024, help="Data-parallel worker processes; default: one per core where that is faster."
-    ),
-]
+Workers = Annotated[int | None, WORKERS]
 Changed = Annotated[bool, typer.Option("--changed-data", help="Resume a run even if its training data have changed.")]
 
 
@@ -40,7 +34,7 @@ def run(
     workers: Workers = None,
     changed_data: Changed = False,
 ) -> None:
-    """Train a model of any task, score it on the test set, and write its card.
+    """Train a model of any task, score it on the test set, and write a model card.
 
     Run the same command again to resume a run that was stopped; the result is
     the same bit for bit, except with a time budget, where the learning rate
@@ -61,6 +55,7 @@ def run(
     from qkv.config.vectors import learns_vectors
     from qkv.evaluate.baseline import describe_baseline
     from qkv.recipes import find
+    from qkv.train.evaluation import score_lines
     from qkv.train.report import digits, in_words
 
     if learns_vectors(find(recipe), settings):
@@ -74,22 +69,23 @@ def run(
         print(f"{name} {in_words(one['metric'])} {digits(one['scores'][one['metric']])}, of the same weights")
     for line in (*score_lines(finished.results), *describe_baseline(finished.results)):
         print(line)
-    print(f"{folder / 'best'} is the model, {folder / 'README.md'} its card, {folder / 'curves.svg'} a picture")
+    print(f"model: {folder / 'best'}, model card: {folder / 'README.md'}, learning curves: {folder / 'curves.svg'}")
     print(f"use it: {finished.task.use(shlex.quote(str(folder)))[0]}")
 
 
 def word_vectors(
     recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None
 ) -> None:
-    """word2vec: no network, so a loop of its own."""
+    """Train word vectors (word2vec), which have a training loop of their own."""
     from qkv.config.vectors import load_vectors_recipe
     from qkv.recipes import find
+    from qkv.train.evaluation import score_lines
     from qkv.train.report import Report
     from qkv.vectors import run as training
 
     if time_budget is not None:
         raise ConfigError(
-            "--time-budget is for networks: word vectors take passes over the text, --set vectors.epochs=3"
+            "--time-budget does not apply to word vectors: set the number of epochs with --set vectors.epochs=3"
         )
     path = find(recipe)
     changes += [] if threads is None else [f"vectors.workers={threads}"]
@@ -97,15 +93,15 @@ def word_vectors(
     finished = training.run(load_vectors_recipe(path, changes), kept_text(path, changes), folder, Report())
     if finished.signal:
         raise typer.Exit(128 + finished.signal)
-    print(f"loss in the last pass {finished.results['loss']:.4f} per prediction")
+    print(f"loss in the last epoch {finished.results['loss']:.4f} per prediction")
     for line in score_lines(finished.results):
         print(line)
-    print(f"{folder / 'best'} has the vectors, {folder / 'README.md'} is their card, {folder / 'curves.svg'} a picture")
+    print(f"vectors: {folder / 'best'}, model card: {folder / 'README.md'}, learning curves: {folder / 'curves.svg'}")
     print(f"use them: qkv nearest {folder} {finished.vocabulary.words[len(finished.vocabulary.words) // 10]}")
 
 
 def kept_text(path: Path, changes: list[str]) -> str:
-    """The recipe as the run's folder keeps it, with what was changed on the command line."""
+    """Return the recipe as stored in the run folder, with the changes of the command line."""
     from qkv.config.strict import with_changes
     from qkv.convert.files import read_text
 
@@ -128,7 +124,7 @@ def train_recipe(recipe: str, changes: list[str], out: Path | None, time_budget:
         changes = [*changes, f"train.time_budget={minutes(time_budget)}"]
     loaded = load_recipe(path, changes, open_config)
     if loaded.data is None:
-        raise ConfigError(f"{recipe} has no [data] table: it says what a model is, not what it learns from")
+        raise ConfigError(f"{recipe} has no [data] table: add one, or choose a recipe with data")
     if threads is not None:
         torch.set_num_threads(threads)
     if workers is None and threads is not None:
@@ -140,10 +136,3 @@ def train_recipe(recipe: str, changes: list[str], out: Path | None, time_budget:
     if not finished.results:  # one of several workers: rank 0 reports
         raise typer.Exit
     return finished
-
-
-def score_lines(results: dict) -> list[str]:
-    """The scores of the test set, as `qkv evaluate` prints them."""
-    from qkv.train import evaluation
-
-    return evaluation.score_lines(results)

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from qkv.generate.translate import Translation
 
 FIRST = typer.Argument(
-    metavar="FOLDER", show_default=False,
+    metavar="FOLDER",
     help="A model: a qkv run or model folder, a Hugging Face folder, a .gguf or .bin file. Default: the example model that "
-    "ships with qkv.",
+    "ships with qkv."
 )  # fmt: skip
 SECOND = typer.Argument(
-    metavar="FILE|TEXT", show_default=False,
-    help="A file with one text per line, a table with a column of texts, or the text itself. Default: standard input.",
+    metavar="FILE|TEXT",
+    help="A file with one text per line, a table with a column of texts, or the text itself. Default: standard input."
 )  # fmt: skip
 MARKS = (".", "?", "!", "…", "。", "？", "！")
 TEXTS = "a text to translate contains a space or ends in . ? or !; for a single word: echo WORD | qkv translate"
@@ -79,7 +79,7 @@ def run(
 
     An argument is taken as text if no such file exists and it contains a space
     or ends in . ? or ! Without FOLDER, the example model translates English to
-    German; it knows the words of a small grammar only. A line that cannot be
+    German, with the vocabulary of a small grammar. A line that cannot be
     translated (not UTF-8, too long) gives an empty line and a message on standard
     error, and the exit code is 1. To sample translations, use qkv generate.
 
@@ -116,8 +116,8 @@ def translate_lines(model: Model, source: Source, how: dict[str, Any], constrain
 
 
 def is_text(argument: str) -> bool:
-    """Tell a text from a path: no such path exists, nor a folder or archive that it could be in, and it has a space in it or
-    a mark at its end. So a mistyped name of a folder is no text."""
+    """Return whether an argument is a text, not a path: neither the path nor a folder or archive above it exists, and it contains
+    a space or ends with a punctuation mark. A mistyped folder name is therefore not a text."""
     holders = [parent for parent in Path(argument).parents if parent != Path()]
     if os.path.exists(argument) or any(os.path.exists(parent) for parent in holders):
         return False
@@ -125,11 +125,11 @@ def is_text(argument: str) -> bool:
 
 
 def arguments(first: str | None, second: str | None) -> tuple[Path, Source]:
-    """What [FOLDER] [FILE|TEXT] mean: a model and what it translates."""
+    """Parse [FOLDER] [FILE|TEXT]: return the model and the source to translate."""
     from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE, find
 
     if second is not None and is_text(first or ""):
-        raise QkvError(f"{first!r} is a text and no model: give FOLDER, then a file or a text; example is a FOLDER too")
+        raise QkvError(f"{first!r} is a text, not a model: give FOLDER, then a file or a text (FOLDER may be: example)")
     if first is None or is_text(first):
         print(ABOUT_EXAMPLE, file=sys.stderr)
         first, second = EXAMPLE, first
@@ -153,7 +153,7 @@ def open_model(folder: Path, source: Source, device: str) -> Model:
 
 
 def split(chunk: list[Line]) -> tuple[list[str], list[list[str]]]:
-    """Texts, and what must occur in the translation of each."""
+    """Split lines into texts and the phrases that the translation of each must contain."""
     parts = [(text or "").split("\t") for text, _ in chunk]
     return [text for text, *_ in parts], [words for _, *words in parts]
 
@@ -180,7 +180,7 @@ class Printer:
             print(f"\r{self.done:,} lines, {rate:,.1f} per second", end="", file=sys.stderr, flush=True)
 
     def lines(self, one: Translation, problem: str) -> list[str]:
-        """One line per translation that is asked for."""
+        """Return one line per translation."""
         from qkv.generate.alignment import pharaoh
 
         if self.as_json:

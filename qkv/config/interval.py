@@ -11,7 +11,7 @@ UNITS = {"s": 1 / 60, "m": 1.0, "h": 60.0}
 
 
 class Interval(NamedTuple):
-    """How often something happens; one of the three is not 0."""
+    """Interval between two events; exactly one of the three fields is not 0."""
 
     updates: int = 0
     share: float = 0.0
@@ -20,7 +20,7 @@ class Interval(NamedTuple):
 
 
 def interval(value: int | str) -> Interval:
-    """500 -> every 500 updates; "10%" -> ten times in the run; "5m" -> every 5 minutes. ConfigError for anything else."""
+    """Parse 500 (every 500 updates), "10%" (ten times per run) or "5m" (every 5 minutes); raise ConfigError for anything else."""
     if isinstance(value, int) and 0 < value <= 10**12:
         return Interval(updates=value)
     if isinstance(value, str):
@@ -35,7 +35,7 @@ def interval(value: int | str) -> Interval:
 
 
 def minutes(text: str) -> float:
-    """10m, 1h, 90s or a plain number of minutes."""
+    """Parse 10m, 1h, 90s or a plain number of minutes."""
     value = positive(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else positive(text)
     if not value:
         raise ConfigError(f"--time-budget takes a time such as 10m, 1h or 90s, given {text!r}")
@@ -43,7 +43,7 @@ def minutes(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A number between 0 and a million; 0 for anything else."""
+    """Parse a number between 0 and a million; return 0 for anything else."""
     try:
         value = float(text)
     except ValueError:

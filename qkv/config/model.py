@@ -28,18 +28,18 @@ Head = Literal[
 
 
 INITIAL = ("init", "init_std", "init_embed_std", "init_residual")
-"""Fields that matter for fresh weights alone."""
+"""Fields that affect only the initial weights."""
 
 
 class RotaryScaling(Strict):
-    """Llama 3's stretching of rotary wavelengths: long ones by `factor`, short ones not, a ramp between."""
+    """Llama 3's scaling of rotary wavelengths: long ones by `factor`, short ones unchanged, a ramp in between."""
 
     factor: float = Field(gt=0)
     """Factor by which the longest wavelengths are multiplied."""
     low_freq_factor: float = Field(gt=0)
     """Wavelengths over original_length / low_freq_factor are scaled by the full factor."""
     high_freq_factor: float = Field(gt=0)
-    """Wavelengths under original_length / high_freq_factor stay as they are."""
+    """Wavelengths under original_length / high_freq_factor are not scaled."""
     original_length: int = Field(gt=0, le=100_000_000)
     """Context length before scaling."""
 
@@ -215,7 +215,7 @@ class ModelConfig(Strict):
     pooling: Literal["first", "mean", "last"] = "first"
     """Classification: how token vectors are pooled; decoders use the last, which depends on the whole text."""
     keep: Literal["start", "ends"] = "start"
-    """Classification: part of a too long text to keep, its start or both ends (Sun et al. 2019)."""
+    """Classification: part to keep of a text that is too long: its start or both ends (Sun et al. 2019)."""
     labels: tuple[str, ...] = ()
     """Names of the classes or tags, in order."""
 

@@ -37,13 +37,13 @@ class Recipe(Strict):
 
 def load_recipe(path: Path, settings: list[str] | None = None,
                 config_of: Callable[[str], ModelConfig] | None = None) -> Recipe:  # fmt: skip
-    """A recipe file with `--set` overrides, checked; its preset, or the configuration of the model that it starts from
-    (which `config_of` reads), filled in."""
+    """Load and validate a recipe file with `--set` overrides; fill in its preset, or the configuration of the model in
+    tune.start (which `config_of` reads)."""
     from qkv.presets import PRESETS, preset
 
     values = override(read_toml(path), settings or [])
     if values.get("task") == "vectors":  # config/vectors.py has its record
-        raise ConfigError(f"{path} is a recipe for word vectors, which have no network: `qkv train` learns them")
+        raise ConfigError(f"{path} is a recipe for word vectors, which have no network: use it with `qkv train`")
     name, own = values.get("preset"), values.get("model", {})
     if name is not None:
         base = preset(name) if isinstance(name, str) else None

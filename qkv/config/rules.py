@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from qkv.config.model import ModelConfig
 
 Rules = list[tuple[bool, str]]
-"""(is it broken, the sentence)."""
+"""(whether the rule is broken, the error message)."""
 
 
 HEADS = {
@@ -16,24 +16,24 @@ HEADS = {
     "decoder": ("vocabulary", "classes", "classes-words"),
     "encoder-decoder": ("vocabulary", "classes"),
 }
-"""What can sit on top of each family."""
+"""Heads that each family supports."""
 
 
 def impossible(c: ModelConfig) -> list[str]:
-    """What is wrong with a configuration as a whole; empty when it can be built."""
+    """Return what is wrong with a configuration as a whole; empty if it can be built."""
     groups = (sizes, positions, heads_and_words, images, mixers, switches, recurrence, encoder_width, experts)
     return [message for rules in groups for broken, message in rules(c) if broken]
 
 
 def config_warnings(c: ModelConfig) -> list[str]:
-    """What can be built but hardly learns from fresh weights, each with what to set instead."""
+    """Return warnings about settings that can be built but hardly learn from scratch, each with what to set instead."""
     text, added = c.image_size is None, c.position == "sinusoidal" and c.position_use != "concat"
     if not (text and added and not c.embed_scale):
         return []
     std = c.init_embed_std or c.init_std or (c.d_embed or c.d_model) ** -0.5
     return [
-        f"warning: sinusoidal positions (about 0.7 per component) outweigh word vectors that are not scaled (about {std:.2g}): "
-        'a fresh network hardly sees the words. Set model.embed_scale = true or model.position = "rotary"'
+        f"warning: sinusoidal positions (about 0.7 per component) outweigh token embeddings that are not scaled (about {std:.2g}): "
+        'the input of an untrained network is hardly affected by the tokens. Set model.embed_scale = true or model.position = "rotary"'
     ]
 
 
@@ -71,10 +71,10 @@ ABSOLUTE = ("sinusoidal", "learned", "linear", "geometric", "exponential", "bina
 
 
 def positions(c: ModelConfig) -> Rules:
-    """Schemes that ask for something."""
+    """Requirements of the position schemes."""
     return [
         (c.position.startswith("rotary") and c.head_width % 2 != 0,
-         f"position = {c.position!r} turns pairs, but the head width is odd ({c.head_width}): set an even d_head"),
+         f"position = {c.position!r} rotates pairs of dimensions, but the head width is odd ({c.head_width}): set an even d_head"),
         (c.position_use != "add" and c.position not in ABSOLUTE,
          f"position_use = {c.position_use!r} needs position vectors ({', '.join(ABSOLUTE)}), not position = {c.position!r}"),
         (c.position_use == "concat" and (c.d_embed is None or c.d_embed >= c.d_model),
@@ -92,13 +92,13 @@ def positions(c: ModelConfig) -> Rules:
 
 
 def heads_and_words(c: ModelConfig) -> Rules:
-    """Which family has which head, and whose word matrices can be one."""
+    """Heads of each family, and which embedding matrices can be tied."""
     own = HEADS[c.family]
     return [
         (c.family != "encoder-decoder" and (c.n_decoder_layers is not None or c.target_vocab_size is not None),
          f"n_decoder_layers and target_vocab_size belong to family 'encoder-decoder', not {c.family!r}"),
         (c.family == "encoder" and c.head in ("vocabulary", "classes-words"),
-         f"head = {c.head!r}: family 'encoder' has no next word; head is one of {', '.join(map(repr, own))}"),
+         f"head = {c.head!r}: family 'encoder' does not predict the next token; head is one of {', '.join(map(repr, own))}"),
         (c.family != "encoder" and c.head not in own,
          f"head = {c.head!r} belongs to family 'encoder'; {c.family!r} has {', '.join(map(repr, own))}"),
         (c.is_causal and c.head in ("classes", "classes-words", "pooled") and c.pooling == "first",
@@ -108,10 +108,10 @@ def heads_and_words(c: ModelConfig) -> Rules:
         (c.family == "encoder-decoder" and c.head == "classes" and (c.image_size is not None or c.target_size != c.vocab_size),
          "head = 'classes' in family 'encoder-decoder': both halves read the text, so they need one vocabulary and no images"),
         (c.head in ("classes", "classes-words", "tags") and len(c.labels) not in (0, c.n_classes),
-         f"n_classes = {c.n_classes}, but labels has {len(c.labels)} names: give each class one, or leave them out"),
-        (len(set(c.labels)) < len(c.labels), "labels has a name twice"),
+         f"n_classes = {c.n_classes}, but labels has {len(c.labels)} names: give one name per class, or leave labels out"),
+        (len(set(c.labels)) < len(c.labels), "labels contains a name twice: give each class a different name"),
         (c.tie in ("embeddings", "all") and c.family != "encoder-decoder",
-         f"tie = {c.tie!r} joins two halves; family {c.family!r} can tie 'output' or 'none'"),
+         f"tie = {c.tie!r} shares matrices between encoder and decoder; family {c.family!r} can tie 'output' or 'none'"),
         (c.tie in ("embeddings", "all") and c.target_size != c.vocab_size,
          f"tie = {c.tie!r} needs one vocabulary, but vocab_size = {c.vocab_size} and target_vocab_size = {c.target_size}"),
         (c.copy_source and (c.family != "encoder-decoder" or c.head != "vocabulary" or c.image_size is not None),
@@ -121,14 +121,14 @@ def heads_and_words(c: ModelConfig) -> Rules:
         (c.n_segments > 0 and c.family != "encoder",
          f"n_segments = {c.n_segments} belongs to family 'encoder', not {c.family!r}"),
         (c.bigram_buckets > 0 and (c.family != "encoder" or c.image_size is not None),
-         f"bigram_buckets = {c.bigram_buckets} belongs to family 'encoder' with text: a decoder's steps see one token"),
+         f"bigram_buckets = {c.bigram_buckets} belongs to family 'encoder' with text: a decoding step reads one token"),
         (any(not 0 <= i < 10_000_000 for i in c.eos_ids) or len(c.eos_ids) > 1000,
          f"eos_id = {str(c.eos_id)[:60]} is not a token: ids are from 0 to 9,999,999"),
     ]  # fmt: skip
 
 
 def images(c: ModelConfig) -> Rules:
-    """An image has patches, and no words."""
+    """Requirements of image models, which read patches instead of tokens."""
     image = c.image_size is not None
     return [
         (image and (c.patch_size is None or c.image_size % c.patch_size != 0),  # type: ignore[operator]
@@ -138,10 +138,10 @@ def images(c: ModelConfig) -> Rules:
         (image and c.family == "decoder", "images are read by an encoder: family 'encoder' or 'encoder-decoder'"),
         (not image and c.vocab_size == 0, "vocab_size = 0: set it (or image_size and patch_size for images)"),
         (image and c.tie in ("embeddings", "all"),
-         f"tie = {c.tie!r} joins the words of the source, and an image has none: use 'output' or 'none'"),
+         f"tie = {c.tie!r} ties the source embeddings, and an image model has none: use 'output' or 'none'"),
         (image and c.family == "encoder" and c.head not in ("classes", "pooled", "none"),
-         f"head = {c.head!r} asks about words, and an image has none: use 'classes', 'pooled' or 'none'"),
-        (image and c.position_use == "concat", "position_use = 'concat' is for words: use 'add' or 'every-layer' with images"),
+         f"head = {c.head!r} predicts tokens, and an image has none: use 'classes', 'pooled' or 'none'"),
+        (image and c.position_use == "concat", "position_use = 'concat' is for text: use 'add' or 'every-layer' with images"),
     ]  # fmt: skip
 
 
@@ -154,14 +154,14 @@ SUMMARIES = ("linear", "performer", "taylor", "linformer")
 
 
 def mixers(c: ModelConfig) -> Rules:
-    """What an average other than softmax cannot do."""
+    """Requirements of mixers other than softmax attention."""
     return [
         ("s4d" in c.mixer and c.d_state % 2 != 0,
          f"mixer 's4d' has pairs of conjugate numbers, but d_state = {c.d_state} is odd: change it by one"),
         (c.d_key is not None and not {"taylor", "gated-linear"} & {*c.mixer, c.cross_mixer},
          f"d_key = {c.d_key} is for mixers 'taylor' and 'gated-linear'; all others have d_head"),
         (c.position.startswith("rotary") and not {*c.mixer} - CARRIED - {"taylor"},
-         f"position = {c.position!r} turns queries and keys, which mixer = {c.mixer} leaves as they are: use 'none'"),
+         f"position = {c.position!r} rotates queries and keys, which mixer = {c.mixer} does not support: use 'none'"),
         (c.position.startswith("rotary") and "linear" in c.mixer,
          f"position = {c.position!r} does not work with mixer 'linear', whose feature map elu(x) + 1 loses the relative position: "
          "use position 'learned', 'sinusoidal' or 'none', or mixer 'performer'"),
@@ -247,23 +247,23 @@ def encoder_width(c: ModelConfig) -> Rules:
 
 
 def recurrence(c: ModelConfig) -> Rules:
-    """Recurrent stacks and what belongs to them alone."""
+    """Recurrent stacks and the fields that apply only to them."""
     return [
         (c.recurrent is None and (c.bidirectional or c.input_feeding or c.fixed_context or c.reverse_source
                                   or c.decoder_attention is not None),
          "bidirectional, input_feeding, fixed_context, reverse_source and decoder_attention need recurrent = 'elman', 'gru' or "
          "'lstm'"),
-        (c.bidirectional and c.family == "decoder", "bidirectional = true reads the future: not in family 'decoder'"),
+        (c.bidirectional and c.family == "decoder", "bidirectional = true reads later tokens: not in family 'decoder'"),
         (c.recurrent is not None and c.bidirectional and c.d_model % 2 != 0,
          f"bidirectional = true gives each direction half of d_model, which is odd ({c.d_model})"),
         (c.input_feeding and c.decoder_attention is None, "input_feeding = true needs decoder_attention"),
         (c.fixed_context and c.decoder_attention is not None,
          "fixed_context = true is for a decoder without attention: leave out decoder_attention"),
         (c.fixed_context and c.family != "encoder-decoder",
-         f"fixed_context = true is what an encoder hands over: family 'encoder-decoder', not {c.family!r}"),
+         f"fixed_context = true passes the encoder's last vector to the decoder: use family 'encoder-decoder', not {c.family!r}"),
         (c.decoder_attention is not None and c.family != "encoder-decoder",
-         f"decoder_attention looks at a source: family 'encoder-decoder', not {c.family!r}"),
+         f"decoder_attention attends to a source: use family 'encoder-decoder', not {c.family!r}"),
         (c.recurrent is not None and (c.position_use == "every-layer" or c.share_layers or c.mixer != ("softmax",)),
          f"position_use = 'every-layer', share_layers and mixer are for attention blocks, not for recurrent = {c.recurrent!r}"),
-        (c.reverse_source and c.family == "decoder", "reverse_source = true reads a source backwards: not in family 'decoder'"),
+        (c.reverse_source and c.family == "decoder", "reverse_source = true reverses a source: not in family 'decoder'"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from qkv.errors import ConfigError
 
 Tokenizers = Literal["bpe", "byte-bpe", "unigram", "wordpiece", "words", "characters", "bytes"]
 RESERVED = ("macro", "generator")
-"""No names of held-out sets: NAME_f1 and NAME_accuracy would be other scores."""
+"""Reserved names, not allowed for validation sets: NAME_f1 and NAME_accuracy are other scores."""
 
 
 def _interval(value: Any) -> Any:
@@ -159,7 +159,7 @@ class DataConfig(Strict):
         for name in self.extra_valid:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", name) or name in RESERVED:
                 raise ValueError(
-                    f"extra_valid: a set is named with letters, digits and -, and not {' or '.join(RESERVED)}; given {name!r}"
+                    f"extra_valid: the name of a set has letters, digits and -, and is not {' or '.join(RESERVED)}; given {name!r}"
                 )
         return self
 
@@ -215,7 +215,7 @@ class TrainConfig(Strict):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of matrix products; auto = bfloat16 where the GPU supports it, or the CPU for wide networks, else float32."""
     compile: bool = False
-    """Use torch.compile. Compilation takes a minute or more; on a CPU it was never faster."""
+    """Use torch.compile. Compilation takes a minute or more; on a CPU it was never faster in our measurements."""
     workers: int | None = Field(default=None, gt=0, le=1024)
     """Number of data-parallel worker processes on a CPU, one thread each; default: one per core where that is faster than threads."""
     device: str = "auto"

@@ -22,7 +22,7 @@ class Strict(BaseModel):
     )
 
     def changed(self, **fields: Any) -> Any:
-        """The same record with some fields replaced, checked again."""
+        """Return a copy with some fields replaced, validated again."""
         return validate(type(self), {**self.model_dump(exclude_unset=True), **fields})
 
 
@@ -40,7 +40,7 @@ def validate(kind: type[Strict], values: Any, where: str = "") -> Any:
 
 
 def within(place: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
-    """Is it deeper in the record? A list is too short when its items are wrong, which is said of the items."""
+    """Return whether `place` is inside `whole`. A list whose items are wrong is also too short; only the items are reported."""
     return len(place) > len(whole) and place[: len(whole)] == whole
 
 
@@ -61,7 +61,7 @@ def _in_words(kind: type[Strict], problem: Any, where: str) -> str:
 
 
 def _record_at(kind: type[Strict], path: list[str]) -> type[Strict]:
-    """The record that a path of field names leads to."""
+    """Return the record at a path of field names."""
     for name in path:
         if name in kind.model_fields:
             annotation = kind.model_fields[name].annotation
@@ -71,8 +71,8 @@ def _record_at(kind: type[Strict], path: list[str]) -> type[Strict]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a recipe, or a ConfigError that says where it is broken. Settings that it keeps are made: the recipe of a
-    run, or a copy of it, is what was trained."""
+    """Read the tables of a recipe; raise ConfigError if it is not TOML. `--set` settings stored in it are applied, so the
+    recipe of a run, or a copy of it, is what was trained."""
     try:
         text = path.read_bytes().decode()
         return override(tomllib.loads(text), kept_changes(text))
@@ -99,16 +99,16 @@ def override(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
 
 
 CHANGE = "# --set "
-"""How recipe.toml of a run keeps what was changed on the command line: the setting behind it, in JSON."""
+"""Prefix of the lines in a run's recipe.toml that store `--set` settings, as JSON."""
 
 
 def with_changes(text: str, settings: list[str]) -> str:
-    """The text of a recipe as a run's folder keeps it, with the settings that it was started with."""
+    """Return the text of a recipe as stored in a run folder, with the settings of the command line."""
     return text.rstrip("\n") + "\n" + "".join(f"{CHANGE}{json.dumps(setting)}\n" for setting in settings)
 
 
 def kept_changes(text: str) -> list[str]:
-    """The `--set` settings that a recipe keeps, in their order."""
+    """Return the `--set` settings stored in a recipe, in order."""
     found = []
     for line in text.splitlines():
         if line.startswith(CHANGE + '"'):
@@ -123,7 +123,7 @@ def _toml_value(text: str, setting: str) -> Any:
     except (ValueError, RecursionError):
         if text.startswith(("[", "{")):
             raise ConfigError(
-                f"--set {setting} is not TOML: names stand in double quotes, and for the shell all of it in single ones, "
+                f"--set {setting} is not TOML: put strings in double quotes and the whole setting in single quotes, "
                 """--set 'data.train=[{ files = ["text.txt"] }]'"""
             ) from None
         return text
@@ -137,7 +137,7 @@ def merge(base: Any, changes: Any) -> Any:
 
 
 def format_value(value: Any) -> str:
-    """A value as a recipe writes it, with separators in long numbers; of a long list the first four items."""
+    """Format a value as in a recipe, with separators in long numbers; of a long list, the first four items."""
     if value is None:
         return "unset"
     if isinstance(value, bool):

@@ -39,7 +39,7 @@ class TuneConfig(Strict):
     @model_validator(mode="after")
     def _something_learns(self) -> TuneConfig:
         if self.lora_rank and self.freeze == -1:
-            raise ValueError("freeze = -1 leaves nothing for lora_rank to change: set one of them to 0")
+            raise ValueError("freeze = -1 freezes all layers, so lora_rank has no effect: set one of them to 0")
         return self
 
 

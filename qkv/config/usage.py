@@ -12,11 +12,11 @@ from qkv.config.strict import Strict
 from qkv.config.task import CorruptConfig, TaskName
 
 KINDS = ("dataset", "table", "images", "files", "grammar", "stdlib", "shapes", "text")
-"""Fields of a corpus that say what it is."""
+"""Fields of a corpus that define its kind."""
 
 
 class DecodingDefaults(Strict):
-    """Settings of decoding that come with a model; None where it has none."""
+    """Decoding settings stored with a model; None if not set."""
 
     beam: int | None = None
     """Beam size; 1 = greedy."""
@@ -47,7 +47,7 @@ class DecodingDefaults(Strict):
 
 
 class Usage(Strict):
-    """What a trained model is for and how it is used. A field is None where the model's origin does not say."""
+    """What a trained model is for and how it is used. A field is None if the model's source does not define it."""
 
     task: TaskName | None = None
     """The task it was trained for."""
@@ -58,11 +58,11 @@ class Usage(Strict):
     pairs: bool | None = None
     """Classification, regression: whether the input is a pair of texts."""
     decoding: DecodingDefaults = DecodingDefaults()
-    """How it decodes unless the caller says otherwise."""
+    """Decoding defaults."""
     max_input: int | None = Field(default=None, gt=0)
     """Longest input in tokens during training; evaluation cuts or splits longer ones in the same way."""
     vocab_size: int | None = Field(default=None, gt=0)
-    """Vocabulary size that its recipe asked for; the tokenizer may have found fewer entries."""
+    """Vocabulary size set in its recipe; the trained tokenizer may have fewer entries."""
     carry: bool = False
     """Language models: each window starts from the state at the end of the previous one."""
     corpus: CorpusConfig | None = None

@@ -82,30 +82,30 @@ class TextConfig(Strict):
     @model_validator(mode="after")
     def _nothing_unread(self) -> TextConfig:
         if not self.train:
-            raise ValueError("there is nothing to learn from: name a corpus in data.train")
+            raise ValueError("nothing to learn from: data.train is empty; name at least one corpus")
         if any("weight" in corpus.model_fields_set for corpus in self.train):
-            raise ValueError("weight means nothing here: each corpus is read once in a pass")
+            raise ValueError("weight does not apply to word vectors: each corpus is read once per epoch; leave it out")
         return self
 
 
 class VectorsRecipe(Strict):
-    """What a recipe file (TOML) with task = "vectors" holds."""
+    """Contents of a recipe file (TOML) with task = "vectors"."""
 
     task: Literal["vectors"]
     """Word vectors."""
     data: TextConfig
-    """What is read."""
+    """Training text."""
     vectors: VectorsConfig = VectorsConfig()
-    """How it is learned."""
+    """Training of the vectors."""
 
 
 def learns_vectors(path: Path, settings: list[str] | None = None) -> bool:
-    """Is it a recipe for word vectors?"""
+    """Return whether a recipe trains word vectors."""
     return override(read_toml(path), settings or []).get("task") == "vectors"
 
 
 def load_vectors_recipe(path: Path, settings: list[str] | None = None) -> VectorsRecipe:
-    """A recipe file for word vectors with `--set` overrides, checked."""
+    """Load and validate a recipe for word vectors with `--set` overrides."""
     values = override(read_toml(path), settings or [])
     rooms: dict[str, type[Strict]] = {"data": TextConfig, "vectors": VectorsConfig}
     parts = {name: validate(kind, values[name], name) for name, kind in rooms.items() if name in values}

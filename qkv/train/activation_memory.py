@@ -28,15 +28,15 @@ from qkv.parts.tap import Tap
 Kept = Counter[tuple[str, str]]
 """(side, part) -> bytes."""
 STEPS = (3, 6)
-"""Lengths at which recurrent networks are measured: each further token keeps the same."""
+"""Lengths at which recurrent networks are measured; memory is linear in the length, so two points give the line."""
 
 
 def activation_memory(c: ModelConfig, shape: Shape, targets: int | None = None) -> Kept:
     """Return the bytes that training keeps of a float32 batch on a CPU, by part; each tensor counts once, weights do not.
 
-    The network runs on tensors that have shapes but no values. Recurrent cells are measured by their equations (PyTorch's fused LSTM
-    keeps about twice as much), state spaces by what scan.cpp keeps. The loss keeps the gradient of the vectors that it reads and
-    never the logits. `targets` is the number of positions that it reads, None = all.
+    The network runs on fake tensors, which have shapes but no values. Recurrent cells are measured by their equations (PyTorch's
+    fused LSTM keeps about twice as much), state spaces by what scan.cpp keeps. The loss keeps the gradient of the vectors that it
+    reads and never the logits. `targets` is the number of positions that it reads, None = all.
     """
     if c.recurrent is None:
         return measure(c, shape, targets)
@@ -51,7 +51,7 @@ def activation_memory(c: ModelConfig, shape: Shape, targets: int | None = None) 
 
 
 def extend(first: Kept, second: Kept, length: int) -> Kept:
-    """Continue the line through the values at STEPS to `length`."""
+    """Extrapolate linearly to `length`, from the values at the two lengths of STEPS."""
     short, long = STEPS
     return Kept(
         {part: first[part] + (second[part] - first[part]) * (length - short) // (long - short) for part in second}
@@ -59,6 +59,7 @@ def extend(first: Kept, second: Kept, length: int) -> Kept:
 
 
 def measure(c: ModelConfig, shape: Shape, targets: int | None) -> Kept:
+    """Run one forward pass on fake tensors and count what autograd saves."""
     with FakeTensorMode():
         with NoDraws():
             network = build(c).train()
@@ -75,26 +76,25 @@ def measure(c: ModelConfig, shape: Shape, targets: int | None) -> Kept:
             head: Any = output.head
             words = head.words if isinstance(head, MaskedNext) else head
             ledger.path = [network, network.head]
-            if hasattr(
-                words, "features"
-            ):  # the product with the word matrix is not kept, but the gradient of its input
+            if hasattr(words, "features"):
+                # the loss keeps no logits, but the gradient of the vectors that it multiplies with the word matrix
                 hidden = output.hidden.flatten(0, 1)  # (B * T, C)
                 answer = words.features(hidden if targets is None else hidden[: max(targets, 1)])
                 ledger.keep(torch.empty_like(answer))
             else:
                 answer = output.logits
-        return ledger.count()  # while `answer` holds what is kept
+        return ledger.count()  # while `answer` keeps the graph, and so what it saved, alive
 
 
 class KeptTensor:
-    """A tensor that autograd keeps, for as long as it does."""
+    """A wrapper that lives as long as autograd keeps its tensor; a weak reference to it tells whether it still does."""
 
     def __init__(self, x: Tensor):
         self.x = x
 
 
 class Ledger:
-    """Tensors that autograd keeps, by the part of the module that runs."""
+    """The tensors that autograd saves, with the part of the network that saved each."""
 
     def __init__(self, network: nn.Module):
         self.network = network
@@ -105,7 +105,7 @@ class Ledger:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Follow the modules that run and the tensors that are kept within the block."""
+        """Track which modules run and which tensors autograd saves within the block."""
         handles: list[Any] = []
         for module in self.network.modules():
             if isinstance(module, Tap):  # a hook there makes attention form its weights
@@ -118,16 +118,18 @@ class Ledger:
             handle.remove()
 
     def leave(self) -> None:
+        """Remove the module that has finished from the path (a hook must return None: a value would replace the output)."""
         self.path.pop()
 
     def enter(self, x: Tensor) -> KeptTensor:
+        """Record a tensor that autograd saves, under the module that runs; return what autograd stores in its place."""
         side = self.sides.get(self.path[1], "") if len(self.path) > 1 else ""
         kept = KeptTensor(x)
         self.entries.append(((side, part_of(self.path)), ref(kept)))
         return kept
 
     def keep(self, x: Tensor) -> None:
-        """Count a tensor that no hook sees."""
+        """Count a tensor that no hook sees, and keep it alive."""
         self.own.append(self.enter(x))
 
     def count(self) -> Kept:
@@ -145,7 +147,7 @@ class Ledger:
 def blank_batch(c: ModelConfig, shape: Shape) -> Batch:
     """Return a batch of this shape; values do not matter."""
     rows, tokens, source = shape
-    ids = lambda length: torch.zeros(rows, length, dtype=torch.long)  # noqa: E731
+    ids = lambda length: torch.zeros(rows, length, dtype=torch.long)  # (B, length)  # noqa: E731
     images = None if c.image_size is None else torch.zeros(rows, c.n_channels, c.image_size, c.image_size)
     both = c.family == "encoder-decoder"
     return Batch(
@@ -156,7 +158,7 @@ def blank_batch(c: ModelConfig, shape: Shape) -> Batch:
 
 
 def mix_evenly(module: Experts, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """As Experts.mix, with an even load: which experts are chosen depends on values, what is kept in all does not."""
+    """Compute as Experts.mix, with an even load: which experts are chosen depends on values, the total that is kept does not."""
     by_expert = chosen.flatten().argsort(stable=True)  # (N * k,)
     parts = x.index_select(0, by_expert // module.per_token).tensor_split(len(module.experts))
     outputs = [expert(part) for expert, part in zip(module.experts, parts, strict=True)]
@@ -170,8 +172,8 @@ class FakeScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         u, hidden = inputs[0], inputs[-1]
-        marks = u.new_empty(u.size(0), -(-u.size(1) // STRETCH), *hidden.shape[1:])  # (B, T / STRETCH, N, I)
-        ctx.save_for_backward(*(x.contiguous() for x in inputs), marks)
+        states = u.new_empty(u.size(0), -(-u.size(1) // STRETCH), *hidden.shape[1:])  # (B, T / STRETCH, N, I)
+        ctx.save_for_backward(*(x.contiguous() for x in inputs), states)
         return torch.empty_like(u), torch.empty_like(hidden)
 
     @staticmethod

@@ -40,9 +40,8 @@ def weights_of(checkpoint: Path) -> dict[str, Tensor]:
         raise FileError(
             f"{checkpoint.parent} trains two networks (task = 'replaced'), of which best/ is one: not averaged"
         )
-    return merge_updates(
-        {name.removeprefix("weights."): x for name, x in stored.items() if name.startswith("weights.")}
-    )
+    prefix = "weights."
+    return merge_updates({name.removeprefix(prefix): x for name, x in stored.items() if name.startswith(prefix)})
 
 
 def mean(models: list[dict[str, Tensor]]) -> dict[str, Tensor]:

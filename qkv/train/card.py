@@ -45,14 +45,9 @@ def front_matter(task: Task, results: dict[str, Any], name: str) -> str:
     if results["test"] is not None and data.test is not None:
         facts["metrics"] = list(dict.fromkeys(metric_id(s["name"]) for s in results["test"]["scores"]))
         measured = [
-            {
-                "type": metric_id(s["name"]),
-                "name": s["name"],
-                "value": round(s["value"], 4),
-                "args": {"signature": s["signature"]},
-            }
+            {"type": metric_id(s["name"]), "name": s["name"], "value": round(s["value"], 4), "args": {"signature": s["signature"]}}
             for s in results["test"]["scores"]
-        ]
+        ]  # fmt: skip
         which = {"name": origin(data.test), "type": data.test.dataset or "text", "split": data.test.split or "test"}
         asked = {"type": task.hub_tag, "name": task.title()}
         facts["model-index"] = [{"name": name, "results": [{"task": asked, "dataset": which, "metrics": measured}]}]
@@ -67,25 +62,13 @@ def metric_id(name: str) -> str:
 def scores(results: dict[str, Any]) -> list[str]:
     valid, test = results["valid"], results["test"]
     rows = [(f"validation | {valid['examples']:,} | {valid['how']}", in_words(valid["metric"]), valid["value"], "")]
-    rows += [
-        (
-            f"validation, {name} | {one['examples']:,} | {one['how']}",
-            in_words(one["metric"]),
-            one["scores"][one["metric"]],
-            "",
-        )
-        for name, one in results["extra_valid"].items()
-    ]
-    if test is not None:
-        rows += [
-            (f"test | {test['examples']:,} | {test['how']}", s["name"], s["value"], s["signature"])
-            for s in test["scores"]
-        ]
-    bar = "\\|"  # within a table a plain one would begin a new cell
-    lines = [
-        f"| {which} | {name} | {digits(value)} | {f'`{sign.replace(chr(124), bar)}`' if sign else ''} |"
-        for which, name, value, sign in rows
-    ]
+    for name, one in results["extra_valid"].items():
+        where, metric = f"validation, {name} | {one['examples']:,} | {one['how']}", one["metric"]
+        rows.append((where, in_words(metric), one["scores"][metric], ""))
+    for s in test["scores"] if test else ():
+        rows.append((f"test | {test['examples']:,} | {test['how']}", s["name"], s["value"], s["signature"]))
+    code = lambda sign: f"`{sign}`".replace("|", "\\|") if sign else ""  # a plain bar would begin a new cell  # noqa: E731
+    lines = [f"| {which} | {name} | {digits(value)} | {code(sign)} |" for which, name, value, sign in rows]
     head = ["| set | examples | how | metric | score | signature |", "|---|---:|---|---|---:|---|"]
     once = "; the test set was evaluated once, after training" if test is not None else ""
     watched = f" ({', '.join(results['extra_valid'])} not used for selection)" if results["extra_valid"] else ""
@@ -110,10 +93,9 @@ def use(task: Task) -> str:
 def data_lines(data: DataConfig, results: dict[str, Any]) -> list[str]:
     found = results["data"]
     lines = [f"- training: {origin(c)}" + (f", weight {c.weight:g}" if len(data.train) > 1 else "") for c in data.train]
-    lines += [f"- validation: {origin(data.valid)}"]
-    lines += [f"- validation, {name}: {origin(c)}" for name, c in data.extra_valid.items()] + (
-        [f"- test: {origin(data.test)}"] if data.test else []
-    )
+    extra = {f"validation, {name}": c for name, c in data.extra_valid.items()}
+    held_out = {"validation": data.valid, **extra, "test": data.test}
+    lines += [f"- {name}: {origin(c)}" for name, c in held_out.items() if c]
     if "examples" in found:
         lines.append(f"- {found['examples']:,} training examples")
     else:
@@ -125,9 +107,8 @@ def data_lines(data: DataConfig, results: dict[str, Any]) -> list[str]:
 def origin(c: CorpusConfig) -> str:
     """Where a corpus comes from, in words; of files their names, not where they are."""
     if c.grammar is not None:
-        return f"{c.grammar:,} examples of qkv's English-German grammar" + (
-            ", half of them in informal variants" if c.casual else ""
-        )
+        variants = ", half of them in informal variants" if c.casual else ""
+        return f"{c.grammar:,} examples of qkv's English-German grammar{variants}"
     if c.dataset is not None:
         return f"{c.dataset}{f' ({c.split})' if c.split else ''}"
     if c.stdlib:
@@ -144,19 +125,14 @@ def model(task: Task, results: dict[str, Any]) -> list[str]:
     states = {*c.mixer} <= {"s4d", "selective"}
     kind = f"recurrent ({c.recurrent})" if c.recurrent else "state-space" if states else "Transformer"
     each = " per side" if c.family == "encoder-decoder" else ""
-    sizes = f"{c.n_layers} layers{each}, d_model {c.d_model}" + (
-        "" if c.recurrent or states else f", {c.n_heads} heads"
-    )
+    heads = "" if c.recurrent or states else f", {c.n_heads} heads"
+    sizes = f"{c.n_layers} layers{each}, d_model {c.d_model}{heads}"
     lines = [f"- {kind} {c.family} of {results['model']['parameters']:,} parameters: {sizes}"]
     if task.recipe.tune.start:
         lines.append(f"- fine-tuned from {task.recipe.tune.start.rpartition('/')[2]}")
     if c.vocab_size:
         two = c.target_size != c.vocab_size
-        sides = (
-            f"{c.vocab_size:,} entries for the source, {c.target_size:,} for the target"
-            if two
-            else f"{c.vocab_size:,} entries"
-        )
+        sides = f"{c.vocab_size:,} entries" + (f" for the source, {c.target_size:,} for the target" if two else "")
         given = data.vocabulary or task.recipe.tune.start
         lines.append(f"- tokenizer: {'given' if given else f'{data.tokenizer}, trained on the training text'}; {sides}")
     if c.labels:

@@ -101,9 +101,8 @@ def load(folder: Path, t: Training) -> None:
             part, _, name = key.partition(".")
             parts[part][name] = x
         put(t.network, parts["weights"], str(folder))
-        t.optimizer.load_state_dict(
-            {"state": _unflatten(parts["optimizer"]), "param_groups": _groups(numbers["groups"])}
-        )
+        groups = _groups(numbers["groups"])
+        t.optimizer.load_state_dict({"state": _unflatten(parts["optimizer"]), "param_groups": groups})
         t.progress = progress_of(numbers["progress"])
         put_average(t, parts["average"])
         put_random_states(random, folder)

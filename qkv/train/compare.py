@@ -17,12 +17,15 @@ from qkv.data.corpus_files import Columns
 from qkv.errors import ConfigError, FileError
 from qkv.evaluate.significance import Comparison, Measure, RunScores, compare, compare_groups, compare_measures
 from qkv.tasks.predictions import Predictions, read_predictions
+from qkv.train.extend import flatten
 from qkv.train.rescore import Paths, recipe_of, rescore, task_name
 
 Say = Callable[[str], None]
 TEXTS = {"translation": ("bleu", "chrf"), "captions": ("bleu",)}
 """Tasks whose texts are compared by sacreBLEU's metrics."""
 NOTHING: Mapping[str, Any] = {}
+SYSTEM, ANY = ("model.", "train.", "tune.", "decode.", "corrupt.", "augment."), ("train.seed", "train.device")
+"""The fields of a recipe that make a run the system it is, and those among them that may differ between runs of one system."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def same_task(folders: Sequence[Path]) -> None:
     for folder in folders[1:]:
         if (other := task_name(folder)) != first:
             raise ConfigError(
-                f"{folders[0]} is of the task {first!r} and {folder} of {other!r}: compare models of one task"
+                f"the task of {folders[0]} is {first!r}, that of {folder} is {other!r}: compare models of one task"
             )
 
 
@@ -143,10 +146,5 @@ def fields(folder: Path) -> dict[str, Any]:
     run = find_run(folder)
     if run is None:
         return {}
-    recipe = recipe_of(run)
-    rooms = {name: getattr(recipe, name).model_dump() for name in ROOMS}
-    found = {f"{room}.{key}": value for room, values in rooms.items() for key, value in values.items()}
-    return {key: value for key, value in found.items() if key not in ("train.seed", "train.device")}
-
-
-ROOMS = ("model", "train", "tune", "decode", "corrupt", "augment")
+    found = flatten(recipe_of(run))
+    return {key: value for key, value in found.items() if key.startswith(SYSTEM) and key not in ANY}

@@ -22,20 +22,17 @@ def memory(c: ModelConfig, t: Training, objective: Objective, tokens: int) -> tu
     """Bytes of weights, gradients, Adam's two tables and the average; bytes of activations with `tokens` a side."""
     weights = sum(p.nbytes for p in t.network.parameters())
     learned = sum(p.nbytes for p in t.network.parameters() if p.requires_grad)  # frozen ones have no gradient
-    return weights * (2 if t.average is not None else 1) + 3 * learned, int(
-        BETWEEN * activations(c, t.network, objective, tokens)
-    )
+    fixed = weights * (2 if t.average is not None else 1) + 3 * learned
+    return fixed, int(BETWEEN * activations(c, t.network, objective, tokens))
 
 
 def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens: int) -> int:
     """Bytes that the backward pass needs from the forward pass: a little of it done twice, and a line drawn through both."""
     device = next(network.parameters()).device
     length = min(LENGTH, c.max_length - 1)
-    with (
-        isolate_random_state(device),
-        torch.compiler.set_stance("force_eager"),
-    ):  # trying must not change what is learned
-        batches = [trial_batch(c, rows, length).to(device) for rows in (2, 4)]
+    # trying must not change what is learned
+    with isolate_random_state(device), torch.compiler.set_stance("force_eager"):
+        batches = [example(c, rows, length=length).to(device) for rows in (2, 4)]
         first, second = (activation_bytes(network.train(), objective, batch) for batch in batches)
     each = (second - first) / (2 * length)
     return int(first + each * max(tokens - 2 * length, 0))
@@ -56,8 +53,3 @@ def activation_bytes(network: nn.Module, objective: Objective, batch: Batch) -> 
         loss = objective(network(batch), batch)  # held, so that no storage is freed and counted again
     del loss
     return sum(kept.values())
-
-
-def trial_batch(c: ModelConfig, rows: int, length: int) -> Batch:
-    """Return a random batch to measure: `rows` texts of `length` tokens, or images, whose size the configuration sets."""
-    return example(c, rows, length=length)

@@ -51,11 +51,8 @@ def extend(folder: Path, recipe: R, read: Callable[[Path], R], say: Callable[[st
     changes = differences(old, recipe)
     refused = {name: values for name, values in changes.items() if name not in MAY_CHANGE}
     if refused:
-        listed = [
-            f"{name} is {format_value(was)} there and {format_value(now)} here" for name, (was, now) in refused.items()
-        ]
         raise FileError(
-            f"{folder} holds a run of another recipe: {some(listed, 6)}; choose a new folder with --out NEW"
+            f"{folder} holds a run of another recipe: {some(describe_differences(refused), 6)}; choose a new folder with --out NEW"
             + suggest_start(folder, old, recipe, set(refused))
             + f" (a run can be extended in {', '.join(extension_fields(recipe))})"
         )
@@ -100,6 +97,11 @@ def differences(old: Strict, new: Strict) -> dict[str, tuple[Any, Any]]:
     before, after = flatten(old), flatten(new)
     names = [name for name in before | after if name != "preset"]
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def describe_differences(found: dict[str, tuple[Any, Any]]) -> list[str]:
+    """Describe each difference: train.steps is 1000 there and 2000 here."""
+    return [f"{name} is {format_value(was)} there and {format_value(now)} here" for name, (was, now) in found.items()]
 
 
 def flatten(record: Strict, prefix: str = "") -> dict[str, Any]:

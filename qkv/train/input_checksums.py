@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from qkv.config import INITIAL, ModelConfig, format_value
+from qkv.config import INITIAL, ModelConfig
 from qkv.convert import folder as ours
 from qkv.convert.files import some
 from qkv.convert.manifest import sha256
@@ -14,6 +14,7 @@ from qkv.data.fingerprint import fingerprint
 from qkv.data.sources import Source
 from qkv.errors import FileError
 from qkv.train.artifacts import FILES, has_words
+from qkv.train.extend import describe_differences, differences
 
 Checksums = dict[str, str]
 
@@ -48,13 +49,8 @@ def check_network(folder: Path, config: ModelConfig) -> None:
     best = folder / "best"
     if not best.is_dir():
         return
-    began = ours.read_config(best)
-    names = [name for name in type(config).model_fields if name not in INITIAL]
-    changed = [
-        f"model.{name} is {format_value(was)} there and {format_value(now)} here"
-        for name, was, now in ((name, getattr(began, name), getattr(config, name)) for name in names)
-        if was != now
-    ]
+    changes = differences(ours.read_config(best), config)
+    changed = describe_differences({f"model.{name}": pair for name, pair in changes.items() if name not in INITIAL})
     if changed:
         raise FileError(
             f"{folder} was begun with another network than its recipe describes in this version: {some(changed, 6)}; start from "

@@ -35,13 +35,13 @@ from qkv.train.workers import agree, broadcast, rank, world
 
 Model = LossModule | DistributedDataParallel
 Mark = tuple[int, float, float]
-"""How far a run is: updates, share of the run, minutes."""
+"""Progress of a run: updates, share of the run (0 to 1), minutes."""
 DONE = "all updates are done"
 
 
 @dataclass
 class Hooks:
-    """Callbacks of the loop: the line of an update for the log, its numbers for the report, a checkpoint, a new best network."""
+    """Callbacks: write the line of an update to the log, its numbers to the report, a checkpoint, the best network so far."""
 
     log: Callable[[dict[str, Any], bool], None]
     tick: Callable[[dict[str, Any]], None]
@@ -55,14 +55,14 @@ class Ending:
 
     reason: str
     signal: int = 0
-    """The signal that stopped it; 0 = it ended for good."""
+    """The signal that stopped it, 0 = none: the run is complete."""
 
 
 def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig()) -> Training:
     """Return the state of training before the first update, on the device of the configuration."""
     device = pick_device(c.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # whose random numbers a checkpoint stores
+        torch.cuda.set_device(device)  # a checkpoint stores the random state of the current device
     if tune.lora_rank:
         lora.apply(network, tune.lora_rank, tune.lora_alpha, tune.lora_feedforward)
     network = network.to(device)
@@ -72,7 +72,7 @@ def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig())
     if c.compile:
         network.compile(dynamic=True)
     if world() > 1:
-        torch.manual_seed(seed_of(c.seed, rank()))  # the same weights, but each worker has dropout masks of its own
+        torch.manual_seed(seed_of(c.seed, rank()))  # the weights are equal, but each worker draws its own dropout masks
     half = use_bfloat16(device, c.precision, width(network))
     return Training(network, make_optimizer(network, c, tune), average, half=half)
 
@@ -91,7 +91,7 @@ def use_bfloat16(device: torch.device, precision: str, width: int = HALF_WIDTH) 
 
 
 def width(network: nn.Module) -> int:
-    """Return the shorter side of the largest matrix of a network."""
+    """Return the largest of the shorter sides of all matrices, usually d_model."""
     return max((min(p.shape) for p in network.parameters() if p.dim() == 2), default=0)
 
 
@@ -132,21 +132,21 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
 
 
 class Clock:
-    """When a run evaluates, saves and ends: the same on all workers."""
+    """When a run evaluates, saves and ends, decided equally on all workers."""
 
     def __init__(self, progress: Progress, c: TrainConfig, signals: list[signal.Signals]):
         self.progress, self.c, self.signals, self.workers = progress, c, signals, world()
         self.start = time.monotonic() - progress.seconds
         self.mark: Mark = (progress.step, share_of_run(progress, c), progress.seconds / 60)
         self.signal, self.ending, self.evaluation_due, self.checkpoint_due = 0, end_reason(progress, c), False, False
-        # of a run that was extended since, the last evaluation is at a smaller share
+        # a run that was extended since then is now at a smaller share than at its last evaluation
         last = progress.evaluated
         progress.evaluated = last[0], min(last[1], self.mark[1]), last[2]
         self.next_evaluation = next_due(interval(c.evaluate_every), progress.evaluated)
         self.next_checkpoint = next_due(interval(c.save_every), self.mark)
 
     def poll(self) -> None:
-        """Read the time of rank 0 and the signals of all workers, and find out what is due."""
+        """Update the time (of rank 0) and the signals (of all workers), and determine what is due."""
         p = self.progress
         p.seconds, self.signal = time.monotonic() - self.start, max(self.signals, default=0)
         if self.workers > 1:
@@ -158,17 +158,17 @@ class Clock:
         self.checkpoint_due = self.mark[self.next_checkpoint[0]] >= self.next_checkpoint[1]
 
     def start_evaluation(self) -> None:
-        """Record that the evaluation that is due takes place now."""
+        """Record that an evaluation takes place now."""
         self.progress.evaluated = self.mark
         self.next_evaluation = next_due(interval(self.c.evaluate_every), self.mark)
 
     def start_checkpoint(self) -> None:
-        """Record that the checkpoint that is due is written now."""
+        """Record that a checkpoint is written now."""
         self.next_checkpoint = next_due(interval(self.c.save_every), self.mark)
 
 
 def next_due(every: Interval, last: Mark) -> tuple[int, float]:
-    """Return which number of a Mark to watch, and its value at which the next interval after `last` is over."""
+    """Return which number of a Mark to watch (its index), and the value at which the next interval after `last` is over."""
     if every.minutes:
         return 2, last[2] + every.minutes
     size, unit = (every.updates, 0) if every.updates else (every.share, 1)
@@ -177,8 +177,11 @@ def next_due(every: Interval, last: Mark) -> tuple[int, float]:
 
 
 def collate(task: Task, examples: list[Any], seed: int) -> Batch:
-    """Make a batch of examples. What is random in it (masks, augmentation) depends on the seed and the position in the data
-    alone: all workers make the same batch, and so does a resumed run."""
+    """Make a batch of examples.
+
+    What is random in it (masks, augmentation) depends only on the seed and the position in the data: all workers make the same
+    batch, and so does a resumed run.
+    """
     at = task.batches.position
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed_of(seed, at.epoch, at.pool, at.batch))
@@ -186,7 +189,7 @@ def collate(task: Task, examples: list[Any], seed: int) -> Batch:
 
 
 def seed_of(*numbers: int) -> int:
-    """Return a seed of 63 bits; neighbouring numbers give unrelated ones."""
+    """Return a seed of 63 bits, a hash of these numbers: neighbouring numbers give unrelated seeds."""
     key = hashlib.blake2b(":".join(map(str, numbers)).encode(), digest_size=8)
     return int.from_bytes(key.digest()) >> 1
 
@@ -210,7 +213,7 @@ def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: T
     if t.average is not None:
         t.average.update_parameters(t.network)
     p.position = at
-    measures: Any = getattr(model, "module", model).measures  # of a DistributedDataParallel its own module
+    measures: Any = getattr(model, "module", model).measures  # DistributedDataParallel wraps it in `module`
     return {"step": p.step, "epoch": at.epoch, "loss": loss.mean.item(), "learning_rate": rate, **measures}, loss.count
 
 
@@ -219,14 +222,14 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     device = next(t.network.parameters()).device
     network = (t.network if t.average is None else t.average.module).eval()
     with isolate_random_state(device):  # evaluation must not change what is learned next
-        with parametrize.cached():  # LoRA's matrices are added up once, not at every decoding step
+        with parametrize.cached():  # adds LoRA's matrices to the weights once, not at every decoding step
             scores = task.evaluate_all(network) if rank() == 0 else {}
         sign = -1 if task.metric == "loss" else 1
         (score,) = broadcast([sign * scores.get(task.metric, 0.0)])
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.waited = 0
-        if score >= t.progress.best:  # of equal scores (0, 100) the later, which has trained longer
+        if score >= t.progress.best:  # of equal scores (0, 100) keep the later, which has trained longer
             t.progress.best, t.progress.best_step = score, t.progress.step
             hooks.best(network)
     return {f"valid_{name}": value for name, value in scores.items()}
@@ -260,9 +263,9 @@ def end_reason(p: Progress, c: TrainConfig) -> str:
 
 @contextmanager
 def catch_signals() -> Iterator[list[signal.Signals]]:
-    """Collect SIGINT and SIGTERM within the block, so that the update is finished and saved first; the second one interrupts."""
+    """Collect SIGINT and SIGTERM within the block, so that the update is finished and saved first; a second one interrupts at once."""
     received: list[signal.Signals] = []
-    if threading.current_thread() is not threading.main_thread():  # only that one receives signals
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
         yield received
         return
 

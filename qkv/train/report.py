@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import Counter
@@ -83,9 +84,8 @@ class Report:
         learned = sum(p.numel() for p in t.network.parameters() if p.requires_grad)
         fixed, moving = memory(c, t, task.objective, task.data.batch_tokens)
         budget = f", at most {format_duration(60 * self.train.time_budget)}" if self.train.time_budget else ""
-        budget += (
-            f", at most {self.train.epochs:g} epoch{'' if self.train.epochs == 1 else 's'}" if self.train.epochs else ""
-        )
+        epochs = f"{self.train.epochs:g} epoch{'' if self.train.epochs == 1 else 's'}" if self.train.epochs else ""
+        budget += f", at most {epochs}" if epochs else ""
         some = "" if learned == count else f", {learned:,} of them learned"
         self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
         shared = f"; {world()} workers with a thread each share every batch" if world() > 1 else ""
@@ -142,9 +142,9 @@ class Report:
         return by_steps if c.time_budget is None else max(0.0, min(by_steps, 60 * c.time_budget - progress.seconds))
 
     def speed(self) -> str:
-        return (
-            f", {self.pace.rate:,.0f} {self.unit}/s, {format_duration(self.left())} to go" if self.pace.tokens else ""
-        )
+        if not self.pace.tokens:
+            return ""
+        return f", {self.pace.rate:,.0f} {self.unit}/s, {format_duration(self.left())} to go"
 
     def estimate(self) -> None:
         """Print how long it will take, once the first updates have shown their rate, and again when that has changed."""
@@ -185,9 +185,7 @@ def in_words(metric: str, loss: str = "loss") -> str:
     """A number of `Task.evaluate` as a person writes it."""
     short = {"bleu": "BLEU", "f1": "F1", "macro_f1": "macro F1", "loss": loss, "exact": "exact match",
              "matthews": "Matthews", "pearson": "Pearson", "spearman": "Spearman"}  # fmt: skip
-    return short.get(
-        metric, metric.replace("rouge", "ROUGE-") if metric.startswith("rouge") else metric.replace("_", " ")
-    )
+    return short.get(metric) or re.sub("^rouge", "ROUGE-", metric.replace("_", " "))
 
 
 def digits(value: float) -> str:

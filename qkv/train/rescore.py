@@ -53,10 +53,8 @@ def open_trained_model(folder: Path, device: str = "cpu", own_test: bool = True)
     if run is not None and not (run / "best").is_dir():
         raise FileError(f"{run} has no best/ yet: let it train until it has evaluated its validation set")
     config, network, tokenizer = open_model(folder)
-    network = network.to(pick_device(device)).eval()
-    return from_parts(
-        config, network, tokenizer, open_target(folder), open_usage(folder), recipe_of(run) if run else None
-    )
+    network, recipe = network.to(pick_device(device)).eval(), recipe_of(run) if run else None
+    return from_parts(config, network, tokenizer, open_target(folder), open_usage(folder), recipe)
 
 
 def from_parts(c: ModelConfig, network: nn.Module, source: Tokenizer | None, target: Tokenizer | None,

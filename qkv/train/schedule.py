@@ -8,16 +8,16 @@ from collections.abc import Callable
 from qkv.config import TrainConfig
 
 LONGEST_WARMUP = 0.1
-"""The largest share of a run with epochs or a time budget that the warm-up takes: few updates may fit in it."""
+"""Largest share of a run that the warm-up takes if epochs or a time budget limit the run: it may have few updates."""
 
 
 def learning_rate(c: TrainConfig, step: int, done: float) -> float:
     """Return the learning rate of update `step` (from 1), before which the share `done` (0 to 1) of the run is done.
 
-    It rises linearly for `warmup` updates to c.learning_rate, the largest, then decays over the rest of the run; that of the
-    last update is above 0, since before it the run is not done.
+    It rises linearly for `warmup` updates to c.learning_rate, its maximum, then decays over the rest of the run. The last update
+    has a rate above 0, since before it the run is not done.
     """
-    warmup = c.warmup * done / max(step - 1, 1)  # share of the run; with steps alone warmup / steps
+    warmup = c.warmup * done / max(step - 1, 1)  # share of the run, as done / (step - 1) is that of an update
     warmup = min(warmup, LONGEST_WARMUP) if c.time_budget or c.epochs else warmup
     after = max(min(done, 1.0) - warmup, 0.0) / (1 - warmup) if warmup < 1 else 0.0  # share of the rest that is done
     return c.learning_rate * min(warmup_share(c, step, done), 1.0) * DECAYS[c.schedule](c, step, after)
@@ -36,4 +36,4 @@ DECAYS: dict[str, Callable[[TrainConfig, int, float], float]] = {
     # Loshchilov and Hutter 2017
     "cosine": lambda c, step, done: c.cosine_floor + (1 - c.cosine_floor) * (1 + math.cos(math.pi * done)) / 2,
 }
-"""The factor after the warm-up, by c.schedule; `done` is the share of the rest of the run that is done."""
+"""Schedule -> factor after the warm-up; `done` is the share of the rest of the run that is done."""

@@ -26,14 +26,14 @@ class LossModule(nn.Module):
     """A network with its objective: batch -> summed loss.
 
     The loss is part of the forward pass, so DistributedDataParallel sees every parameter that has a gradient, also those
-    of a head whose logits are formed by the objective. With `half` matrix products run in bfloat16, sums stay in float32.
+    of a head whose logits are formed by the objective. With `half`, matrix products run in bfloat16; sums stay in float32.
     """
 
     def __init__(self, network: nn.Module, objective: Objective, half: bool = False):
         super().__init__()
         self.network, self.objective, self.low_precision = network, objective, half
         self.measures: dict[str, float] = {}
-        """More numbers of the last micro-batch for the log."""
+        """Further numbers of the last micro-batch, for the log."""
 
     def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
         """Return the sum of the losses, (), and the state after the batch (detached) where one is given."""
@@ -45,13 +45,14 @@ class LossModule(nn.Module):
 
 
 class ExpertLossModule(LossModule):
-    """The same with the load-balancing losses of experts (B,), whatever the task.
+    """A LossModule that adds the load-balancing losses of the experts, whatever the task.
 
-    Each row counts as often as it has targets: these losses are a sum like the objective's, which micro-batches and
-    workers do not change.
+    The loss (B,) of each layer counts every row as often as it has targets: a sum like the objective's, which does not depend on
+    how a batch is split into micro-batches and workers.
     """
 
     def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
+        """As LossModule.forward, with the load-balancing losses added."""
         layers = dict(self.network.named_modules(remove_duplicate=False))
         weights = {f"{name}.tap_balance": e.balance_weight for name, e in layers.items() if isinstance(e, Experts)}
         with record(self.network, list(weights)) as balances:
@@ -63,16 +64,16 @@ class ExpertLossModule(LossModule):
 
 
 def loss_module(network: nn.Module, objective: Objective, half: bool = False) -> LossModule:
-    """Return what is trained: a network with its objective and the losses of its parts."""
-    mixed = any(isinstance(module, Experts) for module in network.modules())
-    return (ExpertLossModule if mixed else LossModule)(network, objective, half)
+    """Return the module to train: a network with its objective, and with the losses of its experts if it has any."""
+    has_experts = any(isinstance(module, Experts) for module in network.modules())
+    return (ExpertLossModule if has_experts else LossModule)(network, objective, half)
 
 
 def data_parallel(module: LossModule) -> LossModule | DistributedDataParallel:
     """Average gradients over the workers during the backward pass, if there are several.
 
-    `find_unused_parameters` also fixes the buckets in which gradients travel. DistributedDataParallel otherwise regroups
-    them after the first update of a process, and a resumed run would add in another order: not the same bits.
+    `find_unused_parameters` also fixes the buckets in which gradients are exchanged. DistributedDataParallel otherwise regroups
+    them after the first update of a process, and a resumed run would add in another order: the results would differ in the last bits.
     """
     if world() == 1:
         return module
@@ -86,7 +87,7 @@ def step(model: LossModule | DistributedDataParallel, optimizer: torch.optim.Opt
     """Take the gradient of (sum of all losses) / (count of all targets), clip it to `max_norm` (0 = no limit), and update.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
-    word in a short batch more than one in a long batch. A loss or gradient that is not finite stops before the update.
+    token in a short batch more than one in a long batch. A loss or gradient that is not finite raises before the update.
     """
     loss = gradients(model, batches, carried)
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
@@ -101,7 +102,7 @@ def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Bat
     """Fill `.grad` of every parameter; return the loss over all micro-batches and workers.
 
     Every worker gets the whole batches and computes its own rows of them. `carried` holds the initial state of the rows of
-    each micro-batch, and is replaced by their final state.
+    each micro-batch, and is overwritten with their final state.
     """
     device = next(model.parameters()).device
     workers = world() if isinstance(model, DistributedDataParallel) else 1
@@ -115,13 +116,13 @@ def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Bat
         # the workers exchange gradients once, with the last micro-batch
         with nullcontext() if number == len(batches) - 1 or workers == 1 else model.no_sync():  # type: ignore[operator]
             loss, state = model(rows.to(device), carried[number] if carried else None)
-            # times workers: DistributedDataParallel takes the mean over them, and a sum is needed
+            # times workers: DistributedDataParallel averages over them, and a sum is needed
             (loss * (weight * workers / max(count, 1))).backward()
         if carried:
             carried[number] = state
         if not loss.isfinite() and where == "another worker":
             where = f"micro-batch {number}"
-        total = total + weight * loss.detach()
+        total = total + weight * loss.detach()  # summed over micro-batches, then over workers
     total = all_reduce(total) if workers > 1 else total
     if not total.isfinite():
         raise QkvError(f"the loss of {where} is {total.item()}; {UNCHANGED}")
@@ -129,7 +130,7 @@ def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Bat
 
 
 def own_rows(batch: Batch) -> tuple[Batch, float]:
-    """Return this worker's rows of a batch, every world-th from its rank on, and the weight of their loss.
+    """Return this worker's rows of a batch (rank, rank + world, ...) and the weight of their loss.
 
     The weight is 1. If the batch has fewer rows than there are workers, a worker without a row computes the first one with
     weight 0: all workers must take part in the exchange of gradients.

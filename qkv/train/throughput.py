@@ -65,11 +65,8 @@ class Pace:
     @property
     def known(self) -> bool:
         """Whether enough was done for a forecast."""
-        return (
-            bool(self.recent)
-            and self.recent[-1][1] - self.first[1] >= ENOUGH_UPDATES
-            and self.elapsed >= ENOUGH_SECONDS
-        )
+        done = self.recent[-1][1] - self.first[1] if self.recent else 0
+        return done >= ENOUGH_UPDATES and self.elapsed >= ENOUGH_SECONDS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from qkv.train.activation_memory import activation_memory
 WINDOWS = ("language", "masked", "replaced", "span-corruption", "denoising")
 """Tasks whose training rows are windows of data.max_length tokens."""
 SENTENCE = 32
-"""Length that is assumed for tasks on sentences, whose lengths only the data know."""
+"""Assumed length for tasks on sentences, as only the data have their true lengths."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,10 @@ class RunCost:
 
     updates: int
     limit: str
-    """What else may end the run before: epochs, time_budget, patience; empty where the number of updates is exact."""
+    """What else may end the run earlier: epochs, time_budget, patience; empty where the number of updates is exact."""
     accumulate: int
     per_update: int
+    """Operations of one update, all micro-batches together."""
 
     @property
     def operations(self) -> int:
@@ -63,7 +64,7 @@ PUBLISHED = {
 
 
 def default_shape(c: ModelConfig, length: int | None = None, rows: int = 1, source: int | None = None) -> Shape:
-    """Return the batch that a network without a recipe is counted on: rows of max_length tokens."""
+    """Return the shape of the batch on which a network without a recipe is counted: rows of max_length tokens."""
     patches = 0 if c.image_size is None else 1 + n_patches(c)
     if patches and c.family == "encoder":
         return rows, patches, 0
@@ -74,10 +75,10 @@ def default_shape(c: ModelConfig, length: int | None = None, rows: int = 1, sour
 def update_shape(
     recipe: Recipe, length: int | None = None, rows: int | None = None, source: int | None = None
 ) -> Shape:
-    """Return rows, tokens and source tokens of one batch of a run: data.batch_tokens, counted on the longer side.
+    """Return rows, tokens and source tokens of one batch of a run.
 
-    Without `length`, windows have data.max_length tokens, summaries data.target_length after data.max_length of text, and
-    sentences SENTENCE tokens.
+    A batch has data.batch_tokens, counted on the longer side. Without `length`, windows have data.max_length tokens, summaries
+    data.target_length after data.max_length of text, and sentences SENTENCE tokens.
     """
     c, data = recipe.model, recipe.data
     if data is None:
@@ -106,7 +107,7 @@ def target_count(c: ModelConfig, shape: Shape, corrupt: CorruptConfig | None = N
 
 
 def run_cost(recipe: Recipe, update: Cost, updates: int | None = None) -> RunCost:
-    """Multiply the operations of an update; `updates` is the number of a run that has ended."""
+    """Return the cost of a run, from that of an update; `updates` is the number of a run that has ended, None = train.steps."""
     limits = [name for name in ("epochs", "time_budget", "patience") if getattr(recipe.train, name)]
     limit = "" if updates is not None else " or ".join(f"train.{name}" for name in limits)
     accumulate = recipe.train.accumulate
@@ -114,9 +115,9 @@ def run_cost(recipe: Recipe, update: Cost, updates: int | None = None) -> RunCos
 
 
 def generator_cost(recipe: Recipe, shape: Shape) -> tuple[PartCost, int]:
-    """Return what ELECTRA's generator adds, drawing words for the masked positions included, and the bytes of its activations.
+    """Return the cost of ELECTRA's generator, drawing tokens for the masked positions included, and the bytes of its activations.
 
-    Its embeddings are those of the discriminator.
+    It shares the embeddings of the discriminator, which therefore do not count as its parameters.
     """
     config = generator_config(recipe.model, recipe.corrupt.generator_size)
     targets = target_count(config, shape, recipe.corrupt)
@@ -128,6 +129,6 @@ def generator_cost(recipe: Recipe, shape: Shape) -> tuple[PartCost, int]:
 
 
 def published_updates(c: ModelConfig, paper: Published, length: int = SENTENCE) -> RunCost:
-    """Count the paper's training run: its updates, of batches with its number of tokens per side."""
+    """Count the operations of the paper's training run: its updates, each of a batch with its number of tokens per side."""
     rows = round(paper.tokens / length)
     return RunCost(paper.updates, "", 1, cost(c, (rows, length, length)).total.training)

@@ -141,9 +141,8 @@ def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callab
             elif name.startswith("head."):
                 fresh.append(name)
             else:
-                misfits.append(
-                    f"{name} {tuple(weight.shape)}" + ("" if found is None else f" (there {tuple(found.shape)})")
-                )
+                there = "" if found is None else f" (there {tuple(found.shape)})"
+                misfits.append(f"{name} {tuple(weight.shape)}{there}")
     if misfits:
         raise QkvError(f"{folder} does not have the weights of this model: {some(misfits, 5)}; leave the sizes out of [model], "
                        "they come from the folder")  # fmt: skip
