@@ -19,7 +19,7 @@ PUBLISHED = {
     "Transformer-DMCA": (2.05, 36.2),
 }
 """Perplexity and ROUGE-L of Liu et al. 2018 on texts of other lengths: for orientation, not comparable."""
-UPDATES = 1000
+UPDATES = 800
 """Of the full version: 15 runs of six minutes or less on one core."""
 DECODER: dict[str, Any] = {
     "family": "decoder",

@@ -60,8 +60,9 @@ def run(lab: Experiment) -> ClaimResult:
     return ClaimResult(
         judge(*(exceeds(scores[f"{p} x {p}"], GOOD) for p in PATCHES if p < IMAGES["image_size"])),
         f"Check: the stack of a ViT loads all {same[0]['weights']} weight tensors of a text encoder's; for the same input vectors the "
-        f"outputs differ by {max(one['difference'] for one in same):g}. With patches of 2 x 2, {scores['2 x 2'].text(1)} % of "
-        f"the 8 x 8 digits are correct after {steps} updates, {scores['2 x 2, no positions'].text(1)} % without positions.",
+        f"outputs differ by {max(one['difference'] for one in same):g}. With patches of 2 x 2 and 4 x 4, "
+        f"{scores['2 x 2'].text(1)} and {scores['4 x 4'].text(1)} % of the 8 x 8 digits are correct after {steps} updates; with 2 x 2 and "
+        f"without positions, {scores['2 x 2, no positions'].text(1)} %.",
         Table(["patches", "tokens", "held-out accuracy, %"], rows),
         bars({name: {"accuracy": score} for name, score in scores.items()}, "Digits by patches of p x p pixels", "held-out accuracy, %"),
         lab.basis,
