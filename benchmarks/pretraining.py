@@ -5,7 +5,7 @@ The data FOLDER contains imdb, glue_sst2, glue_mrpc, glue_cola, glue_rte and sts
 IMDB for the same minutes of wall-clock time on one core, with the same optimiser and about the same number of parameters: four blocks of
 width 192, of which T5 and BART have two in the encoder and two in the decoder. Fine-tuning is the same for all: the recipes glue-*, with
 one learning rate, and per task as many updates or epochs as TASKS says. "scratch" is the network of BERT, with its vocabulary and without
-its weights. With `--minutes 3 --jobs 2` everything takes about 45 minutes.
+its weights. TASKS is chosen so that `--minutes 3 --jobs 2` ends within 50 minutes on two idle cores.
 
 Every run is `qkv train`: one that has ended is only read, one that was stopped is resumed, and a folder with a run of another recipe, such
 as of other minutes, is an error. Two runs at a time slow each other down, so no network is pre-trained while other cores are idle: those

@@ -147,11 +147,6 @@ class Experiment:
         return self.data / name
 
 
-def decide(holds: bool, in_part: bool = False) -> Verdict:
-    """Return the verdict of a rule: all of the claim, a part of it, or nothing."""
-    return "holds" if holds else "holds in part" if in_part else "does not hold"
-
-
 def to_json(claim: Claim, result: ClaimResult) -> dict[str, Any]:
     """Return what results.json holds of a claim, without the figure, which is a file of its own."""
     found = asdict(result)

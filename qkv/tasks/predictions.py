@@ -156,7 +156,7 @@ def of_conversations(folder: Path) -> Predictions:
     try:
         found = [json.loads(line) for line in read_text(path, MOST).split("\n")[:-1]]
         examples = [(one["messages"], one["reference"]) for one in found]
-        same = np.array([one["answer"] == one["reference"] for one in found], float)
+        same = np.array([one.get("exact", one["answer"] == one["reference"]) for one in found], float)
         nats = np.array([(one["nats"], one["tokens"]) for one in found], float)  # (N, 2)
     except (ValueError, KeyError, TypeError) as error:
         raise FileError(f"{path} is not a file of answers ({type(error).__name__}): evaluate the run again") from None
