@@ -53,20 +53,20 @@ def few_shot(**how: Any) -> FewShot:
     config = ModelConfig(
         **{**FIELDS, "vocab_size": tokenizer.size, "max_length": how.pop("max_length", 400), "bos_id": 1, "eos_id": 2}
     )
-    found = FewShot(config, build(config).eval(), tokenizer, ROWS, Prompting(**how))
-    found.longest = 4
-    return found
+    return FewShot(config, build(config).eval(), tokenizer, ROWS, Prompting(**how))
 
 
 def test_a_prompt_has_other_solved_examples_and_the_item_unsolved() -> None:
     model = few_shot(shots=3)
-    text = model.tokenizer.decode(model.prompt(4, ROWS[4]))
+    text = model.tokenizer.decode(model.prompt(4, ROWS[4], 4))
     *shots, item = text.split("\n\n")
     solved = [f"Text: {text}\nLabel: {label}" for text, label in ROWS]
     assert len({*shots}) == 3 and {*shots} <= {*solved} and solved[4] not in shots
     assert item == "Text: film number 4 was lovely\nLabel:"
     assert (
-        model.prompt(4, ROWS[4]) == few_shot(shots=3).prompt(4, ROWS[4]) != few_shot(shots=3, seed=1).prompt(4, ROWS[4])
+        model.prompt(4, ROWS[4], 4)
+        == few_shot(shots=3).prompt(4, ROWS[4], 4)
+        != few_shot(shots=3, seed=1).prompt(4, ROWS[4], 4)
     )
     assert model.tokenizer.decode(model.label_ids("good")) == " good"  # its space is part of it
 
@@ -77,16 +77,16 @@ def test_a_text_that_contains_a_placeholder_is_left_as_it_is() -> None:
 
 def test_shots_that_do_not_fit_are_left_out_and_then_the_beginning() -> None:
     model = few_shot(shots=5, max_length=60)
-    ids = model.prompt(0, ROWS[0])
+    ids = model.prompt(0, ROWS[0], 4)
     assert len(ids) <= 56 and model.tokenizer.decode(ids).endswith("film number 0 was fine\nLabel:")
     assert model.counts["with fewer shots, which is all that fits"] == 1 and not model.counts["cut at the beginning"]
     short = few_shot(shots=0, max_length=10)
-    assert len(short.prompt(0, ROWS[0])) == 6 and short.counts["cut at the beginning"] == 1
+    assert len(short.prompt(0, ROWS[0], 4)) == 6 and short.counts["cut at the beginning"] == 1
 
 
 def test_shots_as_turns_of_a_conversation() -> None:
     model = few_shot(shots=1, template="chat")
-    text = model.tokenizer.decode(model.prompt(2, ROWS[2]), special=True)
+    text = model.tokenizer.decode(model.prompt(2, ROWS[2], 4), special=True)
     user, answer, item, rest = text.split("</s>")
     assert (user[1:], answer[1:]) in ROWS and item == "ufilm number 2 was great" and not rest
     assert model.label_ids("good")[-1] == 2

@@ -33,7 +33,7 @@ def tokenizer(kind: str = "characters", **how: Any) -> Tokenizer:
 def model(name: str, kind: str = "characters", usage: Usage = Usage(), **changes: Any) -> Model:
     torch.manual_seed(0)
     words = tokenizer(kind, **({"special": ["[MASK]"]} if name == "bert-base" else {}))
-    c = tiny(name).changed(vocab_size=words.size, bos_id=1, eos_id=2, pad_id=0, **changes)
+    c = tiny(name).changed(**{"vocab_size": words.size, "bos_id": 1, "eos_id": 2, "pad_id": 0} | changes)
     return Model(c, build(c), words, "cpu", usage=usage)
 
 
@@ -57,6 +57,13 @@ def test_a_decoder_multiplies_the_probabilities_of_its_tokens(name: str) -> None
     assert found.bits_per_byte == pytest.approx(-sum(by_hand) / math.log(2) / 7, rel=1e-4)
     (ended,) = one.score(["the cat"], end=True)
     assert ended.token_log_probs == pytest.approx([*by_hand, table[len(ids), 2].item()], abs=1e-5)
+
+
+@pytest.mark.parametrize("context", ["", "  "])
+def test_an_empty_context_is_none(context: str) -> None:
+    """Also without a begin token, where the first token cannot be scored."""
+    for one in (model("gpt2"), model("gpt2", bos_id=None)):
+        assert one.score(["the cat"], [context]) == one.score(["the cat"])
 
 
 def test_the_next_tokens_after_a_context_have_probabilities_that_sum_to_one() -> None:

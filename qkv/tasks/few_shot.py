@@ -81,13 +81,14 @@ class FewShot:
 
     # --- prompts
 
-    def prompt(self, number: int, record: Record) -> list[int]:
-        """Return the ids of the shots and the item; shots that do not fit the context are dropped, then the beginning is cut."""
+    def prompt(self, number: int, record: Record, room: int) -> list[int]:
+        """Return the ids of the shots and the item, with room for so many tokens after them; shots that do not fit the context are
+        dropped, then the beginning is cut."""
         others = [one for one in self.pool if one[:-1] != record[:-1]]
         if len(others) < self.how.shots:
             raise QkvError(f"--shots {self.how.shots}: there are {len(others)} other examples to choose from")
         shots = random.Random(f"{self.how.seed}:{number}").sample(others, self.how.shots)
-        most = self.config.max_length - self.longest
+        most = self.config.max_length - room
         while len(ids := self.encode(shots, record)) > most and shots:
             shots = shots[1:]
         self.counts["with fewer shots, which is all that fits"] += len(shots) < self.how.shots
@@ -127,13 +128,13 @@ class FewShot:
         Generated answers, `how.generate`, are the same in both lists.
         """
         choices = [self.label_ids(label) for label in labels]
-        self.longest = max(map(len, choices)) + (10 if self.how.generate else 0)
-        prompts = [self.prompt(number, record) for number, record in enumerate(records)]
+        room = max(map(len, choices)) + (10 if self.how.generate else 0)
+        prompts = [self.prompt(number, record, room) for number, record in enumerate(records)]
         found: list[tuple[str, str]] = [("", "")] * len(records)
         for numbers in by_length([len(prompt) for prompt in prompts], TOKENS):
             some = [prompts[n] for n in numbers]
             if self.how.generate:
-                answers = [(text, text) for text in self.generate(some)]
+                answers = [(text, text) for text in self.generate(some, room)]
             else:
                 sums = continuation_log_probs(self.network, some, [choices] * len(some), self.config.pad_id)
                 answers = [best_labels(row, labels) for row in sums]
@@ -141,12 +142,12 @@ class FewShot:
                 found[n] = answer
         return [a for a, _ in found], [b for _, b in found]
 
-    def generate(self, prompts: Sequence[list[int]]) -> list[str]:
-        """Generate greedily, up to the text that follows the label in the template, or to the end of the line."""
+    def generate(self, prompts: Sequence[list[int]], most: int) -> list[str]:
+        """Generate at most so many tokens greedily, up to the text that follows the label in the template, or to the end of the line."""
         device, ends = next(self.network.parameters()).device, self.config.eos_ids
         batch = make_batch(prompts, pad_id=self.config.pad_id).to(device)
-        rows = greedy(self.network, batch, self.longest, ends)
-        stop = [self.behind] if self.behind and not self.chat else [] if self.chat else ["\n"]
+        rows = greedy(self.network, batch, most, ends)
+        stop = [] if self.chat else [self.behind or "\n"]
         texts = (self.tokenizer.decode([i for i in ids if i not in ends]) for ids in rows)
         return ["".join(cut_at_stop([text.lstrip()], stop)).strip() for text in texts]
 

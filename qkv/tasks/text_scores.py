@@ -202,17 +202,17 @@ class TextScorer:
 
         After a context, from which a space separates the text, only the tokens of the text are scored.
         """
-        c, whole = self.config, text if context is None else f"{context.rstrip()} {text.lstrip()}"
+        before = (context or "").rstrip()
+        whole, given = f"{before} {text.lstrip()}" if before else text, len(before)  # characters before the text
         (encoding,) = encode_texts(self.target, [whole])
-        given = 0 if context is None else len(context.rstrip())  # characters before the text
-        begin = [] if c.bos_id is None else [c.bos_id]
+        begin = [] if self.config.bos_id is None else [self.config.bos_id]
         ids = [*begin, *encoding.ids, *(self.end_token() if end else [])]
         # tokens that are not scored: the begin token and the context, or the first token
         known = max(len(begin) + sum(last <= given for _, last in encoding.offsets) if given else len(begin), 1)
         scored, own = ids[known:], whole[given:]
         if not scored:
             raise QkvError("one token, and this model has no begin token before it: there is nothing to predict")
-        unscored = [] if context is not None else ids[len(begin) : known]
+        unscored = [] if given else ids[len(begin) : known]
         exact = not unscored and gives_back(self.target, encoding.ids, whole)
         return PreparedText(
             chain_rows(ids, known, self.context()),
