@@ -298,7 +298,7 @@ def test_a_file_that_may_not_grow(most: int, corpus: Path, run: Run) -> None:
 def test_an_output_folder_that_cannot_be_written(corpus: Path, run: Run) -> None:
     (corpus / "file").write_text("")
     refused(
-        run, "train", "recipe.toml", "--out", "file", saying="cannot train in file (File exists): choose another folder"
+        run, "train", "recipe.toml", "--out", "file", saying="cannot write to file (File exists): choose another folder"
     )
     refused(run, "train", "recipe.toml", "--out", "file/run", saying="file/run")
     if os.geteuid() != 0:  # root may write anywhere

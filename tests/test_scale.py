@@ -261,3 +261,8 @@ def test_the_command_plans_trains_fits_and_checks(run: Run, tmp_path: Path, trai
 def test_bad_recipes_are_one_line(run: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
     code, _, error = run("scale", *arguments, "--out", tmp_path / "out")
     assert code == 2 and words in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+def test_no_operations_are_refused(run: Run, tmp_path: Path) -> None:
+    code, _, error = run("scale", "grammar-lm", "--operations", "0", "--out", tmp_path / "out")
+    assert code == 2 and "--operations" in error and not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ from qkv.commands.train import RECIPE
 
 MINUTES = typer.Option(min=0.1, max=100_000, help="Total time for all runs, in minutes.")
 OUT = typer.Option(help="Folder of runs and results; default: lab/scale-NAME.")
-OPERATIONS = typer.Option(metavar="C", help="Predict the best size for C training operations; may be repeated.")
+OPERATIONS = typer.Option(metavar="C", min=1, help="Predict the best size for C training operations; may be repeated.")
 EMBEDDINGS = typer.Option(
     "--count-embeddings", help="Count all parameters in N, including embeddings and output matrix."
 )

@@ -1,4 +1,4 @@
-"""Lock a run's folder: two processes that write the same log and checkpoints would ruin both."""
+"""Lock a folder of results: two processes that write the same log and checkpoints would ruin both."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.acquire(blocking=False)
     except Timeout:
         raise FileError(
-            f"another process is training in {folder}: wait until it ends, or choose another folder with --out"
+            f"another process is writing to {folder}: wait until it ends, or choose another folder with --out"
         ) from None
     except OSError as error:
-        raise FileError(f"cannot train in {folder} ({error.strerror}): choose another folder with --out") from None
+        raise FileError(f"cannot write to {folder} ({error.strerror}): choose another folder with --out") from None
     try:
         yield
     finally:
