@@ -9,7 +9,7 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
 from qkv.generate.detokenize import cut_at_stop, detokenize
-from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens, top_k
+from qkv.generate.sampling import SamplingParams, make_generators, sample_tokens, token_probs, top_k
 from qkv.generate.search import greedy, make_samplers, sample, stream
 from qkv.models.build import build
 
@@ -150,6 +150,37 @@ def test_the_best_in_chunks_are_the_best(rows, count, size, seed):
     values, places = top_k(scores, count, chunk=8)
     wanted = scores.sort(-1, descending=True)
     assert torch.equal(values, wanted.values[:, :count]) and torch.equal(places, wanted.indices[:, :count])
+
+
+WAYS = [SamplingParams(1.0), SamplingParams(0.7, top_k=9), SamplingParams(1.2, top_p=0.9), SamplingParams(1.0, min_p=0.02),
+        SamplingParams(0.9, top_k=300, top_p=0.8, min_p=0.01)]  # fmt: skip
+
+
+def sorted_probs(logits, how):
+    """The definition: softmax over the whole sorted vocabulary, then top-k, top-p and min-p."""
+    values, ids = (logits / how.temperature).sort(dim=-1, descending=True, stable=True)
+    probs = values.softmax(-1)
+    probs[:, how.top_k or probs.size(1) :] = 0
+    probs = probs / probs.sum(-1, keepdim=True)
+    kept = (probs.cumsum(-1) - probs < how.top_p) & (probs >= how.min_p * probs[:, :1])
+    return probs * kept / (probs * kept).sum(-1, keepdim=True), ids
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_tokens_are_those_of_a_sort_of_the_whole_vocabulary(how, spread):
+    """Flat and peaked rows of 5,000 tokens, which need many or a few ranked tokens."""
+    logits = torch.randn(40, 5000, generator=torch.Generator().manual_seed(1)) * spread
+    probs, ids = sorted_probs(logits, how)
+    draws = torch.stack([torch.rand(1, generator=g) for g in make_generators(7, 40)])
+    wanted = ids.gather(-1, (probs.cumsum(-1) <= draws).sum(-1, keepdim=True)).squeeze(-1)
+    assert sample_tokens(logits, how, make_generators(7, 40)).tolist() == wanted.tolist()
+    assert torch.allclose(token_probs(logits, how), torch.zeros_like(logits).scatter(-1, ids, probs), atol=1e-6)
+
+
+def test_token_probs_are_the_frequencies_of_draws():
+    for how in (SamplingParams(0.0), SamplingParams(2.0, top_k=1), SamplingParams(1.5, top_p=0.8)):
+        assert torch.allclose(frequencies(how), token_probs(LOGITS[None], how)[0], atol=0.03)
 
 
 @settings(max_examples=100, deadline=None)
