@@ -248,6 +248,10 @@ def test_the_command_plans_trains_fits_and_checks(run: Run, tmp_path: Path, trai
     assert not run(*arguments)[0] and len(trainings) == count  # all of them are finished
     code, text, _ = run(*arguments, "--count-embeddings")
     assert not code and "N: all parameters" in text and len(trainings) <= count + 1  # another check, perhaps
+    kept = {name: (out / name).read_bytes() for name in ("plan.json", "recipe.toml")}
+    code, _, error = run(*arguments, "--set", "train.learning_rate=1e-4")
+    assert code == 2 and "another train.learning_rate" in error and len(trainings) <= count + 1
+    assert kept == {name: (out / name).read_bytes() for name in kept}  # refused before anything is written
 
 
 @pytest.mark.parametrize(

@@ -313,14 +313,32 @@ def makespan(runs: Sequence[ScalingRun], jobs: int) -> float:
 
 
 def open_plan(source: Path, settings: Sequence[str], minutes: float, jobs: int, out: Path, say: Say) -> ScalingPlan:
-    """Read the plan of `out` if it was made for the same recipe and budget, so that an interrupted command resumes; or make it."""
+    """Read the plan of `out` if it was made for the same recipe and budget, so that an interrupted command resumes; or make it.
+
+    ConfigError, and nothing is written, if `out` has runs of the recipe with other settings.
+    """
     wanted = {"recipe": override(read_toml(source), list(settings)), "minutes": minutes, "jobs": jobs}
     file = out / "plan.json"
-    if file.is_file() and (kept := read_json(file)).get("inputs") == wanted:
+    kept = read_json(file) if file.is_file() else {}
+    if kept.get("inputs") == wanted:
         return from_json(kept["plan"])
+    if kept and (out / "runs").is_dir() and (changed := changed_fields(kept["inputs"]["recipe"], wanted["recipe"])):
+        raise ConfigError(f"{out} holds runs with another {', '.join(changed)}: choose another folder with --out")
     plan = make_plan(source, settings, minutes, jobs, out, say)
     write_json(file, {"inputs": wanted, "plan": asdict(plan)})
     return plan
+
+
+def changed_fields(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the names of the fields that differ between two recipes as read from TOML: ["model.d_model"]."""
+    found = []
+    for name in old | new:
+        a, b = old.get(name), new.get(name)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += changed_fields(a, b, f"{prefix}{name}.")
+        elif a != b:
+            found.append(prefix + name)
+    return found
 
 
 def from_json(values: dict[str, Any]) -> ScalingPlan:

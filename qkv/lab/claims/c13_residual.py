@@ -136,7 +136,8 @@ def sentence(pair: tuple[str, str], effects: Effects) -> str:
 
 CLAIM = Claim(
     "C13",
-    "Residual connections keep the gradients of deep networks from vanishing and make their loss surface smooth.",
+    "Residual connections keep the gradients of deep networks from vanishing, make their loss surface smooth and lower the loss that they "
+    "reach.",
     "000, 001, 004",
     f"Untrained language models of 2 to {DEPTHS[-1]} layers, pre-norm and without norms: gradient norm of the first block relative to the "
     f"last, and cosine of the gradients before and after a gradient step of {STEP:.1%} of the norm of the weights. Networks of {TRAINED} "

@@ -14,8 +14,11 @@ from qkv.look.charts import lines
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 SYSTEMS: dict[str, dict[str, Any]] = {
-    "no norm": {"norm": "none"}, "post-norm": {"norm_order": "post"}, "pre-norm": {"norm_order": "pre"},
-}  # fmt: skip
+    "no norm": {"norm": "none", "init_std": 0.02, "init_residual": True},
+    "post-norm": {"norm_order": "post"},
+    "pre-norm": {"norm_order": "pre"},
+}
+"""The network without norms starts with small weights, as GPT-2's: with larger ones its first losses are far above those of chance."""
 NORMS = ("post-norm", "pre-norm")
 FAILED = 4.5
 """Loss in nats per token above which a network has learned little more than the frequencies of tokens."""
@@ -93,9 +96,10 @@ CLAIM = Claim(
     "C14",
     "Layer norm makes training stable and fast, before the sublayers (pre-norm) and after the residual sum (post-norm).",
     "000, 001, 004",
-    "Language models of the embedded grammar without norms, with post-norm and with pre-norm, at four learning rates without warm-up: "
-    f"held-out loss after equal numbers of updates. A run has failed if it diverges or ends above {FAILED} nats per token. The best "
-    "learning rate of a network is the one whose worst seed has the lowest loss; a run that diverged has an infinite loss.",
+    "Language models of the embedded grammar without norms (with small initial weights, as GPT-2's), with post-norm and with pre-norm, at "
+    "four learning rates without warm-up: held-out loss after equal numbers of updates. A run has failed if it diverges or ends above "
+    f"{FAILED} nats per token. The best learning rate of a network is the one whose worst seed has the lowest loss; a run that diverged "
+    "has an infinite loss.",
     "Four parts, two for each norm order: as many failed runs as without norms (fewer count as shown if p < "
     f"{SIGNIFICANT} in Fisher's exact test), and a loss at the best learning rate that is not lower (shown or refuted if the 95 % "
     "interval of the gain over the seeds does not contain 0). Only some of the parts shown: holds in part.",
