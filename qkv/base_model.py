@@ -23,6 +23,17 @@ from qkv.generate.prefix_cache import slide as slide_context
 from qkv.generate.sampling import GREEDY, SamplingParams
 from qkv.generate.search import stream
 from qkv.generate.sequence import Sampler
+from qkv.generate.speculative import (
+    DRAFT_TOKENS,
+    Drafter,
+    DraftModel,
+    NgramLookup,
+    SpeculationStats,
+    SpeculativeDecoder,
+    check_model,
+    check_vocabulary,
+    readable_tokens,
+)  # fmt: skip
 from qkv.generate.translate import MIN_WIDTH, Translator
 from qkv.look.residual_stream import layer_outputs
 from qkv.models.build import Network
@@ -50,6 +61,8 @@ class BaseModel:
         self.twin: tuple[tuple[int, ...], Any] = ((), None)
         """A packed copy of the network, and the versions of the weights it was made from."""
         self.last_translator: Translator | None = None
+        self.speculation: SpeculationStats | None = None
+        """Counts of the last text that was generated with a draft: drafted, accepted, tokens, calls, acceptance_rate."""
 
     def __repr__(self) -> str:
         """Model(encoder-decoder, 1.05 M parameters, translation en-de, vocabulary 1,000, cpu)."""
@@ -139,8 +152,8 @@ class BaseModel:
     def generate(self, prompt: str | Ids, max_new_tokens: int = 100, temperature: float = 0.0, top_k: int | None = None,
                  top_p: float | None = None, seed: int | None = None, stop: Sequence[str] = (), chat: bool = False,
                  system: str | None = None, slide: bool = False, min_p: float = 0.0, repetition_penalty: float = 1.0,
-                 presence_penalty: float = 0.0, frequency_penalty: float = 0.0, no_repeat_ngram: int = 0
-                 ) -> Iterator[Any]:  # fmt: skip
+                 presence_penalty: float = 0.0, frequency_penalty: float = 0.0, no_repeat_ngram: int = 0,
+                 draft: BaseModel | str | None = None, draft_tokens: int = DRAFT_TOKENS) -> Iterator[Any]:  # fmt: skip
         """Continue a prompt token by token (encoder-decoder: write the target of this source).
 
         prompt: a text, which gives detokenize of text, or ids, which give ids without the end token.
@@ -155,13 +168,16 @@ class BaseModel:
         presence_penalty, frequency_penalty: subtract from the logits of generated tokens, once, or once for each
             occurrence (OpenAI), -2 to 2.
         no_repeat_ngram: forbid repeated n-grams of this size, the prompt counted; 0 = allow them.
+        draft: speculative decoding: a smaller model with the same vocabulary, or "ngram", which copies what followed the same
+            tokens earlier in the text, proposes `draft_tokens` tokens, and one call of the network checks them. Exact: the same
+            tokens when greedy, the same distribution in sampling. `speculation` then has the counts.
         """
         textual = isinstance(prompt, str)
         ids: Ids = self.prompt_ids(prompt, chat, system) if isinstance(prompt, str) else prompt
         params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
         processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
                                     frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
-        tokens = self.tokens(ids, max_new_tokens, params, seed, slide, processor)
+        tokens = self.tokens(ids, max_new_tokens, params, seed, slide, processor, draft, draft_tokens)
         return self.texts(tokens, ids, stop) if textual else tokens  # type: ignore[arg-type]
 
     def prompt_ids(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
@@ -193,15 +209,20 @@ class BaseModel:
         return "".join(self.texts(self.generate(ids, **how), ids, stop)).strip()
 
     def conversation(self, system: str | None = None, max_new_tokens: int = 512, params: SamplingParams = GREEDY,
-                     seed: int | None = None, processor: LogitsProcessor = NO_PROCESSING) -> Conversation:  # fmt: skip
-        """Start a conversation of several turns: `conversation.ask(text)` yields the pieces of each answer."""
-        return Conversation(self.config, self.packed(), self.words(), system, max_new_tokens, params, seed, processor)
+                     seed: int | None = None, processor: LogitsProcessor = NO_PROCESSING,
+                     draft: BaseModel | str | None = None, draft_tokens: int = DRAFT_TOKENS) -> Conversation:  # fmt: skip
+        """Start a conversation of several turns: `conversation.ask(text)` yields the pieces of each answer; `draft` as in `generate`."""
+        speculative = None if draft is None else self.speculative_decoder(draft, draft_tokens)
+        return Conversation(
+            self.config, self.packed(), self.words(), system, max_new_tokens, params, seed, processor, speculative
+        )
 
     def chat_ids(self, messages: Sequence[dict[str, str]]) -> list[int]:
         return self.words().chat(messages)
 
     def tokens(self, prompt: Ids, max_new_tokens: int, params: SamplingParams, seed: int | None, slide: bool = False,
-               processor: LogitsProcessor = NO_PROCESSING) -> Iterator[int]:  # fmt: skip
+               processor: LogitsProcessor = NO_PROCESSING, draft: BaseModel | str | None = None,
+               draft_tokens: int = DRAFT_TOKENS) -> Iterator[int]:  # fmt: skip
         """Yield the ids that follow one prompt, up to an end token."""
         c = self.config
         if c.family == "encoder":
@@ -224,11 +245,32 @@ class BaseModel:
         sliding = slide and isinstance(self.network, Decoder) and self.context is not None
         limit = max_new_tokens if sliding else int(min(max_new_tokens, self.room(known)))
         sampler = Sampler(limit, c.eos_ids, params, seed, processor=processor.for_prompt(known, c.eos_ids))
-        if sliding and self.context is not None:
+        if draft is not None and slide:
+            raise QkvError("a draft cannot be combined with slide: a context that slides is read anew")
+        if draft is not None:
+            tokens = self.speculative_decoder(draft, draft_tokens).generate(known, sampler)
+        elif sliding and self.context is not None:
             tokens = slide_context(self.packed(), known, self.context, sampler)
         else:
             tokens = (token for (token,) in stream(self.packed(), batch, [sampler]) if token is not None)
         return (token for token in iterate_on_free_cores(tokens, c.d_model < MIN_WIDTH) if token not in c.eos_ids)
+
+    def speculative_decoder(self, draft: BaseModel | str, draft_tokens: int = DRAFT_TOKENS) -> SpeculativeDecoder:
+        """Return a decoder that generates with drafts of another model, or of "ngram" lookup in the text."""
+        check_model(self.config)
+        if draft_tokens < 1:
+            raise QkvError(f"draft_tokens is at least 1, given {draft_tokens}")
+        if isinstance(draft, BaseModel):
+            check_model(draft.config, "the draft model")
+            check_vocabulary(self.config, self.tokenizer, draft.config, draft.tokenizer)
+            drafter: Drafter = DraftModel(draft.packed(), readable_tokens(draft.config))
+        elif draft == "ngram":
+            drafter = NgramLookup()
+        else:
+            raise QkvError(f'a draft is a model or "ngram", given {draft!r}')
+        decoder = SpeculativeDecoder(self.packed(), drafter, draft_tokens, readable_tokens(self.config))
+        self.speculation = decoder.stats
+        return decoder
 
     @property
     def context(self) -> int | None:

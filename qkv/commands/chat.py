@@ -34,6 +34,8 @@ def run(
     frequency_penalty: generate.FrequencyPenalty = 0.0,
     no_repeat_ngram: generate.NoRepeat = 0,
     seed: generate.Seed = None,
+    draft: generate.Draft = None,
+    draft_tokens: generate.DraftTokens = 4,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -46,24 +48,25 @@ def run(
     the exit code is 1. --json prints the transcript at the end.
 
     [dim]qkv chat chat-model --temperature 0.2[/]
+    [dim]qkv chat chat-model --draft small-chat-model[/]
     [dim]printf 'Where is Rome?\\nHow old is it?\\n' | qkv chat chat-model[/]
     """
     from qkv.api import load
-    from qkv.generate.logits_processor import LogitsProcessor
-    from qkv.generate.sampling import SamplingParams
 
     if sys.stdin is None:
         raise QkvError("there is no standard input to read messages from")
-    params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
-    processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                                frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
-    talk = load(folder, device=device.value).conversation(system, max_new_tokens, params, seed, processor)
+    penalties = (repetition_penalty, presence_penalty, frequency_penalty, no_repeat_ngram)
+    params, processor = generate.settings(temperature, top_k, top_p, min_p, penalties)
+    model, drafter = load(folder, device=device.value), generate.load_draft(draft, device.value)
+    talk = model.conversation(system, max_new_tokens, params, seed, processor, drafter, draft_tokens)
     typed = sys.stdin.isatty()
     with writing():
         problems = converse(talk, typed, quiet=as_json)
         if as_json:
             transcript = {"messages": talk.messages, "forgotten": talk.n_dropped}
             print(json.dumps(transcript, ensure_ascii=False, indent=2), flush=True)
+    if model.speculation is not None:
+        print(model.speculation, file=sys.stderr)
     if problems and not typed:
         raise typer.Exit(1)
 

@@ -14,6 +14,8 @@ from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.api import Model
+    from qkv.generate.logits_processor import LogitsProcessor
+    from qkv.generate.sampling import SamplingParams
 
 PROMPT = typer.Argument(metavar="[PROMPT]", help="The text to continue; default: standard input.")
 CHAT = typer.Option("--chat", help="Treat the prompt as a chat message: apply the model's chat template.")
@@ -34,6 +36,13 @@ RepetitionPenalty = Annotated[float, REPETITION]
 PresencePenalty = Annotated[float, PRESENCE]
 FrequencyPenalty = Annotated[float, FREQUENCY]
 NoRepeat = Annotated[int, typer.Option(min=0, help="Forbid repeated n-grams of this size, prompt included; 0 = off.")]
+DRAFT = typer.Option(
+    metavar="FOLDER|ngram",
+    help="Speculative decoding, exact but faster: a smaller model with the same vocabulary proposes tokens, or ngram copies "
+    "what followed the same tokens earlier in the text.",
+)
+Draft = Annotated[str | None, DRAFT]
+DraftTokens = Annotated[int, typer.Option(min=1, max=64, help="Number of tokens that a draft proposes at a time.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")]
 
 
@@ -55,6 +64,8 @@ def run(
     system: Annotated[str | None, typer.Option(help="System message (implies --chat).")] = None,
     truncate: Annotated[bool, TRUNCATE] = False,
     slide: Annotated[bool, SLIDE] = False,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = 4,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
 ) -> None:
@@ -63,30 +74,47 @@ def run(
     A prompt longer than the model's context is an error; --truncate keeps its
     end. A model that cannot exceed its context stops there; --slide continues from
     its last half. Several texts (--n) are separated by ---, with --json one per line.
+    With --draft, standard error reports how many of the drafted tokens were accepted.
 
     [dim]qkv generate my-model "Once upon a time" --temperature 0.8 --top-k 40 --seed 1[/]
     [dim]qkv generate my-model "Once upon" --repetition-penalty 1.2 --min-p 0.05[/]
     [dim]echo "What is the capital of France?" | qkv generate chat-model --chat[/]
     [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --slide[/]
+    [dim]qkv generate large-model "Once upon a time" --draft small-model --draft-tokens 4[/]
     """
     from qkv.api import load
-    from qkv.generate.logits_processor import LogitsProcessor
-    from qkv.generate.sampling import SamplingParams
 
-    if prompt is None and sys.stdin is None:
-        raise QkvError("no prompt and no standard input: give a prompt")
     if n > 1 and temperature == 0:
         raise QkvError(f"--n {n}: with greedy decoding all texts are the same; set --temperature above 0")
-    params = SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p)
-    processor = LogitsProcessor(repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-                                frequency_penalty=frequency_penalty, no_repeat_ngram=no_repeat_ngram)  # fmt: skip
-    text = sys.stdin.read().rstrip("\n") if prompt is None else prompt
+    penalties = (repetition_penalty, presence_penalty, frequency_penalty, no_repeat_ngram)
+    params, processor = settings(temperature, top_k, top_p, min_p, penalties)
+    text = read_prompt(prompt)
     model = load(folder, device=device.value)
+    drafts = {"draft": load_draft(draft, device.value), "draft_tokens": draft_tokens}
     ids = fit_prompt(model, model.prompt_ids(text, chat, system), truncate, max_new_tokens)
     with writing():
         for number in range(n):
-            one = One(model, ids, max_new_tokens, slide, processor)
+            one = One(model, ids, max_new_tokens, slide, processor, drafts)
             one.print(text, params, None if seed is None else seed + number, as_json, first=number == 0)
+
+
+def settings(temperature: float, top_k: int | None, top_p: float | None, min_p: float,
+             penalties: tuple[float, float, float, int]) -> tuple[SamplingParams, LogitsProcessor]:  # fmt: skip
+    """Return how to sample; `penalties`: of repetition, presence and frequency, and the size of n-grams that are not repeated."""
+    from qkv.generate.logits_processor import LogitsProcessor
+    from qkv.generate.sampling import SamplingParams
+
+    repetition, presence, frequency, ngram = penalties
+    processor = LogitsProcessor(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
+                                no_repeat_ngram=ngram)  # fmt: skip
+    return SamplingParams(temperature, top_k or 0, 1.0 if top_p is None else top_p, min_p), processor
+
+
+def read_prompt(prompt: str | None) -> str:
+    """Return the prompt, from standard input if it is None."""
+    if prompt is None and sys.stdin is None:
+        raise QkvError("no prompt and no standard input: give a prompt")
+    return sys.stdin.read().rstrip("\n") if prompt is None else prompt
 
 
 def fit_prompt(model: Model, ids: list[int], truncate: bool, max_new_tokens: int) -> list[int]:
@@ -101,16 +129,28 @@ def fit_prompt(model: Model, ids: list[int], truncate: bool, max_new_tokens: int
     return ids
 
 
+def load_draft(draft: str | None, device: str) -> Model | str | None:
+    """Load the model of --draft; "ngram" and None are returned as they are."""
+    from qkv.api import load
+    from qkv.pretrained import find
+
+    return draft if draft in (None, "ngram") else load(find(draft), device=device)
+
+
 class One:
     """Generation of one text, and why it ended."""
 
-    def __init__(self, model: Model, ids: list[int], most: int, slide: bool, processor: Any):
+    def __init__(self, model: Model, ids: list[int], most: int, slide: bool, processor: Any, drafts: dict[str, Any]):
         self.model, self.ids, self.most, self.slide, self.processor = model, ids, most, slide, processor
+        self.drafts = drafts
+        """The arguments `draft` and `draft_tokens` of `tokens`."""
         self.written = 0
 
     def pieces(self, params: Any, seed: int | None) -> Iterator[str]:
         def counted() -> Iterator[int]:
-            for token in self.model.tokens(self.ids, self.most, params, seed, self.slide, self.processor):
+            for token in self.model.tokens(
+                self.ids, self.most, params, seed, self.slide, self.processor, **self.drafts
+            ):
                 self.written += 1
                 yield token
 
@@ -123,6 +163,8 @@ class One:
             text = "".join(pieces)
             fields = {"prompt": prompt, "text": text, "prompt_tokens": len(self.ids), "tokens": self.written,
                       "ended": self.ended(), "seed": seed}  # fmt: skip
+            if (counts := self.model.speculation) is not None:
+                fields |= {"drafted_tokens": counts.drafted, "accepted_tokens": counts.accepted}
             print(json.dumps(fields, ensure_ascii=False), flush=True)
         else:
             if not first:
@@ -130,7 +172,7 @@ class One:
             for piece in pieces:
                 print(piece, end="", flush=True)
             print(flush=True)
-        if note := self.note():
+        for note in filter(None, (self.note(), str(self.model.speculation or ""))):
             print(note, file=sys.stderr)
 
     def ended(self) -> str:

@@ -14,6 +14,7 @@ from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
 from qkv.generate.prefix_cache import PrefixCache
 from qkv.generate.sampling import GREEDY, SamplingParams, make_generators
 from qkv.generate.sequence import Sampler
+from qkv.generate.speculative import SpeculativeDecoder
 from qkv.text.tokenizer import Tokenizer
 
 Message = dict[str, str]
@@ -27,11 +28,11 @@ class Conversation:
 
     def __init__(self, c: ModelConfig, network: Any, tokenizer: Tokenizer, system: str | None = None,
                  max_new_tokens: int = 256, params: SamplingParams = GREEDY, seed: int | None = None,
-                 processor: LogitsProcessor = NO_PROCESSING):  # fmt: skip
+                 processor: LogitsProcessor = NO_PROCESSING, speculative: SpeculativeDecoder | None = None):  # fmt: skip
         if c.family != "decoder":
             raise QkvError(f"a conversation needs a decoder with a chat template; this is of family {c.family!r}")
         self.config, self.tokenizer, self.params, self.processor = c, tokenizer, params, processor
-        self.cache = PrefixCache(network)
+        self.cache = PrefixCache(network) if speculative is None else speculative
         self.max_new_tokens = min(max_new_tokens, max(1, c.max_length // 2))
         """Longest answer: a prompt may always take half of the context."""
         self.generator = make_generators(int(torch.randint(2**31, (1,))) if seed is None else seed, 1)[0]

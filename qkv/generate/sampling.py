@@ -73,11 +73,11 @@ def sample_tokens(logits: Tensor, params: SamplingParams, generators: Sequence[t
         return top_k(logits, 1)[1].squeeze(-1)
     scaled = logits.float() / params.temperature
     draws = torch.stack([torch.rand(1, generator=g) for g in generators]).to(logits.device)  # (B, 1)
-    tokens, done = draw_ranked(scaled, draws, params, FIRST)
+    tokens, done = draw_tokens(scaled, draws, params, FIRST)
     rows, count = (~done).nonzero().flatten(), FIRST
     while len(rows):
         count *= GROWTH
-        tokens[rows], done = draw_ranked(scaled[rows], draws[rows], params, count)
+        tokens[rows], done = draw_tokens(scaled[rows], draws[rows], params, count)
         rows = rows[~done]
     return tokens
 
@@ -97,7 +97,7 @@ def token_probs(logits: Tensor, params: SamplingParams) -> Tensor:
     return torch.zeros_like(scaled).scatter(-1, ids, probs / probs.sum(-1, keepdim=True))
 
 
-def draw_ranked(scaled: Tensor, draws: Tensor, params: SamplingParams, count: int) -> tuple[Tensor, Tensor]:
+def draw_tokens(scaled: Tensor, draws: Tensor, params: SamplingParams, count: int) -> tuple[Tensor, Tensor]:
     """Return the drawn token of each row, (B,), and whether `count` ranked tokens were enough for it, (B,).
 
     scaled (B, V): logits divided by the temperature. draws (B, 1): random numbers from 0 to 1.
