@@ -10,8 +10,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
-# what the demo and the server need, and nothing for tests; torch first and alone, so that no other package brings another one
-.venv/.use: pyproject.toml
+# what the demo and the server need, and nothing for tests; builds the C++ kernels where there is a compiler; torch first and alone, so that no other package brings another one
+.venv/.use: pyproject.toml setup.py $(wildcard qkv/engine/cpp/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "qkv needs Python 3.11 or newer; try: make PYTHON=python3.11 ..." >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -61,5 +61,5 @@ example-model: .venv/.dev  ## train the model in qkv/pretrained/example again an
 	$(BIN)/python benchmarks/example_model.py
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build qkv/engine/*.so
 	find qkv tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

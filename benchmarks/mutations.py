@@ -107,12 +107,12 @@ MUTATIONS = [
              AVERAGES),
     Mutation("qkv/train/optimizer.py", "get_ema_multi_avg_fn(d)(averaged", "get_ema_multi_avg_fn(1 - d)(averaged", AVERAGES),
     # --- engine
-    Mutation("qkv/engine/native.cpp", "keys + head * d.key_heads / d.heads * head_size",
+    Mutation("qkv/engine/cpp/stack.cpp", "keys + head * d.key_heads / d.heads * head_size",
              "keys + head % d.key_heads * head_size", ENGINE),
-    Mutation("qkv/engine/native.cpp", "mean = n.bias ? mean / width : 0;", "mean = mean / width;", ENGINE),
-    Mutation("qkv/engine/training_kernels.cpp", "sums[from + r] = most + logf(sum);", "sums[from + r] = logf(sum);", LEARN),
-    Mutation("qkv/engine/scan.cpp", "put(s.dstep + place, dstep + dinput * now.u);", "put(s.dstep + place, dstep);", SUCCESSORS),
-    Mutation("qkv/engine/native.cpp", "#pragma omp for simd schedule(static)", "#pragma omp simd", ENGINE),
+    Mutation("qkv/engine/cpp/stack.cpp", "if (n.centred) {", "if (true) {", ENGINE),
+    Mutation("qkv/engine/cpp/attention.h", "sums[from + r] = most + logf(sum);", "sums[from + r] = logf(sum);", LEARN),
+    Mutation("qkv/engine/cpp/scan.cpp", "put(s.dstep + place, dstep + dinput * now.u);", "put(s.dstep + place, dstep);", SUCCESSORS),
+    Mutation("qkv/engine/cpp/stack.cpp", "chunk * count / chunks; i < (chunk + 1)", "chunk * count / chunks; i <= (chunk + 1)", ENGINE),
 ]  # fmt: skip
 
 
@@ -152,8 +152,10 @@ def run_all(tree: Path, mutations: list[Mutation]) -> int:
         path = tree / mutation.file
         text = path.read_text()
         path.write_text(text.replace(mutation.old, mutation.new))
+        build_kernels(tree, path)
         code, seconds = tested(tree, mutation.tests)
         path.write_text(text)
+        build_kernels(tree, path)
         noticed = code not in (0, None, *NOT_RUN)
         caught += noticed
         print(
@@ -163,8 +165,15 @@ def run_all(tree: Path, mutations: list[Mutation]) -> int:
     return caught
 
 
+def build_kernels(tree: Path, changed: Path) -> None:
+    """Build the kernels in the copy again if one of their files has changed."""
+    if changed.parent.name == "cpp":
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"]
+        subprocess.run(command, cwd=tree, check=True, capture_output=True)
+
+
 def tested(tree: Path, tests: str, limit: float | None = LIMIT) -> tuple[int | None, float]:
-    """pytest's exit code (None: the time limit) and the seconds it took. HOME is the copy, whose compiled kernels go with it."""
+    """pytest's exit code (None: the time limit) and the seconds it took."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *shlex.split(tests)]
     environment = os.environ | {
         "PYTHONPATH": str(tree),

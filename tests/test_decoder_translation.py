@@ -14,7 +14,7 @@ from qkv.api import load
 from qkv.batch import IGNORED, Batch
 from qkv.config import ModelConfig, load_recipe
 from qkv.convert.huggingface import exportable
-from qkv.engine.native_decoder import NativeStack
+from qkv.engine.native_stack import NativeStack
 from qkv.engine.pack import pack
 from qkv.errors import ConfigError, QkvError
 from qkv.generate.beam import BeamParams

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from qkv.batch import Batch
 from qkv.check import example
 from qkv.config import ModelConfig
+from qkv.engine import linear as engine
 from qkv.engine import native
-from qkv.engine import pack as engine
-from qkv.engine.native_decoder import NativeStack
-from qkv.engine.pack import PackedAttention, PackedLinear, pack
+from qkv.engine.linear import PackedLinear
+from qkv.engine.native_stack import NativeStack
+from qkv.engine.pack import PackedAttention, pack
 from qkv.memory import keep_freed_memory
 from qkv.models.build import build
 from qkv.objectives import objective
@@ -133,7 +134,7 @@ def test_one_product_where_there_were_three() -> None:
     assert attention.query_key_value.shape == ((c.n_heads + 2 * c.kv_heads) * c.head_width, c.d_model)
 
 
-# --- native.cpp
+# --- the kernels
 
 
 @needs_compiler
@@ -160,7 +161,7 @@ def test_log_probabilities(width: int) -> None:
     x = torch.randn(3, width) * torch.tensor([[1.0], [30.0], [0.0]])
     x[0, width // 2] = -torch.inf if width > 1 else 0.0
     y = x.clone()
-    native.library().log_softmax(y.data_ptr(), 3, width)
+    native.library().log_softmax(y.data_ptr(), 3, width, torch.get_num_threads())
     torch.testing.assert_close(y.double(), x.double().log_softmax(-1), atol=1e-5, rtol=1e-6)
 
 

@@ -64,7 +64,7 @@ def test_a_busy_batch_moves_its_rows_within_one_buffer() -> None:
         running.step()
         if step >= 20:
             buffers |= {layer["cache"].buffer.vectors.data_ptr() for layer in running.state.layers}
-    assert len(running.running) == 12 and len(buffers) == c.n_layers
+    assert len(running.running) == 12 and len(buffers) == len(running.state.layers)
 
 
 def is_mapped(address: int) -> bool:

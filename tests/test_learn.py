@@ -13,7 +13,7 @@ from qkv.batch import Batch
 from qkv.check import example
 from qkv.config import ModelConfig
 from qkv.engine import native
-from qkv.engine.native_decoder import NativeStack
+from qkv.engine.native_stack import NativeStack
 from qkv.engine.pack import pack
 from qkv.engine.ragged import concatenate_rows, possible, without_padding
 from qkv.engine.scan import Scan

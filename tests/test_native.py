@@ -1,6 +1,10 @@
-"""Compiling the kernels: a compiler gives a library, and what it refuses is reported."""
+"""The kernels' libraries: every instruction set computes the same, and without them torch takes over."""
 
 import ctypes
+import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,127 +13,114 @@ import torch
 from conftest import needs_compiler
 
 from qkv.data import fetch
-from qkv.engine import native, scan
-from qkv.vectors import kernel
+from qkv.engine import native
+from qkv.engine.linear import QuantizedLinear, round_rows
+
+ROOT = Path(__file__).parent.parent
 
 
 @needs_compiler
-@pytest.mark.parametrize("module", [native, scan, kernel], ids=lambda module: module.__name__)
-def test_a_compiler_implies_a_library(module) -> None:
-    assert module.library() is not None
+def test_a_compiler_implies_a_library() -> None:
+    assert native.library() is not None and native.describe() in native.LEVELS
 
 
-def source(folder: Path, text: str) -> Path:
-    path = folder / "part.cpp"
-    path.write_text(text)
-    return path
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [("int wrong() { return missing; }", "missing"), ("#error first\n#error second", "first")],
-    ids=["name", "two errors"],
-)
-def test_a_compile_error_is_one_line_that_names_the_full_message(
-    text: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A home of its own, and no memory of what was loaded before."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert native.load_library([source(tmp_path, text)]) is None
-    (line,) = capsys.readouterr().err.splitlines()
-    assert (
-        line.startswith("warning: cannot use part.cpp, falling back to slower code: ")
-        and "error:" in line
-        and error in line
-    )
-    full = Path(line.split("full message: ")[1].removesuffix(")")).read_text()
-    assert "part.cpp" in full and all(word in full for word in ("-O3", error, "second" if "second" in text else ""))
-    assert not [*tmp_path.rglob("*.so")]
-
-
-@needs_compiler
-def test_the_error_is_shown_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCES", [source(tmp_path, "#error here")])
+    monkeypatch.delenv(native.CHOICE, raising=False)
     native.library.cache_clear()
-    try:
-        assert native.library() is native.library() is None
-        assert len(capsys.readouterr().err.splitlines()) == 1
-    finally:
+    native.choose_level.cache_clear()
+    yield
+    monkeypatch.undo()
+    native.library.cache_clear()
+    native.choose_level.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_missing_kernels_are_reported_once(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    for _ in range(2):
+        assert native.library() is None and native.describe() == "torch only"
         native.library.cache_clear()
+        native.choose_level.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: the compiled kernels are missing") and "torch computes instead" in line
 
 
 @needs_compiler
-def test_a_library_that_cannot_be_loaded_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    good = source(tmp_path, 'extern "C" int seven() { return 7; }')
-    assert native.load_library([good]).seven() == 7  # type: ignore[union-attr]
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(native, "processor", lambda: "another")  # a path that was not loaded before
-    other = native.compile_library(native.find_compiler(), [good])  # type: ignore[arg-type]
-    other.write_bytes(b"no library")
-    assert native.load_library([good]) is None
-    assert "cannot use part.cpp" in capsys.readouterr().err
-
-
-def test_no_compiler_is_no_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert native.load_library([source(tmp_path, "#error never read")]) is None
-    assert capsys.readouterr().err == ""
-
-
-TEAM = """
-extern "C" int team() {
-    int threads = 0;
-#pragma omp parallel reduction(+ : threads)
-    threads += 1;
-    return threads;
-}
-"""
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(("choice", "expected"), [("portable", "portable"), ("none", "torch only")])
+def test_the_kernels_can_be_chosen(choice: str, expected: str, monkeypatch) -> None:
+    monkeypatch.setenv(native.CHOICE, choice)
+    assert native.describe() == expected
 
 
 @needs_compiler
-def test_kernels_use_as_many_threads_as_torch(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert native.load_library([source(tmp_path, TEAM)]).team() == threads  # type: ignore[union-attr]
+@pytest.mark.usefixtures("fresh")
+def test_an_unknown_choice_is_reported_and_the_best_is_used(monkeypatch, capsys) -> None:
+    monkeypatch.setenv(native.CHOICE, "mmx")
+    assert native.library() is not None
+    assert "QKV_KERNELS=mmx is not one of" in capsys.readouterr().err
 
 
-# --- failures
-
-
-@needs_compiler
-def test_a_failed_compilation_is_reported_once_and_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of all processes: the cache remembers it, as long as the sources are the same."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    runs, original = [], native.run
-    monkeypatch.setattr(native, "run", lambda *arguments: (runs.append(arguments), original(*arguments)))
-    for _ in range(3):
-        assert native.load_library([source(tmp_path, "#error here")]) is None
-    assert len(runs) == 1 and len(capsys.readouterr().err.splitlines()) == 1
-    assert native.load_library([source(tmp_path, 'extern "C" int seven() { return 7; }')]) is not None
+@pytest.mark.usefixtures("fresh")
+def test_a_library_that_cannot_be_loaded_is_reported(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    monkeypatch.setattr(native, "best_level", lambda: "portable")
+    (tmp_path / "kernels_portable.so").write_bytes(b"no library")
+    assert native.library() is None
+    assert "cannot load the compiled kernels" in capsys.readouterr().err
 
 
 @needs_compiler
-def test_a_structure_of_another_size_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("fresh")
+def test_a_structure_of_another_size_is_not_used(monkeypatch, capsys) -> None:
     class Pair(ctypes.Structure):
         _fields_ = [("first", ctypes.c_long), ("second", ctypes.c_long)]
 
-    monkeypatch.setenv("HOME", str(tmp_path))
-    text = 'struct Pair {{ long first{0}; }};\nextern "C" long sizeof_Pair() {{ return sizeof(Pair); }}'
-    assert native.load_library([source(tmp_path, text.format(", second"))], {"Pair": Pair}) is not None
-    assert capsys.readouterr().err == ""
-    assert native.load_library([source(tmp_path, text.format(""))], {"Pair": Pair}) is None
-    assert "Pair has 8 bytes in C++ and 16 in Python" in capsys.readouterr().err
+    monkeypatch.setitem(native.STRUCTURES, "Norm", Pair)
+    assert native.library() is None
+    assert "Norm has 24 bytes in C++ and 16 in Python" in capsys.readouterr().err
+
+
+def levels() -> list[str]:
+    """Those that were built and that this processor can run."""
+    built = [level for level in native.LEVELS if (native.FOLDER / f"kernels_{level}.so").is_file()]
+    return built[built.index(native.best_level()) :] if built else []
+
+
+@needs_compiler
+@pytest.mark.parametrize("inputs", [32, 96, 1056])
+@pytest.mark.parametrize("kind", ["int8", "int8 in groups", "int4"])
+def test_every_instruction_set_gives_the_same_integers(kind: str, inputs: int) -> None:
+    """Also for the largest numbers, whose sums of 16 bits would overflow, and for several heights of tiles."""
+    torch.manual_seed(0)
+    if kind == "int4":
+        layer = QuantizedLinear.of_int4(
+            torch.randint(0, 16, (40, inputs), dtype=torch.uint8), torch.rand(40, inputs // 32)
+        )
+    else:
+        whole = torch.randint(-127, 128, (40, inputs)).to(torch.int8)
+        whole[::2], whole[1::4] = 127, -128
+        layer = QuantizedLinear.of_int8(whole, torch.rand(40, 1 if kind == "int8" else inputs // 32))
+    x = torch.randn(30, inputs)
+    x[1], x[2] = 1.0, torch.tensor([1.0, -1.0]).repeat(inputs // 2)
+    expected = layer.forward_without_native(x.double())
+    for level in levels():
+        library = ctypes.CDLL(str(native.FOLDER / f"kernels_{level}.so"))
+        native.declare(library)
+        for rows in (1, 2, 3, 5, 13, 30):
+            y = torch.empty(rows, 40)
+            library.linear(ctypes.byref(layer.describe()), x.data_ptr(), rows, y.data_ptr(), 1)
+            torch.testing.assert_close(y.double(), expected[:rows], atol=1e-4 * inputs, rtol=1e-5)
+
+
+def test_rounding_to_int8_is_to_the_nearest_and_symmetric() -> None:
+    x = torch.tensor([[1.27, -1.27, 0.014, -0.016, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    whole, scale = round_rows(x)
+    assert whole.tolist() == [[127, -127, 1, -2, 0], [0] * 5]
+    assert scale.tolist() == pytest.approx([0.01, 0.0])
 
 
 @needs_compiler
@@ -137,19 +128,65 @@ def test_memory_that_cannot_be_had_is_an_error_of_python(threads: int) -> None:
     """Before and within the part that threads share: an exception there would end the process."""
     library = native.library()
     assert library is not None
-    decoder, once = native.DecoderStruct(width=2**30), native.Pass(rows=2**20, tokens=1)
-    with pytest.raises(MemoryError, match="decode"):
-        library.decode(ctypes.byref(decoder), ctypes.byref(once))
+    stack, once = native.StackStruct(width=2**30), native.Pass(rows=2**20, tokens=1, threads=threads)
+    with pytest.raises(MemoryError, match="run_stack"):
+        library.run_stack(ctypes.byref(stack), ctypes.byref(once))
+    layer = native.LinearStruct(inputs=2**30, outputs=1, type=1, group=2**30)
+    with pytest.raises(MemoryError, match="linear"):
+        library.linear(ctypes.byref(layer), None, 2**20, None, threads)
     spans = torch.tensor([[0, 0, 2**40]])
     attention = native.AttentionStruct(
         spans=spans.data_ptr(), n=1, tokens=2**40, heads=1, key_heads=1, width=64, scale=1.0
     )
-    for kernel_ in (library.attend, library.attend_back):
+    for kernel in (library.attend, library.attend_back):
         with pytest.raises(MemoryError, match="attend"):
-            kernel_(ctypes.byref(attention))
-    scanned = scan.ScanArguments(rows=1, tokens=2**45, width=8, states=8)
+            kernel(ctypes.byref(attention))
     with pytest.raises(MemoryError, match="scan_back"):
-        scan.library().scan_back(ctypes.byref(scanned))  # type: ignore[union-attr]
+        library.scan_back(ctypes.byref(native.ScanStruct(rows=1, tokens=2**45, width=8, states=8)))
+
+
+FORK = """
+import os, sys, torch
+from qkv.engine.linear import PackedLinear
+torch.set_num_threads(3)
+layer, x = PackedLinear(torch.randn(700, 64), None), torch.randn(5, 64)
+before = layer(x)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(layer(x), before) else 1)
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@needs_compiler
+def test_threads_work_after_a_fork() -> None:
+    """A child has none of its parent's threads."""
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120)
+
+
+@needs_compiler
+def test_calls_of_several_threads_at_once(threads: int) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from qkv.engine.linear import PackedLinear
+
+    layer, x = PackedLinear(torch.randn(700, 64), None), torch.randn(5, 64)
+    expected = layer(x)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(y, expected) for y in pool.map(lambda _: layer(x), range(400)))
+
+
+@needs_compiler
+def test_without_a_working_compiler_the_package_is_built_without_kernels(tmp_path: Path) -> None:
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "qkv" / "engine" / "cpp", tmp_path / "qkv" / "engine" / "cpp")
+    (tmp_path / "qkv" / "__init__.py").write_text('__version__ = "0"')
+    broken = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=tmp_path, env=broken, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "kernels_portable" in done.stderr
+    assert not [*tmp_path.rglob("*.so")]
 
 
 def test_data_is_cached_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,15 @@
-"""Compile C++ kernels on first use and load them; the structures of native.cpp and training_kernels.cpp. Without a compiler
-`library()` is None, and torch does the same work; a failed compilation is reported once, and not repeated."""
+"""Load the C++ kernels (cpp/) for this processor; the structures that they take, and weights in their layout.
+
+The package contains one library per instruction set (setup.py); the best that the processor supports is loaded. Where there is
+none, `library()` is None, and torch computes the same more slowly.
+"""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import platform
-import shutil
-import stat
-import subprocess
 import sys
-import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,36 +18,70 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SOURCES = [Path(__file__).with_name(name) for name in ("native.cpp", "training_kernels.cpp", "vectors.h")]
-FLAGS = ["-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp"]
+FOLDER = Path(__file__).parent
+LEVELS = ("avx512", "avx2", "dotprod", "portable")
+"""Instruction sets, the best first."""
+CHOICE = "QKV_KERNELS"
+"""Environment variable: an instruction set to use instead of the best, or "none" for torch alone."""
 WIDE = 16
-"""Columns of a panel, as in native.cpp."""
-POINTER, WHOLE, REAL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+"""Columns of a panel."""
+POINTER, WHOLE, REAL, FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled functions; None if there are none."""
-    found = load_library(SOURCES, STRUCTURES)
-    if found is None:
+    """Return the kernels for this processor; None where there are none."""
+    level = choose_level()
+    if level is None:
         return None
-    for name in ("decode", "attend", "attend_back"):
-        function = getattr(found, name)
-        function.argtypes, function.restype, function.errcheck = [POINTER], ctypes.c_int, raise_failure
-    found.decode.argtypes = [POINTER, POINTER]
-    found.linear.argtypes, found.linear.restype = [POINTER, POINTER, WHOLE, POINTER], None
-    found.log_softmax.argtypes, found.log_softmax.restype = [POINTER, WHOLE, WHOLE], None
-    found.gelu_tanh.argtypes, found.gelu_tanh.restype = [POINTER, POINTER, WHOLE], None
-    found.gelu_tanh_back.argtypes, found.gelu_tanh_back.restype = [POINTER, POINTER, POINTER, WHOLE], None
-    return found
+    try:
+        found = ctypes.CDLL(str(FOLDER / f"kernels_{level}.so"))
+        declare(found)
+        return found
+    except (OSError, AttributeError) as problem:
+        warn_once(f"cannot load the compiled kernels: {problem}")
+        return None
 
 
-class CompileError(Exception):
-    """The compiler's first error, and where its whole message is."""
+@cache
+def choose_level() -> str | None:
+    """Return the best instruction set that this processor supports and for which a library was built, or the one that is chosen."""
+    built = [level for level in LEVELS if (FOLDER / f"kernels_{level}.so").is_file()]
+    chosen = os.environ.get(CHOICE, "")
+    if chosen == "none":
+        return None
+    if "portable" not in built:
+        warn_once("the compiled kernels are missing (no C++ compiler at installation?)")
+        return None
+    best = best_level()
+    usable = [level for level in built if LEVELS.index(level) >= LEVELS.index(best)]
+    if chosen and chosen not in usable:
+        warn_once(f"{CHOICE}={chosen} is not one of {', '.join(usable)}, none")
+    return chosen if chosen in usable else usable[0]
 
 
-class KnownCompileError(Exception):
-    """The same sources failed to compile before, which was reported then."""
+def best_level() -> str:
+    """Return the best instruction set of the processor."""
+    question = ctypes.CDLL(str(FOLDER / "kernels_portable.so")).best_level
+    question.restype = ctypes.c_char_p
+    return str(question().decode())
+
+
+def describe() -> str:
+    """Return which kernels compute, for `qkv version`."""
+    return "torch only" if library() is None else str(choose_level())
+
+
+def warn_once(message: str) -> None:
+    """Print a warning on stderr, once per user and message: the marker is a file in the cache folder."""
+    text = f"warning: {message}; torch computes instead, which is slower (see docs/models.md, Kernels)"
+    with suppress(OSError, RuntimeError):  # no home, or none that can be written to: print it each time
+        marker = Path.home() / ".cache" / "qkv" / "kernels-warning.txt"
+        if marker.is_file() and marker.read_text() == text:
+            return
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.write_text(text)
+    print(text, file=sys.stderr)
 
 
 def raise_failure(code: int, function: Any, arguments: Any) -> int:
@@ -59,130 +91,58 @@ def raise_failure(code: int, function: Any, arguments: Any) -> int:
     return code
 
 
-def find_compiler() -> str | None:
-    """Return the path of the C++ compiler, or None where there is none (or where `long` has not 64 bits)."""
-    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    return found if ctypes.sizeof(WHOLE) == 8 else None
-
-
-def load_library(
-    sources: list[Path], structures: dict[str, type[ctypes.Structure]] | None = None
-) -> ctypes.CDLL | None:
-    """Load the library of these C++ files (and headers), compiled if necessary; None without a compiler, and, with a line on
-    stderr, if they cannot be compiled or loaded. `structures`: those of C++ by name, whose sizes must be equal."""
-    compiler = find_compiler()
-    if compiler is None:
-        return None
-    try:
-        found = ctypes.CDLL(str(compile_library(compiler, sources)))
-        check_sizes(found, structures or {})
-        return found
-    except KnownCompileError:
-        return None
-    except (OSError, CompileError) as problem:
-        print(f"warning: cannot use {sources[0].name}, falling back to slower code: {problem}", file=sys.stderr)
-        return None
-
-
-def check_sizes(found: ctypes.CDLL, structures: dict[str, type[ctypes.Structure]]) -> None:
-    """Raise OSError if a structure has another size in C++: its fields would be read from wrong addresses."""
-    for name, structure in structures.items():
-        size = getattr(found, f"sizeof_{name}")
-        size.restype = WHOLE
-        if size() != ctypes.sizeof(structure):
-            raise OSError(
-                f"{name} has {size()} bytes in C++ and {ctypes.sizeof(structure)} in Python: they must be equal"
-            )
-
-
-def compile_library(compiler: str, sources: list[Path]) -> Path:
-    """Return the shared library for these sources and this processor, from the cache or compiled now."""
-    texts = "".join(source.read_text() for source in sources)
-    key = texts + " ".join([compiler, *FLAGS, platform.platform(), torch.__version__, processor()])
-    path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
-    log = path.with_suffix(".log")
-    if not path.is_file() or not private(path):
-        if log.is_file() and private(log):
-            raise KnownCompileError(log)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            files = [source for source in sources if source.suffix == ".cpp"]
-            run([compiler, *FLAGS, "-c", *map(str, files)], folder, log)
-            # linked without -fopenmp: its threads are then torch's, which has them loaded, and not a second pool
-            run([compiler, "-shared", *(f"{file.stem}.o" for file in files), "-o", "native.so"], folder, log)
-            (Path(folder) / "native.so").chmod(0o700)
-            os.replace(Path(folder) / "native.so", path)
-    return path
-
-
-def cache_folder() -> Path:
-    """The folder of compiled libraries: ~/.cache/qkv/native, or a temporary folder where there is no home to write to.
-
-    What lies there is executed: a folder that somebody else owns or may write to is not used.
-    """
-    try:
-        return private_folder(Path.home() / ".cache" / "qkv" / "native")
-    except (RuntimeError, OSError):  # Path.home() raises RuntimeError where there is none
-        return private_folder(Path(tempfile.gettempdir()) / f"qkv-native-{os.geteuid()}")
-
-
-def private_folder(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not private(path) or not os.access(path, os.W_OK):
-        raise PermissionError(f"{path} belongs to another user or is writable by others: remove it, or chmod 700")
-    return path
-
-
-def private(path: Path) -> bool:
-    """Whether the file or folder itself, not what it links to, is owned by this user and writable by no other."""
-    found = path.lstat()
-    return not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
-def run(command: list[str], folder: str, log: Path) -> None:
-    """Run the compiler; if it fails, write its message to `log` and raise a CompileError of one line."""
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder)
-    if done.returncode:
-        if done.returncode < 0:  # ended by a signal: the next process tries again
-            raise CompileError(f"the compiler was ended by signal {-done.returncode}")
-        log.write_text(f"{' '.join(command)}\n{done.stderr}")
-        log.chmod(0o600)
-        errors = [line.strip() for line in done.stderr.splitlines() if "error:" in line]
-        first = errors[0][:200] if errors else f"the compiler ended with exit code {done.returncode}"
-        raise CompileError(f"{first} (delete this file to try again, it has the full message: {log})")
-
-
-def processor() -> str:
-    """What the processor can do: a library made for another one must not be loaded."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.lower().startswith(("flags", "features"))), platform.processor())
-
-
 def supports(weight: Tensor) -> bool:
     """Return whether the kernels compute with this weight."""
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and library() is not None
 
 
-def panels(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(out, in) -> (out / 16, in, 16): what a number of x is multiplied with stands together; and the bias. Both are
-    filled with 0 up to a multiple of 16."""
-    bias = weight.new_zeros(weight.size(0)) if bias is None else bias
-    rest = -weight.size(0) % WIDE
-    padded = F.pad(weight, (0, 0, 0, rest)).unflatten(0, (-1, WIDE))  # (out / 16, 16, in)
-    return padded.transpose(1, 2).contiguous(), F.pad(bias, (0, rest)).contiguous()
+# --- weights in the layout of the kernels
 
 
-# --- the structures of native.cpp and training_kernels.cpp; each holds addresses, so whoever makes one keeps the tensors
+def pad_rows(x: Tensor) -> Tensor:
+    """Fill the first dimension with 0 up to a multiple of 16."""
+    rest = -x.size(0) % WIDE
+    return F.pad(x, (0, 0) * (x.dim() - 1) + (0, rest))
+
+
+def panels(weight: Tensor) -> Tensor:
+    """(out, in) -> (out / 16, in, 16): what a number of x is multiplied with stands together."""
+    return pad_rows(weight).unflatten(0, (-1, WIDE)).transpose(1, 2).contiguous()
+
+
+def panels_int8(weight: Tensor) -> Tensor:
+    """int8 (out, in) -> uint8 (out / 16, in / 4, 16, 4), w + 128: four inputs of sixteen columns are 64 bytes."""
+    shifted = F.pad(weight, (0, -weight.size(1) % 4)).view(torch.uint8) ^ 128
+    return pad_rows(shifted).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 4)).transpose(1, 2).contiguous()
+
+
+def weights_int8(panels: Tensor, d_out: int, d_in: int) -> Tensor:
+    """Undo `panels_int8`: int8 (out, in)."""
+    return (panels.transpose(1, 2).flatten(2).flatten(0, 1)[:d_out, :d_in] ^ 128).view(torch.int8)
+
+
+def panels_int4(weight: Tensor) -> Tensor:
+    """uint8 (out, in), w + 8 in 0 .. 15 -> uint8 (out / 16, in / 8, 16, 4): the first four of eight inputs in the low half-bytes."""
+    both = pad_rows(weight).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 2, 4))  # (out / 16, 16, in / 8, 2, 4)
+    return (both[:, :, :, 0] | both[:, :, :, 1] << 4).transpose(1, 2).contiguous()
+
+
+def weights_int4(panels: Tensor, d_out: int) -> Tensor:
+    """Undo `panels_int4`: uint8 (out, in), w + 8."""
+    both = torch.stack([panels & 15, panels >> 4], 3)  # (out / 16, in / 8, 16, 2, 4)
+    return both.transpose(1, 2).flatten(2).flatten(0, 1)[:d_out]
+
+
+# --- the structures of the kernels; each holds addresses, so whoever makes one keeps the tensors
 
 
 class LinearStruct(ctypes.Structure):
-    _fields_ = [("panels", POINTER), ("bias", POINTER), ("inputs", WHOLE), ("outputs", WHOLE)]
+    _fields_ = [("panels", POINTER), ("scales", POINTER), ("bias", POINTER), ("inputs", WHOLE), ("outputs", WHOLE),
+                ("type", WHOLE), ("group", WHOLE)]  # fmt: skip
 
 
 class NormStruct(ctypes.Structure):
-    _fields_ = [("weight", POINTER), ("bias", POINTER), ("eps", REAL)]
+    _fields_ = [("weight", POINTER), ("bias", POINTER), ("eps", REAL), ("centred", FLAG)]
 
 
 class ResidualStruct(ctypes.Structure):
@@ -190,18 +150,21 @@ class ResidualStruct(ctypes.Structure):
 
 
 class BlockStruct(ctypes.Structure):
-    _fields_ = [("attention", ResidualStruct), ("cross", ResidualStruct), ("feedforward", ResidualStruct)]
+    _fields_ = [("attention", ResidualStruct), ("cross", ResidualStruct), ("feedforward", ResidualStruct), ("scale", REAL),
+                ("window", WHOLE), ("n_global", WHOLE), ("gated", FLAG), ("parallel", FLAG)]  # fmt: skip
 
 
-class DecoderStruct(ctypes.Structure):
+class StackStruct(ctypes.Structure):
     _fields_ = [("blocks", POINTER), *((name, WHOLE) for name in ("layers", "width", "heads", "key_heads", "head_width",
-                "activation")), ("scale", REAL), ("norm", NormStruct)]  # fmt: skip
+                "activation")), ("norm", NormStruct)]  # fmt: skip
 
 
 class Pass(ctypes.Structure):
-    _fields_ = [("x", POINTER), ("rows", WHOLE), ("tokens", WHOLE), ("past", WHOLE), ("written", POINTER),
-                ("lanes", WHOLE), ("places", WHOLE), ("lane", POINTER), ("real", POINTER), ("memory", POINTER),
-                ("sentences", WHOLE), ("source", WHOLE), ("source_real", POINTER)]  # fmt: skip
+    _fields_ = [("x", POINTER), ("rows", WHOLE), ("tokens", WHOLE), ("past", WHOLE), ("threads", WHOLE), ("cache", POINTER),
+                ("slots", WHOLE), ("capacity", WHOLE), ("slot", POINTER), ("real", POINTER), ("positions", POINTER),
+                ("memory", POINTER), ("sentences", WHOLE), ("source", WHOLE), ("source_real", POINTER), ("cosine", POINTER),
+                ("sine", POINTER), ("rotation_row", WHOLE), ("interleaved", FLAG), ("bias", POINTER), ("bias_row", WHOLE),
+                ("spans", POINTER), ("n_spans", WHOLE), ("causal", FLAG)]  # fmt: skip
 
 
 class Heads(ctypes.Structure):
@@ -212,15 +175,61 @@ class Heads(ctypes.Structure):
 
 class AttentionStruct(ctypes.Structure):
     _fields_ = [*((name, Heads) for name in ("query", "key", "value", "out")), ("sums", POINTER), ("spans", POINTER),
-                *((name, WHOLE) for name in ("n", "tokens", "heads", "key_heads", "width")), ("scale", REAL),
-                ("causal", ctypes.c_bool), *((name, Heads) for name in ("dout", "dquery", "dkey", "dvalue"))]  # fmt: skip
+                *((name, WHOLE) for name in ("n", "tokens", "heads", "key_heads", "width")), ("scale", REAL), ("causal", FLAG),
+                ("past", WHOLE), ("bias", POINTER), ("bias_row", WHOLE),
+                *((name, Heads) for name in ("dout", "dquery", "dkey", "dvalue"))]  # fmt: skip
+
+
+class ScanStruct(ctypes.Structure):
+    _fields_ = [*((name, POINTER) for name in ("u", "step", "decay", "enter", "leave", "first", "y", "last", "marks")),
+                *((name, WHOLE) for name in ("rows", "tokens", "width", "states")),
+                *((name, POINTER) for name in ("dy", "dlast", "du", "dstep", "ddecay", "denter", "dleave", "dfirst"))]  # fmt: skip
+
+
+class Word2VecStruct(ctypes.Structure):
+    _fields_ = [("ids", POINTER), ("firsts", POINTER), ("ends", POINTER), ("sentences", WHOLE), ("place", WHOLE),
+                ("input", POINTER), ("output", POINTER), ("rows", WHOLE), ("width", WHOLE), ("stride", WHOLE),
+                ("keep", POINTER), ("coins", POINTER), ("others", POINTER), ("words", WHOLE), ("negative", WHOLE),
+                ("window", WHOLE), ("starts", POINTER), ("nodes", POINTER), ("labels", POINTER), ("mean", FLAG),
+                ("seed", ctypes.c_uint64), ("rate", ctypes.c_double), ("slope", ctypes.c_double), ("workers", WHOLE),
+                ("loss", ctypes.c_double), ("count", WHOLE)]  # fmt: skip
 
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
-    "Linear": LinearStruct, "Norm": NormStruct, "Residual": ResidualStruct, "Block": BlockStruct, "Decoder": DecoderStruct, "Pass": Pass,
-    "Heads": Heads, "Attention": AttentionStruct,
+    "Linear": LinearStruct, "Norm": NormStruct, "Residual": ResidualStruct, "Block": BlockStruct, "Stack": StackStruct, "Pass": Pass,
+    "Heads": Heads, "Attention": AttentionStruct, "Scan": ScanStruct, "Work": Word2VecStruct,
 }  # fmt: skip
 """Names in C++."""
+ARGUMENTS: dict[str, list[Any]] = {
+    "run_stack": [POINTER, POINTER],
+    "linear": [POINTER, POINTER, WHOLE, POINTER, WHOLE],
+    "log_softmax": [POINTER, WHOLE, WHOLE, WHOLE],
+    "attend": [POINTER],
+    "attend_back": [POINTER],
+    "gelu_tanh": [POINTER, POINTER, WHOLE],
+    "gelu_tanh_back": [POINTER, POINTER, POINTER, WHOLE],
+    "scan": [POINTER],
+    "scan_back": [POINTER],
+    "word2vec": [POINTER],
+}
+WITHOUT_RESULT = {"log_softmax", "gelu_tanh", "gelu_tanh_back", "word2vec"}
+"""Functions that cannot fail; the others return 0 or the code of an error."""
+
+
+def declare(found: ctypes.CDLL) -> None:
+    """Declare the functions; raise OSError if a structure has another size in C++: its fields would be read from wrong addresses."""
+    for name, structure in STRUCTURES.items():
+        size = getattr(found, f"sizeof_{name}")
+        size.restype = WHOLE
+        if size() != ctypes.sizeof(structure):
+            raise OSError(
+                f"{name} has {size()} bytes in C++ and {ctypes.sizeof(structure)} in Python: install the package again"
+            )
+    for name, arguments in ARGUMENTS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, None if name in WITHOUT_RESULT else ctypes.c_int
+        if name not in WITHOUT_RESULT:
+            function.errcheck = raise_failure
 
 
 def address(x: Tensor | None) -> int | None:

@@ -1,44 +1,24 @@
-"""quick_scan: the recurrence of a selective state space by scan.cpp, to be trained or used."""
+"""quick_scan: the recurrence of a selective state space by cpp/scan.cpp, to be trained or used."""
 
 from __future__ import annotations
 
 import ctypes
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from qkv.engine.native import POINTER, WHOLE, address, load_library, raise_failure
+from qkv.engine.native import ScanStruct, address, library
 from qkv.parts.state_space import scan
 
-SOURCES = [Path(__file__).with_name(name) for name in ("scan.cpp", "vectors.h")]
 STRETCH = 16
-"""Tokens between two marks, as in scan.cpp."""
-
-
-class ScanArguments(ctypes.Structure):
-    """The structure Scan of scan.cpp. It holds addresses: the caller keeps the tensors alive."""
-
-    _fields_ = [*((name, POINTER) for name in ("u", "step", "decay", "enter", "leave", "first", "y", "last", "marks")),
-                *((name, WHOLE) for name in ("rows", "tokens", "width", "states")),
-                *((name, POINTER) for name in ("dy", "dlast", "du", "dstep", "ddecay", "denter", "dleave", "dfirst"))]  # fmt: skip
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """Return scan.cpp, compiled on first use; None if that is not possible."""
-    found = load_library(SOURCES, {"Scan": ScanArguments})
-    for function in () if found is None else (found.scan, found.scan_back):
-        function.argtypes, function.restype, function.errcheck = [POINTER], ctypes.c_int, raise_failure  # type: ignore[assignment]
-    return found
+"""Tokens between two marks, as in cpp/scan.cpp."""
 
 
 def quick_scan(u: Tensor, step: Tensor, decay: Tensor, enter: Tensor, leave: Tensor, hidden: Tensor
                ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """As state_space.scan; what scan.cpp does not know, such as float64 or another device, goes the plain way."""
+    """As state_space.scan; what cpp/scan.cpp does not know, such as float64 or another device, goes the plain way."""
     inputs = u, step, decay, enter, leave, hidden
     suits = u.size(2) % 8 == 0 and all(x.device.type == "cpu" and x.dtype == torch.float32 for x in inputs)
     if not suits or library() is None:
@@ -77,6 +57,6 @@ class Scan(torch.autograd.Function):
         return tuple(gradients)
 
 
-def scan_of(inputs: Any, y: Tensor | None, last: Tensor | None, marks: Tensor) -> ScanArguments:
+def scan_of(inputs: Any, y: Tensor | None, last: Tensor | None, marks: Tensor) -> ScanStruct:
     u, decay = inputs[0], inputs[2]
-    return ScanArguments(*map(address, (*inputs, y, last, marks)), *u.shape, decay.size(0))
+    return ScanStruct(*map(address, (*inputs, y, last, marks)), *u.shape, decay.size(0))

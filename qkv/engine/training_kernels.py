@@ -57,7 +57,7 @@ def suits(*tensors: Tensor) -> bool:
 
 
 class Attend(torch.autograd.Function):
-    """softmax(Q K^T scale) V within each span, by training_kernels.cpp: (B, H, T, D), (B, H_kv, T, D) twice -> (B, H, T, D)."""
+    """softmax(Q K^T scale) V within each span, by cpp/training.cpp: (B, H, T, D), (B, H_kv, T, D) twice -> (B, H, T, D)."""
 
     @staticmethod
     def forward(
@@ -91,13 +91,13 @@ def run_kernel(name: str, inputs: Sequence[Tensor], like: Sequence[Tensor], sums
     heads = [native.Heads(x.data_ptr(), *x.stride()[:3]) for x in (*inputs, *outputs)]
     query, key = inputs[:2]
     arguments = native.AttentionStruct(*heads[:4], sums.data_ptr(), spans.data_ptr(), len(spans), query.size(2), query.size(1),
-                                       key.size(1), query.size(3), scale, causal, *heads[4:])  # fmt: skip
+                                       key.size(1), query.size(3), scale, causal, 0, None, 0, *heads[4:])  # fmt: skip
     getattr(native.library(), name)(ctypes.byref(arguments))
     return outputs
 
 
 class NativeKernel(SlotKernel):
-    """Causal attention on slots by training_kernels.cpp."""
+    """Causal attention on slots by cpp/training.cpp."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -126,7 +126,7 @@ slow_gelu = ACTIVATIONS["gelu-tanh"]
 
 
 class Gelu(torch.autograd.Function):
-    """gelu-tanh by training_kernels.cpp; x is kept, and its sigmoid formed again on the way back."""
+    """gelu-tanh by cpp/training.cpp; x is kept, and its sigmoid formed again on the way back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-// Eight numbers at once: what native.cpp, training_kernels.cpp and scan.cpp share.
+// Vectors of floats: what all kernels share.
 
 #pragma once
 
@@ -12,6 +12,21 @@
     extern "C" long sizeof_##T() { return sizeof(T); }
 
 constexpr int OUT_OF_MEMORY = 1;  // what a kernel returns where 0 is success; an exception must not leave a parallel region
+
+constexpr long WIDE = 16;  // columns of a panel, the unit of all matrix products
+
+#if defined(__AVX512F__)
+constexpr long LANES = 16;  // floats in a register
+constexpr long TALL = 12;   // rows of a tile: with two panels 24 sums, of 32 registers
+constexpr long PAIR = 2;    // panels of a tile
+#else
+constexpr long LANES = 8;
+constexpr long TALL = 6;  // 6 x 2 sums, 2 registers of weights and 1 of x fill the 16 there are
+constexpr long PAIR = 1;
+#endif
+constexpr long PARTS = WIDE / LANES;  // registers of a row of a panel
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef float LooseVec __attribute__((vector_size(4 * LANES), aligned(4)));
 
 typedef float Eight __attribute__((vector_size(32)));              // one AVX2 register; other processors use two or four
 typedef float Loose __attribute__((vector_size(32), aligned(4)));  // the same at any address

@@ -2,7 +2,7 @@
 //
 // Eight channels go along the text together, each with its N states, which never leave the nearest cache: torch would write
 // (tokens, N, channels) numbers to memory several times over. The way forwards leaves a mark of x at every STRETCH tokens; the
-// way back goes from mark to mark and forms what lies between again. Compiled on first use by native.py.
+// way back goes from mark to mark and forms what lies between again.
 
 #include <string.h>
 

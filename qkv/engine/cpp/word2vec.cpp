@@ -1,5 +1,4 @@
-// The word2vec training step of reference.py with SIMD and several threads without locks (Hogwild: Niu et al. 2011). Compiled at
-// first use by kernel.py.
+// The word2vec training step of reference.py with SIMD and several threads without locks (Hogwild: Niu et al. 2011).
 //
 // The output rows of a position (a word and its negative samples, or the nodes on its path) are copied to a contiguous buffer that
 // stays in the L1 cache for all neighbours; their gradients are accumulated there and added at the end. The rows of the next
@@ -12,9 +11,9 @@
 #include <cstring>
 #include <vector>
 
-#include "../engine/vectors.h"
+#include "vectors.h"
 
-struct Work {  // the layout of Work in kernel.py
+struct Work {  // the layout of Word2VecStruct in engine/native.py
     const int* ids;
     const long *firsts, *ends;  // of each sentence in ids
     long sentences, place;      // position of ids[0] in the whole text
@@ -34,6 +33,8 @@ struct Work {  // the layout of Work in kernel.py
     double loss;             // out: the sum of losses
     long count;              // out: the number of predictions
 };
+
+EXPORT_SIZE(Work)
 
 static uint64_t splitmix64(uint64_t x) {  // as in random.py
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;

@@ -1,0 +1,450 @@
+// y = x W^T + b for weights in float32, int8 and int4, laid out in panels of 16 columns.
+//
+// A product of few rows is bound by reading W: a panel is read once, in the order in which it lies, and the sums stay in registers.
+// With many rows a panel stays in the nearest cache while tiles of rows pass by. Each row gets the same bits whatever other rows
+// stand beside it.
+//
+// Integer products are exact. A row of x is rounded to int8 with one scale (or one for each group of inputs), weights to int8 with
+// one scale per column (or per column and group). A weight w is stored as the unsigned number w + offset, because the instructions
+// multiply unsigned by signed bytes: sum_k (w_k + offset) x_k - offset sum_k x_k = sum_k w_k x_k. Four products of bytes are added in
+// 32 bits (VNNI, dot product of ARM) or, where the processor has no such instruction, after widening both factors to 16 bits: AVX2's
+// own product of bytes (vpmaddubsw) would saturate its sums of 16 bits.
+
+#pragma once
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_FEATURE_DOTPROD)
+#include <arm_neon.h>
+#endif
+
+#include "threads.h"
+#include "vectors.h"
+
+constexpr long PARTY = 4;    // panels of a chunk of work
+constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
+constexpr long CHUNK = 512;  // float32 products that are added up before they join the rest: long sums would lose digits
+constexpr long AHEAD = 16;   // for a single row, the weights of so many steps later are fetched now
+
+enum WeightType : long { FLOAT32, INT8, INT4 };
+
+struct Linear {           // x W^T + b
+    const void* panels;   // float32 (out / 16, in, 16); int8 (out / 16, in / 4, 16, 4); int4 (out / 16, in / 8, 16, 4), see Int4
+    const float* scales;  // int8, int4: (groups, out); null for float32
+    const float* bias;    // (out), like the last panel filled up with 0
+    long in, out, type;
+    long group;  // inputs that share a scale, a multiple of 8; all of them if it is >= in
+};
+
+static inline long up(long n, long multiple) { return (n + multiple - 1) / multiple * multiple; }
+static inline long groups_of(const Linear& l) { return l.type == FLOAT32 ? 0 : (l.in + l.group - 1) / l.group; }
+
+// --- rows of x in int8
+
+struct Rounded {        // rows of x as the integer products read them
+    int8_t* x;          // (rows, in rounded up to 8), filled up with 0
+    float* scales;      // (rows, groups)
+    int32_t* sums;      // (rows, groups): sum of x over a group
+    static long width(const Linear& l) { return up(l.in, 8); }
+    static long bytes(const Linear& l, long rows) {
+        return l.type == FLOAT32 ? 0 : rows * (width(l) + groups_of(l) * (sizeof(float) + sizeof(int32_t)));
+    }
+    Rounded(const Linear& l, long rows, void* room)
+        : x((int8_t*)room), scales((float*)(x + rows * width(l))), sums((int32_t*)(scales + rows * groups_of(l))) {}
+};
+
+// x / scale to the nearest integer, scale = max |x| / 127. An infinite or undefined number makes the scale, and so the result, undefined.
+static void round_row(const Linear& l, const float* x, const Rounded& to, long row) {
+    long width = Rounded::width(l), groups = groups_of(l), group = std::min(l.group, l.in);
+    int8_t* out = to.x + row * width;
+    memset(out + l.in, 0, width - l.in);
+    for (long g = 0, from = 0; g < groups; g++, from += group) {
+        long n = std::min(group, l.in - from);
+        float most = 0, undefined = 0;
+#pragma omp simd reduction(max : most) reduction(+ : undefined)
+        for (long i = 0; i < n; i++) {
+            float size = fabsf(x[from + i]);
+            most = size > most ? size : most;
+            undefined += x[from + i] * 0;
+        }
+        float rate = most > 0 && most <= FLT_MAX ? 127 / most : 0;
+        int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (long i = 0; i < n; i++) {
+            int32_t whole = (int32_t)(x[from + i] * rate + (x[from + i] < 0 ? -0.5f : 0.5f));
+            out[from + i] = (int8_t)whole;
+            sum += whole;
+        }
+        to.scales[row * groups + g] = most / 127 + undefined;
+        to.sums[row * groups + g] = sum;
+    }
+}
+
+// --- sixteen sums of 32 bits: those of a row of a panel
+
+#if defined(__AVX512VNNI__)
+struct Ints {
+    __m512i v;
+    Ints(int32_t all = 0) : v(_mm512_set1_epi32(all)) {}
+    // += the sum over j < 4 of w[c][j] (16, 4) and x[j], given as one number of 32 bits
+    void add_products(__m512i w, int32_t x) { v = _mm512_dpbusd_epi32(v, w, _mm512_set1_epi32(x)); }
+    void add(const Ints& other) { v = _mm512_add_epi32(v, other.v); }
+    void store(float* to) const { _mm512_storeu_ps(to, _mm512_cvtepi32_ps(v)); }
+};
+typedef __m512i Bytes;
+static inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
+static inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+static inline Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+constexpr int32_t INT8_OFFSET = 128;
+#elif defined(__AVX2__)
+struct Bytes {
+    __m256i half[2];
+};
+struct Ints {
+    __m256i half[2];
+    Ints(int32_t all = 0) : half{_mm256_set1_epi32(all), _mm256_set1_epi32(all)} {}
+    void add_products(const Bytes& w, int32_t x) {
+        __m256i all = _mm256_set1_epi32(x), low = _mm256_set1_epi16(255);
+        __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);  // 16 bits each
+        for (int i = 0; i < 2; i++) {
+            __m256i a = _mm256_madd_epi16(_mm256_and_si256(w.half[i], low), even);
+            __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(w.half[i], 8), odd);
+            half[i] = _mm256_add_epi32(half[i], _mm256_add_epi32(a, b));
+        }
+    }
+    void add(const Ints& other) {
+        for (int i = 0; i < 2; i++) half[i] = _mm256_add_epi32(half[i], other.half[i]);
+    }
+    void store(float* to) const {
+        for (int i = 0; i < 2; i++) _mm256_storeu_ps(to + 8 * i, _mm256_cvtepi32_ps(half[i]));
+    }
+};
+static inline Bytes load_bytes(const uint8_t* from) {
+    return {{_mm256_loadu_si256((const __m256i*)from), _mm256_loadu_si256((const __m256i*)from + 1)}};
+}
+static inline Bytes low_nibbles(Bytes x) {
+    for (int i = 0; i < 2; i++) x.half[i] = _mm256_and_si256(x.half[i], _mm256_set1_epi8(15));
+    return x;
+}
+static inline Bytes high_nibbles(Bytes x) {
+    for (int i = 0; i < 2; i++) x.half[i] = _mm256_srli_epi16(x.half[i], 4);
+    return low_nibbles(x);
+}
+constexpr int32_t INT8_OFFSET = 128;
+#elif defined(__ARM_FEATURE_DOTPROD)
+struct Bytes {
+    int8x16_t quarter[4];
+};
+struct Ints {
+    int32x4_t quarter[4];
+    Ints(int32_t all = 0) {
+        for (int i = 0; i < 4; i++) quarter[i] = vdupq_n_s32(all);
+    }
+    void add_products(const Bytes& w, int32_t x) {
+        int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(x));
+        for (int i = 0; i < 4; i++) quarter[i] = vdotq_s32(quarter[i], w.quarter[i], all);
+    }
+    void add(const Ints& other) {
+        for (int i = 0; i < 4; i++) quarter[i] = vaddq_s32(quarter[i], other.quarter[i]);
+    }
+    void store(float* to) const {
+        for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, vcvtq_f32_s32(quarter[i]));
+    }
+};
+// signed products: w + 128 becomes w again, which needs no offset
+static inline Bytes load_bytes(const uint8_t* from) {
+    Bytes x;
+    for (int i = 0; i < 4; i++) x.quarter[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from + 16 * i), vdupq_n_u8(128)));
+    return x;
+}
+static inline Bytes low_nibbles(Bytes x) {  // the highest bit, which load_bytes has changed, is not among them
+    for (int i = 0; i < 4; i++) x.quarter[i] = vandq_s8(x.quarter[i], vdupq_n_s8(15));
+    return x;
+}
+static inline Bytes high_nibbles(Bytes x) {
+    for (int i = 0; i < 4; i++) {
+        uint8x16_t original = veorq_u8(vreinterpretq_u8_s8(x.quarter[i]), vdupq_n_u8(128));
+        x.quarter[i] = vreinterpretq_s8_u8(vshrq_n_u8(original, 4));
+    }
+    return x;
+}
+constexpr int32_t INT8_OFFSET = 0;
+#else
+struct Bytes {
+    uint8_t at[64];
+};
+struct Ints {
+    int32_t at[WIDE];
+    Ints(int32_t all = 0) { std::fill(at, at + WIDE, all); }
+    void add_products(const Bytes& w, int32_t x) {
+        int8_t bytes[4];
+        memcpy(bytes, &x, 4);
+        for (int c = 0; c < WIDE; c++)
+            for (int j = 0; j < 4; j++) at[c] += (int32_t)w.at[4 * c + j] * bytes[j];
+    }
+    void add(const Ints& other) {
+        for (int c = 0; c < WIDE; c++) at[c] += other.at[c];
+    }
+    void store(float* to) const {
+        for (int c = 0; c < WIDE; c++) to[c] = (float)at[c];
+    }
+};
+static inline Bytes load_bytes(const uint8_t* from) {
+    Bytes x;
+    memcpy(x.at, from, sizeof x.at);
+    return x;
+}
+static inline Bytes low_nibbles(Bytes x) {
+    for (uint8_t& one : x.at) one &= 15;
+    return x;
+}
+static inline Bytes high_nibbles(Bytes x) {
+    for (uint8_t& one : x.at) one >>= 4;
+    return x;
+}
+constexpr int32_t INT8_OFFSET = 128;
+#endif
+
+// 64 bytes of a panel: four inputs of sixteen columns
+struct Int8 {
+    static constexpr long inputs = 4;
+    static constexpr int32_t offset = INT8_OFFSET;
+    template <int rows, int panels>
+    static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
+        for (int p = 0; p < panels; p++) {
+            Bytes weights = load_bytes(w + p * panel);
+            for (int r = 0; r < rows; r++) {
+                int32_t four;
+                memcpy(&four, x + r * width, 4);
+                sums[r][p].add_products(weights, four);
+            }
+        }
+    }
+};
+
+// 64 bytes of a panel: eight inputs of sixteen columns, w + 8 in four bits; the first four inputs in the low halves of the bytes
+struct Int4 {
+    static constexpr long inputs = 8;
+    static constexpr int32_t offset = 8;
+    template <int rows, int panels>
+    static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
+        for (int p = 0; p < panels; p++) {
+            Bytes weights = load_bytes(w + p * panel), low = low_nibbles(weights), high = high_nibbles(weights);
+            for (int r = 0; r < rows; r++) {
+                int32_t four[2];
+                memcpy(four, x + r * width, 8);
+                sums[r][p].add_products(low, four[0]);
+                sums[r][p].add_products(high, four[1]);
+            }
+        }
+    }
+};
+
+// One group of inputs of `rows` rows and some panels. With few rows, `ways` steps go on side by side: one sum after the
+// other would wait for its predecessor.
+template <class Type, int rows, int panels, int ways>
+static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, long width, long inputs, const int32_t* sums_of_x,
+                              long groups, Ints (&sums)[rows][panels]) {
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++) sums[r][p] = Ints(-Type::offset * sums_of_x[r * groups]);
+    long steps = (inputs + Type::inputs - 1) / Type::inputs, s = 0;
+    if (ways > 1) {
+        Ints more[ways > 1 ? ways - 1 : 1][rows][panels] = {};
+        for (; s + ways <= steps; s += ways) {
+            const uint8_t* now = w + 64 * s;
+            if (rows == 1) __builtin_prefetch(now + 64 * 4 * AHEAD), __builtin_prefetch(now + 64 * (4 * AHEAD + 2));
+            Type::step(sums, now, panel, x + s * Type::inputs, width);
+            for (int way = 1; way < ways; way++)
+                Type::step(more[way - 1], now + 64 * way, panel, x + (s + way) * Type::inputs, width);
+        }
+        for (int way = 0; way < ways - 1; way++)
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < panels; p++) sums[r][p].add(more[way][r][p]);
+    }
+    for (; s < steps; s++) Type::step(sums, w + 64 * s, panel, x + s * Type::inputs, width);
+}
+
+// y (rows, panels x 16) = x W^T + b for the first `rows` rows of x; scales and bias are those of these panels
+template <class Type, int rows, int panels, int ways>
+static void tile_integers(const Linear& l, const Rounded& x, long row, long column, float* y, long step, bool add) {
+    long width = Rounded::width(l), groups = groups_of(l), panel = up(l.in, Type::inputs) / Type::inputs * 64;
+    long columns = up(l.out, WIDE), group = std::min(l.group, l.in);
+    const uint8_t* w = (const uint8_t*)l.panels + column / WIDE * panel;
+    Vec total[rows][panels][PARTS] = {};
+    for (long g = 0, from = 0; g < groups; g++, from += group) {
+        Ints sums[rows][panels];
+        group_sums<Type, rows, panels, ways>(w + from / Type::inputs * 64, panel, x.x + row * width + from, width,
+                                             std::min(group, l.in - from), x.sums + row * groups + g, groups, sums);
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < panels; p++) {
+                float whole[WIDE];
+                sums[r][p].store(whole);
+                for (int i = 0; i < PARTS; i++)
+                    total[r][p][i] += *(LooseVec*)(whole + i * LANES) * x.scales[(row + r) * groups + g] *
+                                      *(LooseVec*)(l.scales + g * columns + column + p * WIDE + i * LANES);
+            }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++)
+            for (int i = 0; i < PARTS; i++) {
+                long c = p * WIDE + i * LANES;
+                LooseVec* to = (LooseVec*)(y + r * step + c);
+                Vec result = total[r][p][i] + *(LooseVec*)(l.bias + column + c);
+                *to = add ? *to + result : result;
+            }
+}
+
+template <class Type, int panels>
+static void tile_integers_of(long rows, const Linear& l, const Rounded& x, long row, long column, float* y, long step, bool add) {
+    switch (rows) {
+        case 1: return tile_integers<Type, 1, panels, 4>(l, x, row, column, y, step, add);
+        case 2: return tile_integers<Type, 2, panels, 4 / PAIR>(l, x, row, column, y, step, add);
+        case 3: return tile_integers<Type, 3, panels, 2>(l, x, row, column, y, step, add);
+        case 4: return tile_integers<Type, 4, panels, 2>(l, x, row, column, y, step, add);
+        case 5: return tile_integers<Type, 5, panels, 1>(l, x, row, column, y, step, add);
+        case 6: return tile_integers<Type, 6, panels, 1>(l, x, row, column, y, step, add);
+#if defined(__AVX512F__)
+        case 7: return tile_integers<Type, 7, panels, 1>(l, x, row, column, y, step, add);
+        case 8: return tile_integers<Type, 8, panels, 1>(l, x, row, column, y, step, add);
+        case 9: return tile_integers<Type, 9, panels, 1>(l, x, row, column, y, step, add);
+        case 10: return tile_integers<Type, 10, panels, 1>(l, x, row, column, y, step, add);
+        case 11: return tile_integers<Type, 11, panels, 1>(l, x, row, column, y, step, add);
+        case 12: return tile_integers<Type, 12, panels, 1>(l, x, row, column, y, step, add);
+#endif
+    }
+}
+
+// Some panels for all rows, in tiles of nearly equal height
+template <class Type>
+static void column_integers(const Linear& l, const Rounded& x, long row, long rows, long column, long panels, float* y, long step,
+                            bool add) {
+    long tiles = (rows + TALL - 1) / TALL;
+    for (long t = 0, r = 0; t < tiles; t++) {
+        long height = rows / tiles + (t < rows % tiles);
+        if (panels == PAIR && PAIR > 1)
+            tile_integers_of<Type, PAIR>(height, l, x, row + r, column, y + r * step, step, add);
+        else
+            tile_integers_of<Type, 1>(height, l, x, row + r, column, y + r * step, step, add);
+        r += height;
+    }
+}
+
+// --- float32
+
+// y[r][c] += sum_k x[r][k] panel[k][c], k < depth. Rows of x are `in` apart, so are panels in steps of WIDE. Meanwhile a
+// share of what comes next, one in `share`, is fetched.
+template <int rows, int panels>
+static void tile(const float* x, long in, long depth, const float* panel, float* y, long step, const float* next, long share) {
+    Vec sums[rows][panels][PARTS] = {};
+    for (long k = 0; k < depth; k++)
+        for (int p = 0; p < panels; p++) {
+            const float* weights = panel + (p * in + k) * WIDE;
+            __builtin_prefetch(next + p * in * WIDE + k * share, 0, 2);  // into the second cache
+            for (int i = 0; i < PARTS; i++) {
+                Vec some = *(const LooseVec*)(weights + i * LANES);
+                for (int r = 0; r < rows; r++) sums[r][p][i] += x[r * in + k] * some;
+            }
+        }
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++)
+            for (int i = 0; i < PARTS; i++) *(LooseVec*)(y + r * step + p * WIDE + i * LANES) += sums[r][p][i];
+}
+
+template <int panels>
+static void tile_of(long rows, const float* x, long in, long depth, const float* panel, float* y, long step, const float* next,
+                    long share) {
+    switch (rows) {
+        case 1: return tile<1, panels>(x, in, depth, panel, y, step, next, share);
+        case 2: return tile<2, panels>(x, in, depth, panel, y, step, next, share);
+        case 3: return tile<3, panels>(x, in, depth, panel, y, step, next, share);
+        case 4: return tile<4, panels>(x, in, depth, panel, y, step, next, share);
+        case 5: return tile<5, panels>(x, in, depth, panel, y, step, next, share);
+        case 6: return tile<6, panels>(x, in, depth, panel, y, step, next, share);
+#if defined(__AVX512F__)
+        case 7: return tile<7, panels>(x, in, depth, panel, y, step, next, share);
+        case 8: return tile<8, panels>(x, in, depth, panel, y, step, next, share);
+        case 9: return tile<9, panels>(x, in, depth, panel, y, step, next, share);
+        case 10: return tile<10, panels>(x, in, depth, panel, y, step, next, share);
+        case 11: return tile<11, panels>(x, in, depth, panel, y, step, next, share);
+        case 12: return tile<12, panels>(x, in, depth, panel, y, step, next, share);
+#endif
+    }
+}
+
+// Some panels for all rows: a CHUNK of them stays in the nearest cache while all rows pass by
+template <int panels>
+static void column_floats(const Linear& l, const float* x, long rows, long column, float* y, long step, bool add) {
+    const float *bias = l.bias + column, *panel = (const float*)l.panels + column * l.in;
+    for (long r = 0; r < rows; r++)
+        for (long c = 0; c < panels * WIDE; c++) y[r * step + c] = bias[c] + (add ? y[r * step + c] : 0);
+    long tiles = (rows + TALL - 1) / TALL, share = (WIDE + tiles - 1) / tiles;
+    for (long k = 0; k < l.in; k += CHUNK) {
+        long depth = std::min(CHUNK, l.in - k);
+        const float* part = panel + k * WIDE;
+        for (long t = 0, r = 0; t < tiles; t++) {
+            long height = rows / tiles + (t < rows % tiles);
+            const float* next = rows == 1 ? part + AHEAD * WIDE : part + depth * (WIDE + t * share);
+            tile_of<panels>(height, x + r * l.in + k, l.in, depth, part, y + r * step, step, next, share);
+            r += height;
+        }
+    }
+}
+
+// --- all types
+
+struct Input {  // rows of x: as they are, or for integer weights rounded
+    const float* x;
+    Rounded rounded;
+};
+
+static void column(const Linear& l, const Input& in, long row, long rows, long column, long panels, float* y, long step, bool add) {
+    const float* x = in.x + row * l.in;
+    if (l.type == INT8) return column_integers<Int8>(l, in.rounded, row, rows, column, panels, y, step, add);
+    if (l.type == INT4) return column_integers<Int4>(l, in.rounded, row, rows, column, panels, y, step, add);
+    if (panels == PARTY) return column_floats<PARTY>(l, x, rows, column, y, step, add);
+    if (panels == PAIR && PAIR > 1) return column_floats<PAIR>(l, x, rows, column, y, step, add);
+    return column_floats<1>(l, x, rows, column, y, step, add);
+}
+
+// Columns `from` to `end` of at most BLOCK rows; the last panel may be narrower than WIDE
+static void columns(const Linear& l, const Input& x, long row, long rows, float* y, bool add, long from, long end) {
+    // a single row of floats takes PARTY panels at once: the sums of one panel would wait for each other
+    long most = rows == 1 && l.type == FLOAT32 ? PARTY : rows <= 4 && l.type != FLOAT32 ? 1 : PAIR;
+    long whole = from + (end - from) / WIDE * WIDE;
+    for (long c = from; c < whole;) {
+        long panels = whole - c >= most * WIDE ? most : 1;
+        column(l, x, row, rows, c, panels, y + c, l.out, add);
+        c += panels * WIDE;
+    }
+    if (long rest = end - whole) {
+        float last[BLOCK * WIDE];
+        column(l, x, row, rows, whole, 1, last, WIDE, false);
+        for (long r = 0; r < rows; r++)
+            for (long c = 0; c < rest; c++) {
+                float& to = y[r * l.out + whole + c];
+                to = last[r * WIDE + c] + (add ? to : 0);
+            }
+    }
+}
+
+// y (rows, out) = x W^T + b, or with `add` y += x W^T + b. `room`: Rounded::bytes(l, rows), for integer weights.
+static void product(const Team& team, const Linear& l, const float* x, long rows, float* y, void* room, bool add = false) {
+    Input input{x, Rounded(l, rows, room)};
+    if (l.type != FLOAT32) {
+        long few = std::max(1l, 4096 / l.in);
+        team.each((rows + few - 1) / few, [&](long chunk) {
+            for (long r = chunk * few; r < std::min(rows, (chunk + 1) * few); r++) round_row(l, x + r * l.in, input.rounded, r);
+        });
+    }
+    long chunk = PARTY * WIDE, chunks = (l.out + chunk - 1) / chunk, blocks = (rows + BLOCK - 1) / BLOCK;
+    team.each(blocks * chunks, [&](long at) {
+        long row = at / chunks * BLOCK, from = at % chunks * chunk;
+        columns(l, input, row, std::min(BLOCK, rows - row), y + row * l.out, add, from, std::min(from + chunk, l.out));
+    });
+}

@@ -1,0 +1,378 @@
+// All layers of a Transformer in one call: T more tokens of a decoder with a KV cache, or an encoder's pass over whole texts.
+//
+// The structures mirror those of native.py; nothing here knows Python or torch. Almost all of the time is spent in matrix products
+// (linear.h); loops are shared out by a Team of threads (threads.h).
+
+#include <memory>
+#include <vector>
+
+#include "activations.h"
+#include "attention.h"
+#include "linear.h"
+
+struct Norm {  // none if weight is null
+    const float* weight;
+    const float* bias;  // may be null
+    float eps;
+    bool centred;  // layer norm; otherwise RMS norm
+};
+
+struct Residual {  // after(x + last(... first(before(x))))
+    Norm before, after;
+    Linear first, last;
+};
+
+struct Block {
+    Residual attention, cross, feedforward;  // no cross-attention if its panels are null
+    float scale;
+    long window, n_global;  // window 0: every query sees all keys; otherwise those at most so far away, and the first n_global
+    bool gated;             // first of the feed-forward layer has gate and value side by side
+    bool parallel;          // attention and feed-forward layer read the same norm
+};
+
+struct Stack {
+    const Block* blocks;
+    long layers, width, heads, key_heads, head_width, activation;
+    Norm norm;
+};
+
+struct Pass {  // T more tokens of each of R rows
+    float* x;  // (R, T, width): read, and the result
+    long rows, tokens, past, threads;
+    float* cache;  // (layers, slots, key heads, capacity, 2, D): keys and values so far; null: whole texts, nothing is kept
+    long slots, capacity;
+    const long* slot;       // (R, past + T): where each row finds each token; null = row r in slot r
+    const bool* real;       // (R, past + T): which tokens count; null = all
+    const long* positions;  // (R, past + T): among the real tokens, for windows; null = as they stand
+    const float* memory;    // (sentences, layers, key heads, source, 2, D)
+    long sentences, source;
+    const bool* source_real;    // (sentences, source); null = all
+    const float *cosine, *sine;  // (R or 1, T, D / 2): rotary positions; null = none
+    long rotation_row;           // from one row to the next, 0 = the same for all
+    bool interleaved;            // neighbours are rotated together, otherwise numbers that are half a head apart
+    const float* bias;           // (R or 1, heads, T, past + T), added to the scaled scores; null = none
+    long bias_row;
+    const long* spans;  // (n, 3): row, first token and end of the texts, where nothing is kept
+    long n_spans;
+    bool causal;
+};
+
+EXPORT_SIZE(Linear)
+EXPORT_SIZE(Norm)
+EXPORT_SIZE(Residual)
+EXPORT_SIZE(Block)
+EXPORT_SIZE(Stack)
+EXPORT_SIZE(Pass)
+
+// body(i) for all i < count, in chunks that are worth a claim
+template <class Body>
+static void each_item(const Team& team, long count, const Body& body) {
+    long chunks = std::min(count, 16 * team.threads());
+    team.each(chunks, [&](long chunk) {
+        for (long i = chunk * count / chunks; i < (chunk + 1) * count / chunks; i++) body(i);
+    });
+}
+
+// --- softmax
+
+static Eight eight(const float* x, long count) {  // the first `count` of eight numbers, -infinity for the rest
+    Eight all = Eight{} - INFINITY;
+    if (count >= 8) return *(const Loose*)x;
+    for (long i = 0; i < count; i++) all[i] = x[i];
+    return all;
+}
+
+static float highest(const float* x, long n) {
+    Eight most = Eight{} - INFINITY;
+    for (long i = 0; i < n; i += 8) {
+        Eight some = eight(x + i, n - i);
+        most = some > most ? some : most;
+    }
+    float one = most[0];
+    for (int i = 1; i < 8; i++) one = std::max(one, most[i]);
+    return one;
+}
+
+// scores (n, a multiple of 8) -> exp(score - highest), and their sum
+static float exponentials(float* scores, long n) {
+    float most = highest(scores, n);
+    Eight sums = {};
+    for (long i = 0; i < n; i += 8) sums += *(Loose*)(scores + i) = exponential(*(Loose*)(scores + i) - most);
+    return total(sums);
+}
+
+// x - log(sum of exp x) in each row of (rows, width), in place
+extern "C" void log_softmax(float* x, long rows, long width, long threads) {
+    each_item(Team(threads), rows, [&](long r) {
+        float *row = x + r * width, most = highest(row, width);
+        double sum = 0;
+        for (long from = 0; from < width; from += 8 * CHUNK) {
+            Eight sums = {};
+            for (long i = from; i < std::min(from + 8 * CHUNK, width); i += 8)
+                sums += exponential(eight(row + i, width - i) - most);
+            sum += total(sums);
+        }
+        float all = most + (float)log(sum);
+        for (long i = 0; i < width; i++) row[i] -= all;
+    });
+}
+
+// --- attention of single queries
+
+// out (D) = softmax(q K^T scale + bias) V for one query of one head. A key (D) and its value (D) stand together, those of the next
+// token behind them; `slot_of` says at which multiple of `distance` a token is found, negative = it must not be seen.
+template <class SlotOf>
+static void attend_one(const float* query, const float* keys, long distance, long length, long width, float scale,
+                       const float* bias, SlotOf slot_of, float* out) {
+    thread_local std::vector<float> scores;
+    scores.assign(up(length, 8), -INFINITY);
+    for (long s = 0; s < length; s++) {
+        long slot = slot_of(s);
+        if (slot < 0) continue;
+        scores[s] = scale * dot(query, keys + slot * distance + 2 * s * width, width) + (bias ? bias[s] : 0);
+    }
+    float sum = exponentials(scores.data(), scores.size());
+    std::fill(out, out + width, 0.0f);
+    for (long s = 0; s < length; s++) {
+        float weight = scores[s] / sum;
+        if (weight == 0) continue;
+        const float* value = keys + slot_of(s) * distance + (2 * s + 1) * width;
+        for (long i = 0; i < width; i++) out[i] += weight * value[i];
+    }
+}
+
+struct Run {  // one call: the network, the tokens, the threads, and whether memory was missing
+    const Stack& stack;
+    const Pass& pass;
+    const Team& team;
+    std::atomic<int> failed{0};
+
+    template <class Body>
+    void each_guarded(long count, const Body& body) {
+        each_item(team, count, [&](long i) {
+            try {
+                body(i);
+            } catch (const std::exception&) {
+                failed = OUT_OF_MEMORY;
+            }
+        });
+    }
+};
+
+// query (R * T, stride) begins with the heads' queries -> out (R * T, H D), from the cache
+static void attend_cache(Run& run, long layer, const float* query, long stride, float* out) {
+    const Stack& d = run.stack;
+    const Pass& p = run.pass;
+    const Block& b = d.blocks[layer];
+    long length = p.past + p.tokens, head_size = 2 * p.capacity * d.head_width, slot_size = d.key_heads * head_size;
+    const float* keys = p.cache + layer * p.slots * slot_size;
+    run.each_guarded(p.rows * p.tokens * d.heads, [&](long at) {
+        long i = at / d.heads, head = at % d.heads, row = i / p.tokens, own = p.past + i % p.tokens;
+        const long* positions = p.positions ? p.positions + row * length : nullptr;
+        long place = positions ? positions[own] : own;
+        auto slot_of = [&](long s) -> long {  // a padded token sees itself, so that every query sees something
+            if (p.real && !p.real[row * length + s] && s != own) return -1;
+            if (b.window) {
+                long other = positions ? positions[s] : s;
+                if (place - other > b.window && other >= b.n_global && place >= b.n_global) return -1;
+            }
+            return p.slot ? p.slot[row * length + s] : row;
+        };
+        const float* bias = p.bias ? p.bias + row * p.bias_row + (head * p.tokens + i % p.tokens) * length : nullptr;
+        attend_one(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size, slot_size, own + 1,
+                   d.head_width, b.scale, bias, slot_of, out + at * d.head_width);
+    });
+}
+
+// query (R * T, H D) -> out (R * T, H D); all rows of a sentence attend to its one memory
+static void attend_source(Run& run, long layer, const float* query, float* out) {
+    const Stack& d = run.stack;
+    const Pass& p = run.pass;
+    long head_size = 2 * p.source * d.head_width, layer_size = d.key_heads * head_size;
+    long share = p.rows * p.tokens / p.sentences;
+    run.each_guarded(p.rows * p.tokens * d.heads, [&](long at) {
+        long sentence = at / d.heads / share, head = at % d.heads * d.key_heads / d.heads;
+        auto slot_of = [&](long s) { return p.source_real && !p.source_real[sentence * p.source + s] ? -1 : sentence; };
+        attend_one(query + at * d.head_width, p.memory + layer * layer_size + head * head_size, d.layers * layer_size, p.source,
+                   d.head_width, d.blocks[layer].scale, nullptr, slot_of, out + at * d.head_width);
+    });
+}
+
+// --- attention of whole texts, and of many queries to a cache without padding
+
+constexpr long MANY = 8;  // queries from which blocks of them are faster
+
+static bool can_attend_blocks(const Stack& d, const Pass& p, const Block& b) {
+    return p.tokens >= MANY && d.head_width % WIDE == 0 && !p.slot && !p.real && !b.window;
+}
+
+static void attend_blocks(Run& run, long layer, const float* query_key_value, long stride, float* out) {
+    const Stack& d = run.stack;
+    const Pass& p = run.pass;
+    long width = d.head_width, n = p.cache ? p.rows : p.n_spans;
+    std::vector<long> rows;
+    const long* spans = p.spans;
+    if (p.cache) {
+        for (long r = 0; r < p.rows; r++) rows.insert(rows.end(), {r, 0, p.tokens});
+        spans = rows.data();
+    }
+    float* all = const_cast<float*>(query_key_value);  // the kernel has one type for what it reads and what it writes
+    attention::Heads key{all + d.heads * width, p.tokens * stride, width, stride}, value = key;
+    value.at += d.key_heads * width;
+    if (p.cache) {
+        long head = 2 * p.capacity * width, slot = d.key_heads * head;
+        key = value = {p.cache + layer * p.slots * slot, slot, head, 2 * width};
+        value.at += width;
+    }
+    attention::Attention a{{all, p.tokens * stride, width, stride}, key, value,
+                           {out, p.tokens * d.heads * width, width, d.heads * width},
+                           nullptr, spans, n, p.tokens, d.heads, d.key_heads, width, d.blocks[layer].scale, p.causal, p.past,
+                           p.bias, p.bias_row, {}, {}, {}, {}};
+    run.team.each(n * d.key_heads, [&](long at) {
+        thread_local attention::Room room;
+        try {
+            attention::attend_span(a, at, room);
+        } catch (const std::exception&) {
+            run.failed = OUT_OF_MEMORY;
+        }
+    });
+}
+
+// --- positions and cache
+
+static void rotate(const Pass& p, long row, long token, float* x, long width) {
+    long half = width / 2;
+    const float *cosine = p.cosine + row * p.rotation_row + token * half, *sine = p.sine + row * p.rotation_row + token * half;
+    for (long i = 0; i < half; i++) {
+        float &a = x[p.interleaved ? 2 * i : i], &b = x[p.interleaved ? 2 * i + 1 : half + i], first = a;
+        a = first * cosine[i] - b * sine[i];
+        b = first * sine[i] + b * cosine[i];
+    }
+}
+
+// Rotate queries and keys, and write new keys and values to the cache: row r to slot r.
+static void keep(Run& run, long layer, float* query_key_value, long stride) {
+    const Stack& d = run.stack;
+    const Pass& p = run.pass;
+    if (!p.cosine && !p.cache) return;
+    long width = d.head_width;
+    each_item(run.team, p.rows * p.tokens, [&](long i) {
+        float* heads = query_key_value + i * stride;
+        long row = i / p.tokens, token = i % p.tokens;
+        if (p.cosine)
+            for (long h = 0; h < d.heads + d.key_heads; h++) rotate(p, row, token, heads + h * width, width);
+        if (!p.cache) return;
+        for (long h = 0; h < 2 * d.key_heads; h++) {  // keys first, then values
+            long kind = h / d.key_heads, slot = (layer * p.slots + row) * d.key_heads + h % d.key_heads;
+            const float* from = heads + (d.heads + h) * width;
+            std::copy(from, from + width, p.cache + ((slot * p.capacity + p.past + token) * 2 + kind) * width);
+        }
+    });
+}
+
+// --- norms
+
+static void normalize(const Team& team, const Norm& n, const float* x, long rows, long width, float* y) {
+    each_item(team, rows, [&](long r) {
+        const float* from = x + r * width;
+        float *to = y + r * width, mean = 0, square = 0;
+        if (n.centred) {
+#pragma omp simd reduction(+ : mean)
+            for (long c = 0; c < width; c++) mean += from[c];
+            mean /= width;
+        }
+#pragma omp simd reduction(+ : square)
+        for (long c = 0; c < width; c++) square += (from[c] - mean) * (from[c] - mean);
+        float rate = 1 / sqrtf(square / width + n.eps);
+        for (long c = 0; c < width; c++) to[c] = (from[c] - mean) * rate * n.weight[c];
+        if (n.bias)
+            for (long c = 0; c < width; c++) to[c] += n.bias[c];
+    });
+}
+
+// --- layers
+
+struct Buffers {
+    std::unique_ptr<char[]> memory;
+    float *normed, *wide, *inner;
+    void* rounded;
+
+    // (rows, width), (rows, widest first layer), (rows, widest input of a last layer), and the rows that integer products read
+    bool allocate(const Stack& d, long rows) {
+        long wide_size = d.width, inner_size = d.heads * d.head_width, bytes = 0;
+        for (long l = 0; l < d.layers; l++)
+            for (const Residual* r : {&d.blocks[l].attention, &d.blocks[l].cross, &d.blocks[l].feedforward}) {
+                wide_size = std::max(wide_size, r->first.out);
+                inner_size = std::max(inner_size, r->last.in);
+                bytes = std::max({bytes, Rounded::bytes(r->first, rows), Rounded::bytes(r->last, rows)});
+            }
+        long floats = rows * (d.width + wide_size + inner_size);
+        memory.reset(new (std::nothrow) char[floats * sizeof(float) + bytes + 64]);
+        if (!memory) return false;
+        normed = (float*)memory.get(), wide = normed + rows * d.width, inner = wide + rows * wide_size;
+        rounded = inner + rows * inner_size;
+        return true;
+    }
+};
+
+// x = after(x + last(inner(first(before(x))))), where `compute` makes `inner` of `wide`
+template <class Compute>
+static void residual(Run& run, const Residual& r, float* x, long rows, const Buffers& b, Compute compute, bool normed = false) {
+    long width = run.stack.width;
+    const float* input = r.before.weight || normed ? b.normed : x;
+    if (r.before.weight && !normed) normalize(run.team, r.before, x, rows, width, b.normed);
+    product(run.team, r.first, input, rows, b.wide, b.rounded);
+    compute();
+    product(run.team, r.last, b.inner, rows, x, b.rounded, true);
+    if (r.after.weight) normalize(run.team, r.after, x, rows, width, x);
+}
+
+static void attend(Run& run, long layer, const Buffers& b, long stride) {
+    keep(run, layer, b.wide, stride);
+    if (!run.pass.cache || can_attend_blocks(run.stack, run.pass, run.stack.blocks[layer]))
+        attend_blocks(run, layer, b.wide, stride, b.inner);
+    else
+        attend_cache(run, layer, b.wide, stride, b.inner);
+}
+
+static void run_block(Run& run, long layer, long rows, const Buffers& b) {
+    const Block& block = run.stack.blocks[layer];
+    float* x = run.pass.x;
+    residual(run, block.attention, x, rows, b, [&] { attend(run, layer, b, block.attention.first.out); });
+    if (block.cross.first.panels)
+        residual(run, block.cross, x, rows, b, [&] { attend_source(run, layer, b.wide, b.inner); });
+    auto activation = [&] {
+        long stride = block.feedforward.first.out, width = block.feedforward.last.in;
+        each_item(run.team, rows, [&](long r) {
+            const float* from = b.wide + r * stride;  // gated: f(first half) * second half
+            activate(from, block.gated ? from + width : nullptr, b.inner + r * width, width, run.stack.activation);
+        });
+    };
+    residual(run, block.feedforward, x, rows, b, activation, block.parallel);
+}
+
+// 0, or OUT_OF_MEMORY with a result that has no meaning
+extern "C" int run_stack(const Stack* stack, const Pass* pass) try {
+    Team team(pass->threads);
+    Run run{*stack, *pass, team};
+    Buffers buffers;
+    long rows = pass->rows * pass->tokens;
+    if (!buffers.allocate(*stack, rows)) return OUT_OF_MEMORY;
+    if (!pass->cache) std::fill(buffers.inner, buffers.inner + rows * stack->heads * stack->head_width, 0.0f);  // padding
+    for (long layer = 0; layer < stack->layers; layer++) run_block(run, layer, rows, buffers);
+    if (stack->norm.weight) normalize(team, stack->norm, pass->x, rows, stack->width, pass->x);
+    return run.failed;
+} catch (const std::exception&) {
+    return OUT_OF_MEMORY;
+}
+
+// x (rows, in) -> y (rows, out)
+extern "C" int linear(const Linear* l, const float* x, long rows, float* y, long threads) {
+    std::unique_ptr<char[]> room;
+    if (long bytes = Rounded::bytes(*l, rows)) {
+        room.reset(new (std::nothrow) char[bytes]);
+        if (!room) return OUT_OF_MEMORY;
+    }
+    product(Team(threads), *l, x, rows, y, room.get());
+    return 0;
+}

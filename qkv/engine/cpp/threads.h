@@ -1,0 +1,152 @@
+// A thread pool for loops of a few microseconds: Team::each(n, f) calls f(0) ... f(n - 1) on several threads.
+//
+// Chunks of a loop are claimed one by one, and a loop ends when all its chunks are done, not when all threads have arrived: a
+// thread that the system has put aside takes no chunks and delays nobody, unless it was stopped within one. Idle threads spin for
+// some tens of microseconds, because the next loop usually follows at once, and then sleep in a futex: beside other
+// processes they cost nothing.
+
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+
+static inline void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+class Pool {
+    static constexpr int MAX_WORKERS = 63;
+    static constexpr int SPINS = 4000;  // about 50 to 100 microseconds
+    typedef void (*Call)(const void* body, long index);
+
+    struct Loop {
+        std::atomic<Call> call{nullptr};
+        std::atomic<const void*> body{nullptr};
+        std::atomic<uint32_t> count{0};
+        std::atomic<int> workers{0};  // how many of the pool's threads may take part
+    };
+    Loop loops[2];  // that of generation g is loops[g % 2]
+    alignas(64) std::atomic<uint64_t> ticket{0};  // generation << 32 | the next chunk
+    alignas(64) std::atomic<uint32_t> done{0};
+    alignas(64) std::atomic<uint32_t> epoch{0};  // changes with each loop; threads sleep on it
+    std::atomic<int> sleeping{0};
+    int started = 0;
+
+    // Claim a chunk of the current loop and run it. A chunk that was claimed keeps its loop open, so what was read of the loop
+    // before the exchange succeeded belongs to it.
+    bool run_chunk(int worker) {
+        uint64_t t = ticket.load(std::memory_order_acquire);
+        const Loop& loop = loops[(t >> 32) % 2];
+        Call call = loop.call.load(std::memory_order_relaxed);
+        const void* body = loop.body.load(std::memory_order_relaxed);
+        if ((uint32_t)t >= loop.count.load(std::memory_order_relaxed)) return false;
+        if (worker >= loop.workers.load(std::memory_order_relaxed)) return false;
+        if (ticket.compare_exchange_strong(t, t + 1, std::memory_order_acq_rel)) {
+            call(body, (uint32_t)t);
+            done.fetch_add(1, std::memory_order_release);
+        }
+        return true;
+    }
+
+    void work(int worker) {
+        for (int idle = 0;;) {
+            if (run_chunk(worker)) {
+                idle = 0;
+            } else if (++idle < SPINS) {
+                pause_briefly();
+            } else {
+                sleeping.fetch_add(1);
+                uint32_t now = epoch.load();
+                if (!run_chunk(worker)) epoch.wait(now);
+                sleeping.fetch_sub(1);
+                idle = 0;
+            }
+        }
+    }
+
+   public:
+    std::mutex busy;  // one loop at a time
+
+    // Make sure that there are so many threads beside the caller; fewer if the system allows no more.
+    int start(int workers) {
+        for (workers = workers < MAX_WORKERS ? workers : MAX_WORKERS; started < workers; started++) try {
+                std::thread([this, id = started] { work(id); }).detach();
+            } catch (const std::system_error&) {
+                return started;
+            }
+        return workers;
+    }
+
+    void run(int workers, long count, Call call, const void* body) {
+        uint64_t generation = (ticket.load(std::memory_order_relaxed) >> 32) + 1;
+        Loop& loop = loops[generation % 2];
+        loop.call.store(call, std::memory_order_relaxed);
+        loop.body.store(body, std::memory_order_relaxed);
+        loop.count.store((uint32_t)count, std::memory_order_relaxed);
+        loop.workers.store(workers, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
+        ticket.store(generation << 32, std::memory_order_release);
+        epoch.fetch_add(1);
+        if (sleeping.load()) epoch.notify_all();
+        while (run_chunk(-1)) {
+        }
+        for (long spins = 0; done.load(std::memory_order_acquire) < (uint32_t)count; spins++)
+            if (spins < SPINS) pause_briefly();
+            else std::this_thread::yield();
+    }
+
+    // The pool of this process. It is never destroyed: its threads end with the process. A forked child has none of them.
+    static Pool* of_process() {
+        static std::atomic<Pool*> pool{nullptr};
+        static std::atomic<int> owner{0};
+        static std::mutex making;
+        if (owner.load() != getpid()) {
+            std::lock_guard<std::mutex> lock(making);
+            if (owner.load() != getpid()) {
+                pool = new (std::nothrow) Pool;
+                owner = getpid();
+            }
+        }
+        return pool.load();
+    }
+};
+
+// Threads for the loops of one call: the caller and `threads` - 1 of the pool, or the caller alone while the pool is in use.
+class Team {
+    Pool* pool = nullptr;
+    int workers = 0;
+
+   public:
+    explicit Team(long threads) {
+        if (threads < 2) return;
+        pool = Pool::of_process();
+        if (pool && !pool->busy.try_lock()) pool = nullptr;
+        if (pool) workers = pool->start((int)threads - 1);
+    }
+    ~Team() {
+        if (pool) pool->busy.unlock();
+    }
+    Team(const Team&) = delete;
+
+    // body(i) for all i < count, in any order; it must not throw
+    template <class Body>
+    void each(long count, const Body& body) const {
+        if (workers == 0 || count < 2) {
+            for (long i = 0; i < count; i++) body(i);
+            return;
+        }
+        pool->run(workers, count, [](const void* body, long i) { (*(const Body*)body)(i); }, &body);
+    }
+
+    long threads() const { return workers + 1; }
+};

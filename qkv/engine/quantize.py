@@ -1,0 +1,118 @@
+"""quantize(network): a copy of a network whose matrices are int8, with one scale per output: a quarter of the size.
+
+Projections and feed-forward layers of its stacks, token embeddings and the vocabulary become int8; norms, biases, position tables and
+small heads stay float32. Such a network is used as any other, but cannot be trained. Its weights are stored by the names of the plain
+one: `X.weight` (int8) and `X.weight_scale` (float32), as vLLM's compressed-tensors has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from qkv.engine.linear import NativeVocabulary, QuantizedEmbedding, QuantizedLinear, adjacent, can_join
+from qkv.engine.rebuild import Rebuild
+from qkv.parts.attention import Attention
+from qkv.parts.feedforward import FeedForward
+from qkv.parts.heads import Vocabulary
+from qkv.parts.stack import Stack
+
+M = TypeVar("M", bound=nn.Module)
+SCALE = "_scale"
+"""Ending of the name of a weight's scales."""
+
+
+def quantize(network: M) -> M:
+    """Return a copy of `network` with matrices of int8; other weights are shared with it."""
+    return quantize_with(
+        network, lambda module, weight: QuantizedLinear.of_float(weight, getattr(module, "bias", None))
+    )
+
+
+def quantize_with(network: M, make: Any) -> M:
+    """Return a copy of `network` in which make(module, weight) -> QuantizedLinear replaces its matrices."""
+    matrices: dict[int, QuantizedLinear] = {}  # by the id of the plain weight: a tied one is made once
+
+    def matrix(module: Any) -> QuantizedLinear:
+        weight = module.weight
+        if id(weight) not in matrices:
+            matrices[id(weight)] = make(module, weight)
+        return matrices[id(weight)]
+
+    inside = {id(linear) for stack in network.modules() if isinstance(stack, Stack) for linear in linears_of(stack)}
+
+    def replace(module: Any, rebuild: Rebuild) -> nn.Module | None:
+        if id(module) in inside:
+            return matrix(module)
+        if type(module) is Vocabulary:
+            own = matrix(module)
+            copied: Any = rebuild.copy(module)
+            return NativeVocabulary(copied, with_bias(own, module.bias))
+        if type(module) is nn.Embedding and id(module) in words:
+            return QuantizedEmbedding(matrix(module))
+        if type(module) in (Attention, FeedForward):
+            copied = rebuild.copy(module)
+            stand_together(joined_layers(copied))
+            return copied  # type: ignore[no-any-return]
+        return None
+
+    words = {id(module) for name, module in network.named_modules() if name.endswith("tokens")}
+    return Rebuild(replace)(network).eval()  # type: ignore[no-any-return]
+
+
+def linears_of(stack: nn.Module) -> list[nn.Linear]:
+    return [module for module in stack.modules() if type(module) is nn.Linear and min(module.weight.shape) >= 8]
+
+
+def with_bias(matrix: QuantizedLinear, bias: Tensor | None) -> QuantizedLinear:
+    """Return the same matrix with another bias, its panels shared."""
+    if bias is matrix.bias:
+        return matrix
+    return QuantizedLinear(matrix.shape, matrix.panels, matrix.scales, bias, matrix.group, matrix.kind)  # type: ignore[arg-type]
+
+
+def joined_layers(module: Any) -> list[Any]:
+    """Return the layers that a packed attention or feed-forward layer computes as one."""
+    if isinstance(module, FeedForward):
+        return [] if module.gate is None else [module.gate, module.up]
+    return [module.key, module.value] if module.cross else [module.query, module.key, module.value]
+
+
+def stand_together(layers: list[Any]) -> None:
+    """Move the panels of these layers into one piece of memory, so that they are read as one matrix without a copy."""
+    if not layers or not all(isinstance(layer, QuantizedLinear) for layer in layers) or not can_join(layers):
+        return
+    whole = adjacent([layer.panels for layer in layers])
+    for layer, own in zip(layers, whole.split([len(layer.panels) for layer in layers]), strict=True):
+        layer.panels = own
+
+
+def has_integers(network: nn.Module) -> bool:
+    return any(isinstance(module, QuantizedLinear) for module in network.modules())
+
+
+# --- weights to store
+
+
+def quantized_weights(network: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    """Return the weights of a quantised network by the names of the plain one: int8 ones with their scales."""
+    found = {}
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        module: Any = network.get_submodule(owner)
+        matrix = matrix_of(module) if last == "weight" else None
+        if matrix is None:
+            found[name] = getattr(module, last)
+        else:
+            assert matrix.scales is not None
+            found[name] = matrix.integers()
+            found[name + SCALE] = matrix.scales[:, : matrix.shape[0]].T.squeeze(1).contiguous()
+    return found
+
+
+def matrix_of(module: Any) -> QuantizedLinear | None:
+    """Return the quantised matrix that a module holds as its weight; None if it has none."""
+    owned = {QuantizedEmbedding: "matrix", NativeVocabulary: "linear"}.get(type(module))
+    found = module if owned is None else getattr(module, owned)
+    return found if isinstance(found, QuantizedLinear) else None
