@@ -31,6 +31,7 @@ from typing import Any
 
 import pages
 import translate
+import weights
 from harness import Worker, visit
 from train_seq2seq import CASES as TRAINING
 
@@ -84,11 +85,10 @@ def train(trees: dict[str, Path], threads: int, repeats: int) -> Iterator[str]:
 
 
 def translation(trees: dict[str, Path], threads: int, repeats: int) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, translate.__file__, "--make", folder], check=True)
-        for case in translate.CASES:
-            title = f"Translating with Transformer-base, batch {case['rows']}, beam {case['beam']}"
-            yield measure(trees, "translate.py", {**case, "folder": folder}, threads, repeats, title)
+    folder = str(weights.ensure("marian"))
+    for case in translate.CASES:
+        title = f"Translating with Transformer-base, batch {case['rows']}, beam {case['beam']}"
+        yield measure(trees, "translate.py", {**case, "folder": folder}, threads, repeats, title)
 
 
 # --- serving
