@@ -4,6 +4,7 @@
     qkv.load_vectors(path)    open word vectors: vectors.nearest(word), vectors.analogy(a, b, c)
     qkv.train(recipe)         train one: qkv.train("demo", train__steps=100).model
     qkv.evaluate(path, data)  score one on a test set: print(qkv.evaluate("runs/topics", "new.tsv"))
+    qkv.quantize(path, out)   store one with int8 weights, its quality measured
     qkv.ablate(recipe, vary)  train variants and compare them: qkv.ablate("demo", {"model.position": ["rotary", "learned"]})
 
 The command `qkv --help` does the same from a shell; README.md is the tour.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qkv.api import Model, load
     from qkv.lab.ablation import ablate
+    from qkv.quantization import quantize
     from qkv.vectors.space import load_vectors
     from qkv.workflow import TrainedRun, evaluate, train
 
@@ -26,9 +28,9 @@ if TYPE_CHECKING:
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
-__all__ = ["Model", "TrainedRun", "ablate", "evaluate", "load", "load_vectors", "train", "__version__"]
+__all__ = ["Model", "TrainedRun", "ablate", "evaluate", "load", "load_vectors", "quantize", "train", "__version__"]
 LAZY = {"load": "qkv.api", "Model": "qkv.api", "load_vectors": "qkv.vectors.space", "TrainedRun": "qkv.workflow",
-        "ablate": "qkv.lab.ablation"}  # fmt: skip
+        "ablate": "qkv.lab.ablation", "quantize": "qkv.quantization"}  # fmt: skip
 """Names that are imported at their first use: `qkv --help` must answer at once, and torch takes seconds."""
 
 

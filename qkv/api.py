@@ -18,6 +18,7 @@ from qkv.config import ModelConfig
 from qkv.config.usage import DecodingDefaults
 from qkv.convert import detect, export, folder
 from qkv.convert.tokenizer_files import unread_tokenizer_files
+from qkv.engine.quantize import has_integers
 from qkv.errors import QkvError
 from qkv.generate.beam import BeamParams
 from qkv.generate.translate import Translation, TranslationParams
@@ -35,16 +36,18 @@ if TYPE_CHECKING:
     from qkv.tasks.text_scores import TextScore
 
 
-def load(path: str | Path, device: str = "auto") -> Model:
+def load(path: str | Path, device: str = "auto", precision: str | None = None) -> Model:
     """Open a trained model.
 
     path: the folder of a run (its best model), one of our model folders, a Hugging Face folder, a .gguf file or a llama2.c
         .bin file. Word vectors are opened by qkv.load_vectors.
     device: "cpu", "cuda" or "mps"; "auto" takes a GPU where there is one.
+    precision: "int8" rounds matrices to int8: a quarter of the memory and faster on a CPU, not exact; "float32" converts
+        quantised weights. None: as they are stored.
     """
     if holds_vectors(Path(path)):
         raise QkvError(f"{path} holds word vectors, not a network: open them with qkv.load_vectors({str(path)!r})")
-    config, network, tokenizer = detect.open_model(path)
+    config, network, tokenizer = detect.open_model(path, precision)
     model = Model(config, network, tokenizer, device, detect.open_target(path), detect.open_usage(path))
     model.unread = [] if tokenizer is not None else unread_tokenizer_files(path)
     return model
@@ -157,8 +160,8 @@ class Model(BaseModel):
         if self.config.image_size is not None:
             from qkv.tasks.images import ImageClassifier
 
-            return ImageClassifier(self.config, self.network).classify(texts, top_k)
-        return Classifier(self.config, self.network, self.words()).classify(texts, top_k)
+            return ImageClassifier(self.config, self.packed()).classify(texts, top_k)
+        return Classifier(self.config, self.packed(), self.words()).classify(texts, top_k)
 
     def fill(self, texts: Sequence[str], top_k: int = 5) -> list[Filled]:
         """Predict the masked words of each text: (text, gaps, problem), where a gap is a list of (word, probability).
@@ -167,7 +170,7 @@ class Model(BaseModel):
         """
         from qkv.tasks.fill import Filler
 
-        return Filler(self.config, self.network, self.words()).fill(texts, top_k)
+        return Filler(self.config, self.packed(), self.words()).fill(texts, top_k)
 
     def tag(self, sentences: Sequence[str | Sequence[str]]) -> list[list[Tagged]]:
         """Tag every word of some sentences: a list of (word, tag, probability) for each.
@@ -178,7 +181,7 @@ class Model(BaseModel):
 
         if isinstance(sentences, str):
             raise QkvError("tag takes a list of sentences, given one text: pass [text]")
-        return Tagger(self.config, self.network, self.words()).tag(sentences)
+        return Tagger(self.config, self.packed(), self.words()).tag(sentences)
 
     def answer(self, question: str | Sequence[str], context: str | Sequence[str], no_answer: bool = False,
                max_answer: int = 30) -> Any:  # fmt: skip
@@ -191,7 +194,7 @@ class Model(BaseModel):
         """
         from qkv.tasks.answering import QuestionAnswerer
 
-        reader = QuestionAnswerer(self.config, self.network, self.words())
+        reader = QuestionAnswerer(self.config, self.packed(), self.words())
         if isinstance(question, str):
             if not isinstance(context, str):
                 raise QkvError("one question is about one context; several are a list, and so are their contexts")
@@ -219,7 +222,7 @@ class Model(BaseModel):
         if isinstance(texts, str) or isinstance(sources, str):
             raise QkvError("score takes lists of texts, given one text: pass [text]")
         source = None if self.config.image_size is not None else self.words()
-        return TextScorer(self.config, self.network, source, self.target_words(), self.task).score(texts, sources, end)
+        return TextScorer(self.config, self.packed(), source, self.target_words(), self.task).score(texts, sources, end)
 
     # --- pictures
 
@@ -280,6 +283,9 @@ class Model(BaseModel):
         labels or tags. say: called with one line about that check.
         """
         from qkv.check_export import check_export
+
+        if has_integers(self.network):
+            raise QkvError('this model is quantised: load it with precision="float32" to export it')
 
         def check(folder: Path) -> None:
             line = check_export(folder, self)

@@ -145,7 +145,7 @@ class BaseModel:
 
     def embedder(self, layer: int = -1, batch_size: int = 32) -> Embedder:
         tokenizer = self.tokenizer if self.config.image_size is not None else self.words()
-        return Embedder(self.config, self.network, tokenizer, layer, batch_size)
+        return Embedder(self.config, self.network, tokenizer, layer, batch_size, self.packed())
 
     # --- writing
 

@@ -100,8 +100,8 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
 
 
 def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence[str | Path] | None = None, *,
-             columns: Iterable[int | str] = (), device: str = "auto", quiet: bool = True, shots: int | None = None,
-             shots_from: str | Path | None = None, template: str = "", seed: int = 0, generate: bool = False
+             columns: Iterable[int | str] = (), device: str = "auto", precision: str | None = None, quiet: bool = True,
+             shots: int | None = None, shots_from: str | Path | None = None, template: str = "", seed: int = 0, generate: bool = False
              ) -> Evaluation:  # fmt: skip
     """Score a model of any task on its run's test set, or on files.
 
@@ -113,6 +113,7 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     columns: of a table, by name or number from 0, in the order text, label; source, target; question, context, answer.
         Without any those that the run was trained with, else the first ones.
     device: where to compute: "cpu", "cuda", "mps", or "auto".
+    precision: "int8" or "float32", as in qkv.load; of a Model that is open it is that model's.
     quiet: print nothing of what is left out. Otherwise it goes to stderr.
     shots: of a language model: predict the labels of a table from prompts with so many solved examples; nothing is trained.
     shots_from: the table of these examples, such as the training set; without one, the other rows of `data`.
@@ -136,7 +137,7 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     if isinstance(model, TrainedRun):
         model = model.folder
     if isinstance(model, str | Path):
-        trained, name = open_trained_model(Path(model), device, not paths), str(model)
+        trained, name = open_trained_model(Path(model), device, not paths, precision), str(model)
     else:
         parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.usage
         trained, name = from_parts(*parts), "an open model"

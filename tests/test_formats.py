@@ -22,6 +22,7 @@ from qkv.config import ModelConfig
 from qkv.convert import gguf_file, llama2c, torch_transformer
 from qkv.convert.files import write_tensors
 from qkv.convert.folder import weights
+from qkv.engine.linear import QuantizedLinear
 from qkv.errors import FileError, QkvError
 from qkv.models.build import build
 from qkv.parts.positions import sinusoids
@@ -295,8 +296,8 @@ def interleave(weight, heads):
     return weight.reshape(heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
 
 
-def write_gguf(path: Path, config, network, quantised=(), arch="llama", skip=(), **changed):
-    """As llama.cpp's converter writes it; some tensors in Q8_0 (blocks of 32 along the last dimension)."""
+def write_gguf(path: Path, config, network, quantised=(), arch="llama", skip=(), kind="Q8_0", **changed):
+    """As llama.cpp's converter writes it; some tensors in Q8_0 or Q4_0 (blocks of 32 along the last dimension)."""
     writer = gguf.GGUFWriter(path, arch)
     fields = {
         "block_count": config.n_layers, "context_length": config.max_length, "embedding_length": config.d_model,
@@ -324,8 +325,8 @@ def write_gguf(path: Path, config, network, quantised=(), arch="llama", skip=(),
         heads = {"query": config.n_heads, "key": config.kv_heads}.get(name.split(".")[-2])
         array = (interleave(tensor, heads) if heads else tensor).contiguous().numpy()
         if theirs in quantised:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(theirs, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            stored = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(theirs, gguf.quants.quantize(array, stored), raw_dtype=stored)
         else:
             writer.add_tensor(theirs, array)
     writer.write_header_to_file()
@@ -372,7 +373,8 @@ def test_gguf_quantised_tensors_are_within_half_a_step_and_the_rounding_of_the_s
     config = llama("output", "rotary").changed(d_model=32, n_heads=4)
     network = random_network(config)
     name, ours = "blk.1.ffn_up.weight", "stack.blocks.1.feedforward.layer.up.weight"
-    back = weights(qkv.load(write_gguf(tmp_path / "m.gguf", config, network, quantised=[name])).network)
+    path = write_gguf(tmp_path / "m.gguf", config, network, quantised=[name])
+    back = weights(qkv.load(path, precision="float32").network)
     for key, tensor in weights(network).items():
         if key == ours:
             steps = tensor.abs().amax(-1, keepdim=True) / 127
@@ -380,6 +382,34 @@ def test_gguf_quantised_tensors_are_within_half_a_step_and_the_rounding_of_the_s
             assert ((back[key] - tensor).abs() <= 0.57 * steps).all()
         else:
             assert torch.equal(back[key], tensor)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@torch.no_grad()
+def test_gguf_blocks_are_used_as_they_are(tmp_path, kind):
+    """All matrices and the embedding quantised: the integers of the file, and the outputs of the float32 version to the rounding of
+    activations."""
+    config = llama("output", "rotary").changed(d_model=64, n_heads=4, n_kv_heads=2, d_ff=96)
+    network = random_network(config)
+    matrices = {THEIR_NAMES["embed.tokens.weight"]} | {
+        f"blk.{layer}.{theirs}.weight"
+        for layer in range(config.n_layers)
+        for theirs in gguf_file.BLOCK
+        if "norm" not in theirs
+    }
+    path = write_gguf(tmp_path / "m.gguf", config, network, quantised=matrices, kind=kind)
+    model, plain = qkv.load(path), qkv.load(path, precision="float32")
+    query, up = (
+        model.network.get_submodule(f"stack.blocks.1.{name}")
+        for name in ("attention.layer.query", "feedforward.layer.up")
+    )
+    assert all(isinstance(layer, QuantizedLinear) and layer.group == 32 for layer in (query, up))
+    for layer, name in ((query, "attention.layer.query"), (up, "feedforward.layer.up")):
+        assert torch.equal(layer.weight, plain.network.get_submodule(f"stack.blocks.1.{name}").weight)
+    ids = torch.randint(270, (2, 9))
+    a, b = plain.logits(ids), model.packed()(Batch(inputs=ids)).logits
+    assert torch.cosine_similarity(a, b, dim=-1).min() > 0.999
+    assert list(model.generate([5, 6, 7], max_new_tokens=8))
 
 
 @pytest.mark.parametrize(

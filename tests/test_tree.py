@@ -47,7 +47,7 @@ RANKS = [
     {"train"},
     {"vectors"},
     {"base_model"},
-    {"api", "check", "check_export", "workflow"},
+    {"api", "check", "check_export", "workflow", "quantization"},
     {"serve", "lab"},
     {"commands"},
     {"cli"},

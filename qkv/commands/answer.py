@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
 from qkv.errors import FileError, QkvError
 
 QUESTION = typer.Argument(metavar="[QUESTION|FILE]",
@@ -30,6 +30,7 @@ def run(
     max_answer: Annotated[int, typer.Option(min=1, help="Longest answer in tokens.")] = 30,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Answer a question about a text with words of the text.
 
@@ -52,7 +53,7 @@ def run(
                 f"{name!r} is not a file of questions; to answer it as a question, give the text with --context FILE"
             )
         open_binary(name).close()  # report a wrong path before loading the model
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     if text is not None:
         if not (question or "").strip():
             raise QkvError('--context needs a question: qkv answer FOLDER "Who?" --context FILE')

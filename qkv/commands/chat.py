@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.commands import generate
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
 from qkv.errors import QkvError
 from qkv.text.wording import plural
 
@@ -38,6 +38,7 @@ def run(
     draft_tokens: generate.DraftTokens = 4,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Chat with a model that has a chat template; answers are streamed.
 
@@ -57,7 +58,7 @@ def run(
         raise QkvError("there is no standard input to read messages from")
     penalties = (repetition_penalty, presence_penalty, frequency_penalty, no_repeat_ngram)
     params, processor = generate.settings(temperature, top_k, top_p, min_p, penalties)
-    model, drafter = load(folder, device=device.value), generate.load_draft(draft, device.value)
+    model, drafter = load(folder, device.value, precision), generate.load_draft(draft, device.value)
     talk = model.conversation(system, max_new_tokens, params, seed, processor, drafter, draft_tokens)
     typed = sys.stdin.isatty()
     with writing():

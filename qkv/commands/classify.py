@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption
 from qkv.commands.describe import answers
 from qkv.commands.lines import Line, check_file, chunks, print_answers
 from qkv.commands.tables import columns_to_read
@@ -38,6 +38,7 @@ def run(
     top_k: Annotated[int, TOP] = 1,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Classify texts or images: one line each, label TAB probability; for a regression the score.
 
@@ -52,7 +53,7 @@ def run(
     """
     from qkv.api import load
 
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     model.classify([])  # a model that has no classes says so before anything is read
     if model.config.image_size is not None:
         show = lambda path, one, problem: format_answer(one, problem, as_json, top_k, path)  # noqa: E731

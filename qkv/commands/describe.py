@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption
 from qkv.commands.lines import print_answers
 from qkv.commands.translate import Beam
 from qkv.errors import QkvError
@@ -34,6 +34,7 @@ def run(
     max_length: Annotated[int | None, MAX_LENGTH] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Write a caption for each image: one line each, in order.
 
@@ -45,7 +46,7 @@ def run(
     """
     from qkv.api import load
 
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     search: dict[str, Any] = {"beam": beam, "max_length": max_length}
     model.describe([], **search)  # report an unsuitable model before reading
 

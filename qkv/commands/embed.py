@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
 from qkv.commands.lines import check_file, chunks
 from qkv.errors import QkvError
 
@@ -36,6 +36,7 @@ def run(
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Embed texts as vectors: one vector per text, or one per token.
 
@@ -52,7 +53,7 @@ def run(
     file = check_file(file)
     if out is not None:
         fits(out)
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     if model.config.image_size is not None:
         raise QkvError("this model reads images, not texts: embed them in Python with model.embed(images)")
     embedder = model.embedder(layer, batch_size)

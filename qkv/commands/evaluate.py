@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json, parse_columns, to_stderr
+from qkv.commands.common import Device, DeviceOption, Json, PrecisionOption, parse_columns, to_stderr
 from qkv.errors import ConfigError
 
 WHAT = typer.Argument(
@@ -75,6 +75,7 @@ def run(
     shots: Annotated[int | None, SHOTS] = None, shots_from: Annotated[Path | None, SHOTS_FROM] = None,
     template: Annotated[str | None, TEMPLATE] = None, seed: Annotated[int, SEED] = 0,
     generate: Annotated[bool, GENERATE] = False, as_json: Json = False, device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:  # fmt: skip
     """Score a model of any task on its run's test set, or on your own file.
 
@@ -100,7 +101,7 @@ def run(
         refuse({**of_texts, "--references": references, "--similarity": similarity, "--analogies": analogies},
                "does not apply with --shots: leave it out")  # fmt: skip
         how = {"shots": shots, "shots_from": shots_from, "template": template or "", "seed": seed, "generate": generate}
-        return score_model(what, data, columns, confusion, as_json, device, how)
+        return score_model(what, data, columns, confusion, as_json, device, precision, how)
     if similarity or analogies or (not references and not data and holds_vectors(what)):
         of_networks = {"--data": data, "--columns": columns, "--confusion": confusion}
         refuse_for_vectors({**of_texts, "--references": references}, of_networks)
@@ -109,10 +110,10 @@ def run(
     task = "translation" if references else task_of(what, bool(data))
     if task != "translation":
         refuse(of_texts, f"is for translations, and the task of {what} is {task!r}: leave it out")
-        return score_model(what, data, columns, confusion, as_json, device)
+        return score_model(what, data, columns, confusion, as_json, device, precision)
     refuse({"--confusion": confusion}, "is for classes and tags: translations have no confusion matrix")
     sources, targets = test_set(what, source, references, data, columns)
-    hypotheses = translate_source(what, sources, beam, length_penalty, output, device)
+    hypotheses = translate_source(what, sources, beam, length_penalty, output, device, precision)
     return print_scores(hypotheses, targets, metrics.split(","), tokenize, lower, bootstrap, sentences, as_json)
 
 
@@ -218,7 +219,7 @@ def score_word_vectors(what: Path, similarity: list[Path], analogies: Path | Non
 
 
 def score_model(what: Path, data: list[Path] | None, columns: str | None, confusion: Path | None, as_json: bool,
-                device: Device, how: Mapping[str, Any] = NO_SHOTS) -> None:  # fmt: skip
+                device: Device, precision: str | None = None, how: Mapping[str, Any] = NO_SHOTS) -> None:  # fmt: skip
     """Score a model of a task other than translation on its own test set or on files; a language model, if `how` has its
     shots, with prompts of solved examples. Print the scores and draw the confusion matrix."""
     from qkv.convert.files import write_text
@@ -228,7 +229,9 @@ def score_model(what: Path, data: list[Path] | None, columns: str | None, confus
         raise ConfigError("--shots-from, --template and --generate need --shots K")
     if how and len(data or []) != 1:
         raise ConfigError("--shots needs one table of texts and labels: give it with --data FILE")
-    found = evaluate(what, data, columns=parse_columns(columns), device=device.value, quiet=False, **how)
+    found = evaluate(
+        what, data, columns=parse_columns(columns), device=device.value, precision=precision, quiet=False, **how
+    )
     if confusion is not None:
         picture = found.picture()
         if picture is None:
@@ -252,7 +255,7 @@ def of_run(folder: Path, which: str) -> Path:
 
 
 def translate_source(what: Path, texts: list[str] | None, beam: int | None, length_penalty: float | None, output: Path | None,
-               device: Device) -> list[str]:  # fmt: skip
+               device: Device, precision: str | None = None) -> list[str]:  # fmt: skip
     """Translate texts, with the model's own decoding settings unless given; without texts, read translations from a file."""
     from qkv.api import load
     from qkv.convert.files import write_text
@@ -262,7 +265,7 @@ def translate_source(what: Path, texts: list[str] | None, beam: int | None, leng
     if texts is None:
         refuse({"--source and --output": output}, f"are for a model, and {what} is not a folder")
         return read_sentences(what)
-    model = load(what, device=device.value)
+    model = load(what, device.value, precision)
     found = [one_line(text) for text in model.translate(texts, beam=beam, length_penalty=length_penalty)]
     if output is not None:
         write_text(output, "".join(text + "\n" for text in found))

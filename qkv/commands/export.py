@@ -42,5 +42,5 @@ def run(
     if holds_vectors(folder):
         difference = load_vectors(folder).export(out, to.value)
     else:
-        difference = load(folder, device="cpu").export(out, to.value, say=print)
+        difference = load(folder, "cpu", "float32").export(out, to.value, say=print)
     print(f"wrote {out}; read back and compared: largest difference {difference:.1e}")

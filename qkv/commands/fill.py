@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption
 from qkv.commands.lines import Line, check_file, chunks, print_answers
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def run(
     top_k: Annotated[int, TOP_K] = 5,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Predict masked words: probability TAB word, most likely first, a blank line after each text.
 
@@ -42,7 +43,7 @@ def run(
     if text is not None and file is not None:
         raise QkvError("give either a text or --file, not both")
     file = check_file(file)
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     model.fill([])  # report an unsuitable model before reading
 
     def answer(chunk: list[Line]) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def run(
     draft_tokens: DraftTokens = 4,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Generate text from a prompt, token by token (an encoder-decoder translates the prompt).
 
@@ -89,7 +90,7 @@ def run(
     penalties = (repetition_penalty, presence_penalty, frequency_penalty, no_repeat_ngram)
     params, processor = settings(temperature, top_k, top_p, min_p, penalties)
     text = read_prompt(prompt)
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     drafts = {"draft": load_draft(draft, device.value), "draft_tokens": draft_tokens}
     ids = fit_prompt(model, model.prompt_ids(text, chat, system), truncate, max_new_tokens)
     with writing():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
 from qkv.commands.tables import columns_to_read
 from qkv.commands.translate import chunks
 from qkv.errors import QkvError
@@ -46,6 +46,7 @@ def run(
     tokens: Annotated[bool, TOKENS] = False,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Score texts: log-probability TAB tokens TAB perplexity TAB text, one line each; totals on standard error.
 
@@ -63,7 +64,7 @@ def run(
     from qkv.api import load
     from qkv.tasks.text_scores import total
 
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     pairs = pairs or model.config.family == "encoder-decoder"
     model.score([], [] if pairs else None)  # a model without probabilities says so before anything is read
     scores: list[TextScore] = []

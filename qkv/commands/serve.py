@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption
+from qkv.commands.common import Device, DeviceOption, PrecisionOption
 from qkv.errors import QkvError
 from qkv.pretrained import ABOUT_EXAMPLE, EXAMPLE
 
@@ -54,6 +54,7 @@ def run(
     cors: Annotated[list[str] | None, CORS] = None,
     allowed_host: Annotated[list[str] | None, ALLOWED] = None,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Serve models: a web page to explore them, and HTTP APIs (LibreTranslate's, OpenAI's, and a native one).
 
@@ -74,7 +75,7 @@ def run(
     models = folders or ([] if watch else [EXAMPLE])
     settings = Settings(
         models, languages or [], parse_limits(limit or []), load_api_keys(api_key or [], api_keys), watch, cors or (),
-        names, device.value,
+        names, device.value, precision,
     )  # fmt: skip
     notes = [] if folders or watch else [ABOUT_EXAMPLE]
     notes += [PUBLIC] if host not in LOCAL and not settings.keys.digests else []

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption
 from qkv.commands.lines import Line, check_file, chunks, print_answers
 from qkv.commands.translate import Beam
 
@@ -26,6 +26,7 @@ def run(
     max_length: Annotated[int | None, MAX_LENGTH] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Summarise texts: one line each, in order.
 
@@ -39,7 +40,7 @@ def run(
     from qkv.data.lines import read_whole
 
     file = check_file(file)
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     search: dict[str, Any] = {"beam": beam, "max_length": max_length}
     model.summarize([], **search)  # report an unsuitable model before reading
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json
+from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption
 from qkv.commands.lines import CHUNK, check_file, chunks, print_answers
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def run(
     given: Annotated[TagFormat, FORMAT] = TagFormat.text,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Tag the words of sentences: word TAB tag on each line, a blank line after each sentence.
 
@@ -43,7 +44,7 @@ def run(
     from qkv.api import load
 
     file = check_file(file)
-    model = load(folder, device=device.value)
+    model = load(folder, device.value, precision)
     model.tag([])  # report an unsuitable model before reading
 
     def answer(chunk: Sequence[tuple[Any, str]]) -> Iterator[tuple[str, str]]:

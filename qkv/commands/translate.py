@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Json, writing
+from qkv.commands.common import Device, DeviceOption, Json, PrecisionOption, writing
 from qkv.commands.lines import Line, Source, check_file, chunks
 from qkv.commands.tables import columns_to_read
 from qkv.errors import FileError, QkvError
@@ -74,6 +74,7 @@ def run(
     constraints: Constraints = False,
     batch_tokens: BatchTokens = 2048,
     device: DeviceOption = Device.auto,
+    precision: PrecisionOption = None,
 ) -> None:
     """Translate text line by line, in order; an empty line gives an empty line.
 
@@ -90,7 +91,7 @@ def run(
     [dim]qkv translate my-model test.en --beam 8 --groups 4 --n-best 4[/]
     """
     path, source = arguments(folder, file)
-    model = open_model(path, source, device.value)
+    model = open_model(path, source, device.value, precision)
     how = {
         "beam": beam, "length_penalty": length_penalty, "length_formula": length_formula, "n_best": n_best,
         "max_length": max_length, "prefix": prefix, "alignments": alignments, "scores": True, "batch_tokens": batch_tokens,
@@ -139,14 +140,14 @@ def arguments(first: str | None, second: str | None) -> tuple[Path, Source]:
     return find(first), second.removesuffix("\n").split("\n")
 
 
-def open_model(folder: Path, source: Source, device: str) -> Model:
+def open_model(folder: Path, source: Source, device: str, precision: str | None = None) -> Model:
     """Load the model; a wrong path of the text is an error before that."""
     from qkv.api import load
 
     try:
         if isinstance(source, Path):
             check_file(source)
-        return load(folder, device=device)
+        return load(folder, device, precision)
     except FileError as error:
         paths = [folder, *([source] if isinstance(source, Path) else [])]
         raise error if all(map(os.path.exists, paths)) else FileError(f"{error}; {TEXTS}") from None

@@ -1,4 +1,4 @@
-"""`qkv version`: which qkv, Python and torch this is."""
+"""`qkv version`: which qkv, Python, torch and kernels these are."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import platform
 
 
 def run() -> None:
-    """Print the versions of qkv, Python and torch."""
+    """Print the versions of qkv, Python and torch, and which compiled kernels are used."""
     from importlib.metadata import version
 
     import qkv
+    from qkv.engine import native
 
-    print(f"qkv {qkv.__version__} (Python {platform.python_version()}, torch {version('torch')})")
+    print(
+        f"qkv {qkv.__version__} (Python {platform.python_version()}, torch {version('torch')}, kernels: {native.describe()})"
+    )

@@ -10,22 +10,33 @@ from qkv.convert import folder as ours
 from qkv.convert import g2p, generation_file, gguf_file, hf_usage, huggingface, llama2c
 from qkv.convert.files import NO_PICKLE, backup_path, read_bytes, read_headers, read_json, read_tensors
 from qkv.convert.pooled_head import read_head, without_head
+from qkv.convert.quantized import PRECISIONS
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
-from qkv.errors import FileError
+from qkv.engine.quantize import has_integers, quantize
+from qkv.errors import ConfigError, FileError
 from qkv.models.build import Network
 from qkv.pretrained import find
 from qkv.text.tokenizer import Tokenizer
 
 
-def open_model(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
-    """Read a model of any kind."""
+def open_model(path: str | Path, precision: str | None = "float32") -> tuple[ModelConfig, Network, Tokenizer | None]:
+    """Read a model of any kind; precision "int8" rounds its matrices, None leaves them as they are stored."""
+    if precision not in (None, *PRECISIONS):
+        raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}, given {precision!r}")
+    config, network, tokenizer = read_model(path, precision)
+    if precision == "int8" and not has_integers(network):
+        network = quantize(network)
+    return config, network, tokenizer
+
+
+def read_model(path: str | Path, precision: str | None) -> tuple[ModelConfig, Network, Tokenizer | None]:
     kind, path = detect(Path(path))
     if kind == "qkv":
-        return ours.load(path)
+        return ours.load(path, precision)
     if kind == "huggingface":
         return open_huggingface(path)
     if kind == "gguf":
-        return gguf_file.read(path)
+        return gguf_file.read(path, precision)
     if kind == "g2p":
         config, tensors = g2p.read_g2p(path)
         return config, ours.fill(config, tensors, str(path)), None

@@ -14,7 +14,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 import qkv
@@ -31,22 +30,26 @@ from qkv.convert.files import (
     write_tensors,
     write_text,
 )
+from qkv.convert.folder_weights import copy_into
 from qkv.convert.manifest import MARKER, seal, verify
+from qkv.convert.quantized import build_with_integers, dequantize, plain_shapes
 from qkv.convert.tokenizer_files import TARGET, open_tokenizer, save_tokenizer
+from qkv.engine.quantize import has_integers, quantized_weights
 from qkv.errors import FileError
 from qkv.models.build import Network, NoDraws, build, skeleton
 from qkv.models.weights import weights
 from qkv.text.tokenizer import Tokenizer
 
 MODEL_TYPE = "qkv"
-FORMAT = "0.2"
-"""Of the folder. 0.1 had no `format` and no `usage`."""
+FORMAT, INTEGER_FORMAT = "0.2", "0.3"
+"""Of the folder: 0.3 has int8 weights and `quantization`. 0.1 had no `format` and no `usage`."""
 SEALED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", TARGET,
           "adapter_config.json", "adapter_model.safetensors"}  # fmt: skip
 """Files whose checksums are in the marker."""
 FILES = SEALED | {"README.md", MARKER}
 """What a save replaces; other files in the folder stay."""
 NO_USAGE = Usage()
+Values = dict[str, Any]
 MAX_TABLES = 2**28
 """Most elements of tables that a network computes for itself (sinusoids, random features)."""
 
@@ -106,16 +109,6 @@ def put(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
     copy_into(network, tensors, where)
 
 
-def copy_into(network: nn.Module, tensors: dict[str, Tensor], where: str) -> None:
-    """Copy weights; FileError for one that is not a number or infinite, which would make all answers meaningless."""
-    with torch.no_grad():
-        for name, tensor in weights(network).items():
-            tensor.copy_(tensors[name])
-            if not tensor.isfinite().all():
-                problem = f"{name} has numbers that are infinite or not a number (NaN)"
-                raise FileError(f"{where}: {problem}: the file is damaged, or training diverged")
-
-
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
@@ -124,7 +117,7 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None = None,
-         target: Tokenizer | None = None, usage: Usage = NO_USAGE) -> None:  # fmt: skip
+         target: Tokenizer | None = None, usage: Usage = NO_USAGE, quantization: Values | None = None) -> None:  # fmt: skip
     """Write a model folder, or replace one: the old one stays until the new one is complete."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -138,24 +131,34 @@ def save(folder: str | Path, config: ModelConfig, network: nn.Module, tokenizer:
         if used:
             others = lambda at, names: FILES & set(names) if Path(at) == folder else ()  # noqa: E731
             shutil.copytree(folder, new, symlinks=True, ignore=others, dirs_exist_ok=True)
-        write(new, config, network, tokenizer, target, usage)
+        write(new, config, network, tokenizer, target, usage, quantization)
 
 
 def write(folder: Path, config: ModelConfig, network: nn.Module, tokenizer: Tokenizer | None,
-          target: Tokenizer | None = None, usage: Usage = NO_USAGE) -> None:  # fmt: skip
-    """Write the files into an empty folder; the marker comes last."""
-    write_config(folder, config, usage)
-    write_tensors(folder / "model.safetensors", weights(network))
+          target: Tokenizer | None = None, usage: Usage = NO_USAGE, quantization: Values | None = None) -> None:  # fmt: skip
+    """Write the files into an empty folder; the marker comes last. `quantization`: how int8 weights were measured."""
+    if has_integers(network):
+        tensors = quantized_weights(network, list(weights(skeleton(config))))
+        write_config(folder, config, usage, quantization or {"precision": "int8"})
+    else:
+        tensors = weights(network)
+        write_config(folder, config, usage)
+    write_tensors(folder / "model.safetensors", tensors)
     if tokenizer is not None:
         save_tokenizer(folder, tokenizer, target)
     write_text(folder / "README.md", card(config, network))
     seal(folder, SEALED)
 
 
-def write_config(folder: Path, config: ModelConfig, usage: Usage) -> None:
+def write_config(folder: Path, config: ModelConfig, usage: Usage, quantization: Values | None = None) -> None:
     model = config.model_dump(mode="json")  # all fields: a later default must not change an old model
-    head = {"model_type": MODEL_TYPE, "format": FORMAT, "qkv_version": qkv.__version__}
-    write_json(folder / "config.json", {**head, "usage": usage.to_json(), "model": model})
+    head = {
+        "model_type": MODEL_TYPE,
+        "format": INTEGER_FORMAT if quantization else FORMAT,
+        "qkv_version": qkv.__version__,
+    }
+    integers = {"quantization": quantization} if quantization else {}
+    write_json(folder / "config.json", {**head, "usage": usage.to_json(), **integers, "model": model})
 
 
 def replace_usage(folder: Path, usage: Usage) -> None:
@@ -164,7 +167,7 @@ def replace_usage(folder: Path, usage: Usage) -> None:
         return
     with new_folder(folder) as new:
         shutil.copytree(folder, new, symlinks=True, dirs_exist_ok=True)
-        write_config(new, read_config(folder), usage)
+        write_config(new, read_config(folder), usage, read_quantization(folder))
         seal(new, SEALED)
 
 
@@ -180,13 +183,18 @@ def card(config: ModelConfig, network: nn.Module) -> str:
     )
 
 
-def load(folder: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
-    """Read a folder that `save` has finished, each file verified."""
-    folder = Path(folder)
+def load(folder: str | Path, precision: str | None = "float32") -> tuple[ModelConfig, Network, Tokenizer | None]:
+    """Read a folder that `save` has finished, each file verified; int8 weights become float32 where that is the precision."""
+    folder, where = Path(folder), str(folder)
     verify(folder)
-    config = read_config(folder)
-    agree(config, {name: entry.shape for name, entry in read_headers(folder).items()}, str(folder))
-    return config, network_with(config, read_tensors(folder), str(folder)), open_tokenizer(folder)
+    config, integers = read_config(folder), read_quantization(folder) is not None
+    shapes = {name: entry.shape for name, entry in read_headers(folder).items()}
+    agree(config, plain_shapes(shapes, where) if integers else shapes, where)
+    tensors = read_tensors(folder)
+    if integers and precision != "float32":
+        return config, build_with_integers(config, tensors, where), open_tokenizer(folder)
+    tensors = dequantize(tensors, where) if integers else tensors
+    return config, network_with(config, tensors, where), open_tokenizer(folder)
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -199,16 +207,30 @@ def read_usage(folder: Path) -> Usage:
     return validate(Usage, read_values(folder).get("usage", {}), "usage")  # type: ignore[no-any-return]
 
 
+def read_quantization(folder: Path) -> Values | None:
+    """Read how the int8 weights of a folder were measured from config.json; None for float32."""
+    found: Values | None = read_values(folder).get("quantization")
+    return found
+
+
 def read_values(folder: Path) -> dict[str, Any]:
     """Read config.json, with the parts that it must have."""
     if not (folder / MARKER).is_file():
         raise FileError(f"{folder} has no {MARKER} file: its saving was interrupted; save or fetch it again")
     verify(folder, "config.json")
     values: dict[str, Any] = read_json(folder / "config.json")
-    if values.get("format", FORMAT) != FORMAT:
+    if values.get("format", FORMAT) not in (FORMAT, INTEGER_FORMAT):
         given = f"format {values['format']!r}"
-        raise FileError(f"{folder} has {given}, and this version of qkv reads 0.1 and {FORMAT}: update qkv")
-    unknown = sorted(values.keys() - {"model_type", "format", "qkv_version", "model", "usage"})
+        raise FileError(
+            f"{folder} has {given}, and this version of qkv reads 0.1, {FORMAT} and {INTEGER_FORMAT}: update qkv"
+        )
+    if ("quantization" in values) != (values.get("format") == INTEGER_FORMAT) or not isinstance(
+        values.get("quantization", {}), dict
+    ):
+        raise FileError(
+            f"{folder / 'config.json'}: format {INTEGER_FORMAT} has a table 'quantization', and no other format has one"
+        )
+    unknown = sorted(values.keys() - {"model_type", "format", "qkv_version", "model", "usage", "quantization"})
     if values.get("model_type") != MODEL_TYPE or not isinstance(values.get("model"), dict) or unknown:
         raise FileError(
             f"{folder / 'config.json'} must hold model_type = 'qkv', format, qkv_version, usage and model"

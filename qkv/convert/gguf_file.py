@@ -1,6 +1,7 @@
 """GGUF files (llama.cpp) of LLaMA models: one file with the sizes, the tokenizer and the weights, quantised or not.
 
-Weights become float32. llama.cpp stores queries and keys with rotary pairs side by side; here they are put back half a
+Blocks of Q8_0 and Q4_0 are used as they are (int8 or int4 weights, one scale for 32 inputs), unless float32 is asked for; other
+types become float32. llama.cpp stores queries and keys with rotary pairs side by side; here they are put back half a
 head apart, as Hugging Face has them, so that the model can be exported there.
 """
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from qkv.config import ModelConfig, validate
 from qkv.convert.files import read_bytes
 from qkv.convert.folder import agree, network_with
+from qkv.convert.quantized import fill_with
+from qkv.engine.linear import QuantizedLinear
 from qkv.errors import ConfigError, FileError
 from qkv.models.build import Network
 from qkv.text.kinds import SPLITS, byte_level_bpe, put_around, scored_bpe
@@ -53,23 +56,56 @@ FIELDS = {
 CHECKED = {"llama.vocab_size", "llama.rope.dimension_count", "llama.attention.value_length", "llama.rope.scaling.type"}
 """Fields that must agree with the others; any further llama.* field is something this reader does not know."""
 NORMAL, CONTROL, USER = 1, 3, 4
+BLOCKS, GROUP = {"Q8_0", "Q4_0"}, 32
+"""Types that are used as they are, and the inputs that share a scale."""
 BROKEN = (ValueError, LookupError, OverflowError, RecursionError, OSError)
 """What the package's reader raises on a broken file; any other exception is a bug, which must not be taken for one."""
 
 
-def read(path: str | Path) -> tuple[ModelConfig, Network, Tokenizer | None]:
-    """A .gguf file of architecture llama."""
+def read(path: str | Path, precision: str | None = "float32") -> tuple[ModelConfig, Network, Tokenizer | None]:
+    """A .gguf file of architecture llama; precision "float32" converts all weights, otherwise integers stay."""
     path = Path(path)
     fields, stored = open_file(path)
     shapes = shapes_of(stored)
     config = config_of(fields, shapes, path)
     agree(config, shapes, str(path))
-    tensors = {}
+    heads = {"query": config.n_heads, "key": config.kv_heads}
+    tensors, blocks = {}, {}
     for name, tensor in stored.items():
-        heads = {"query": config.n_heads, "key": config.kv_heads}.get(our_name(name).split(".")[-2])
-        plain = dequantise(tensor, path)
-        tensors[our_name(name)] = plain if heads is None else halves(plain, heads)
-    return config, network_with(config, tensors, str(path)), read_tokenizer(fields, path)
+        ours = our_name(name)
+        own = heads.get(ours.split(".")[-2])
+        if precision != "float32" and tensor.tensor_type.name in BLOCKS:
+            blocks[ours] = tensor, own
+        else:
+            plain = dequantise(tensor, path)
+            tensors[ours] = plain if own is None else halves(plain, own)
+    network = (
+        network_with(config, tensors, str(path)) if not blocks else network_of_blocks(config, tensors, blocks, path)
+    )
+    return config, network, read_tokenizer(fields, path)
+
+
+def network_of_blocks(config: ModelConfig, tensors: dict[str, Tensor], blocks: dict[str, Any], path: Path) -> Network:
+    """The network with quantised tensors as they are; those that it cannot use as integers become float32."""
+
+    def make(name: str, bias: Tensor | None) -> QuantizedLinear | None:
+        return read_blocks(*blocks[name]) if name in blocks else None
+
+    return fill_with(config, tensors, blocks, make, str(path))
+
+
+def read_blocks(tensor: Any, heads: int | None) -> QuantizedLinear:
+    """Q8_0 (a float16 scale and 32 int8) or Q4_0 (a float16 scale and 32 numbers of four bits, w + 8: first those in the low
+    half-bytes) as int8 or int4 weights."""
+    d_out, d_in = (int(n) for n in reversed(tensor.shape))
+    data = torch.from_numpy(np.array(tensor.data)).view(d_out, d_in // GROUP, -1)  # (out, groups, bytes)
+    data = data if heads is None else halves(data, heads)
+    scale = data[..., :2].contiguous().view(torch.float16)[..., 0].float()  # (out, groups)
+    if not scale.isfinite().all():
+        raise FileError(f"tensor {tensor.name} has scales that are infinite or not a number: fetch the file again")
+    if tensor.tensor_type.name == "Q8_0":
+        return QuantizedLinear.of_int8(data[..., 2:].contiguous().view(torch.int8).flatten(1), scale)
+    return QuantizedLinear.of_int4(torch.cat([data[..., 2:] & 15, data[..., 2:] >> 4], -1).flatten(1), scale)
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -167,9 +203,9 @@ def dequantise(tensor: Any, path: Path) -> Tensor:
 
 
 def halves(weight: Tensor, heads: int) -> Tensor:
-    """Rows of each head from pairs side by side (0 1 | 2 3 | ...) to pairs half a head apart; (H * D, C)."""
-    pairs = weight.unflatten(0, (heads, -1, 2))  # (H, D / 2, 2, C)
-    return pairs.transpose(1, 2).flatten(0, 2)  # (H * D, C)
+    """Rows of each head from pairs side by side (0 1 | 2 3 | ...) to pairs half a head apart; (H * D, ...)."""
+    pairs = weight.unflatten(0, (heads, -1, 2))  # (H, D / 2, 2, ...)
+    return pairs.transpose(1, 2).flatten(0, 2)  # (H * D, ...)
 
 
 # --- tokenizer

@@ -35,7 +35,8 @@ class NativeLinear(nn.Module):
     def __init__(self, shape: tuple[int, int], bias: Tensor | None, group: int):
         super().__init__()
         self.shape, self.group = shape, group
-        self.bias = None if bias is None else bias.detach()
+        self.bias: Tensor | None
+        self.register_buffer("bias", None if bias is None else bias.detach())
         self.padded_bias = native.pad_rows(
             torch.zeros(shape[0]) if self.bias is None else self.bias.float()
         ).contiguous()

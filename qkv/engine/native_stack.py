@@ -195,21 +195,22 @@ def block_suits(block: Any) -> bool:
         if getattr(block, "cross", None) is not None
         else ["attention", "feedforward"]
     )
-    attentions = [part(block, name) for name in names[:-1]]
-    inner = part(block, "feedforward")
-    linears = [
-        layer
-        for a in attentions
-        for layer in (getattr(a, "query_key_value", None) or getattr(a, "query", None), getattr(a, "output", None))
-    ]
-    linears += [getattr(inner, "first", None), getattr(inner, "last", None)]
+    attentions, inner = [part(block, name) for name in names[:-1]], part(block, "feedforward")
+    if not all(hasattr(attention, "widths") for attention in attentions) or not hasattr(inner, "first"):
+        return False  # not packed
+    linears = [*(linear for attention in attentions for linear in linears_of(attention)), inner.first, inner.last]
     return (
         all(residual_suits(block, name) for name in names)
-        and all(mixer_suits(getattr(a, "mixer", None)) for a in attentions)
-        and len({scale_of(a.mixer) for a in attentions}) == 1
-        and all(isinstance(layer, NativeLinear) and layer.has_kernel for layer in linears)
-        and getattr(inner, "activation", None) in NUMBERS
+        and all(mixer_suits(attention.mixer) for attention in attentions)
+        and len({scale_of(attention.mixer) for attention in attentions}) == 1
+        and all(linear.has_kernel for linear in linears)
+        and inner.activation in NUMBERS
     )
+
+
+def linears_of(attention: Any) -> list[NativeLinear]:
+    """Return the first and the last matrix of a packed attention."""
+    return [attention.query if attention.cross else attention.query_key_value, attention.output]
 
 
 def residual_suits(block: Any, name: str) -> bool:

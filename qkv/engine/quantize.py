@@ -7,6 +7,7 @@ one: `X.weight` (int8) and `X.weight_scale` (float32), as vLLM's compressed-tens
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -30,11 +31,11 @@ def quantize(network: M) -> M:
     )
 
 
-def quantize_with(network: M, make: Any) -> M:
-    """Return a copy of `network` in which make(module, weight) -> QuantizedLinear replaces its matrices."""
-    matrices: dict[int, QuantizedLinear] = {}  # by the id of the plain weight: a tied one is made once
+def quantize_with(network: M, make: Callable[[Any, Tensor], QuantizedLinear | None]) -> M:
+    """Return a copy of `network` in which make(module, weight) replaces its matrices; those for which it returns None stay."""
+    matrices: dict[int, QuantizedLinear | None] = {}  # by the id of the plain weight: a tied one is made once
 
-    def matrix(module: Any) -> QuantizedLinear:
+    def matrix(module: Any) -> QuantizedLinear | None:
         weight = module.weight
         if id(weight) not in matrices:
             matrices[id(weight)] = make(module, weight)
@@ -46,15 +47,15 @@ def quantize_with(network: M, make: Any) -> M:
         if id(module) in inside:
             return matrix(module)
         if type(module) is Vocabulary:
-            own = matrix(module)
-            copied: Any = rebuild.copy(module)
-            return NativeVocabulary(copied, with_bias(own, module.bias))
+            own, copied = matrix(module), rebuild.copy(module)
+            return copied if own is None else NativeVocabulary(copied, with_bias(own, module.bias))
         if type(module) is nn.Embedding and id(module) in words:
-            return QuantizedEmbedding(matrix(module))
+            own = matrix(module)
+            return None if own is None else QuantizedEmbedding(own)
         if type(module) in (Attention, FeedForward):
             copied = rebuild.copy(module)
             stand_together(joined_layers(copied))
-            return copied  # type: ignore[no-any-return]
+            return copied
         return None
 
     words = {id(module) for name, module in network.named_modules() if name.endswith("tokens")}

@@ -102,7 +102,7 @@ def serve_worker(settings: Settings, host: str, port: int, count: int, counts: S
 
 def create_service(settings: Settings, counts: SharedCounts | None = None, worker: int = 0) -> Service:
     """Load all models; their threads are not started yet."""
-    models = load_models(settings.folders, settings.languages, settings.device)
+    models = load_models(settings.folders, settings.languages, settings.device, settings.precision)
     requests = None
     if counts is not None:
         requests = counts.requests_of(worker)
@@ -112,14 +112,15 @@ def create_service(settings: Settings, counts: SharedCounts | None = None, worke
                    origins=settings.origins, hosts=settings.hosts, requests=requests)  # fmt: skip
 
 
-def load_models(folders: Sequence[str], languages: Sequence[str] = (), device: str = "auto") -> list[ServedModel]:
+def load_models(folders: Sequence[str], languages: Sequence[str] = (), device: str = "auto", precision: str | None = None
+                ) -> list[ServedModel]:  # fmt: skip
     """Load FOLDER or NAME=FOLDER each, with NAME=en-de for translators whose folder does not name their languages."""
     pairs = dict(parse_languages(setting) for setting in languages)
     models = []
     for given in folders:
         name, path = split_name(given)
         name = name or default_name(path)
-        models.append(load_for_serving(path, name, pairs.pop(name, None), device))
+        models.append(load_for_serving(path, name, pairs.pop(name, None), device, precision))
     if pairs:
         raise QkvError(f"--languages {next(iter(pairs))}=...: there is no model of that name")
     return models

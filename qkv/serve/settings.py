@@ -30,6 +30,7 @@ class Settings:
     origins: Sequence[str] = ()
     hosts: Sequence[str] = ()
     device: str = "auto"
+    precision: str | None = None
 
 
 def default_workers(folders: Sequence[str], device: str) -> int:

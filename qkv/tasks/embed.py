@@ -52,9 +52,9 @@ class Embedder:
     `layer` 0 is the embeddings, n the last; -1 is the last too, -2 the one below. A recurrent stack has only these two.
     """
 
-    def __init__(
-        self, c: ModelConfig, network: Any, tokenizer: Tokenizer | None, layer: int = -1, batch_size: int = 32
-    ):
+    def __init__(self, c: ModelConfig, network: Any, tokenizer: Tokenizer | None, layer: int = -1, batch_size: int = 32,
+                 packed: Any = None):  # fmt: skip
+        """`packed`: the same network for fast inference, which gives the vectors of the last layer."""
         stack = network.get_submodule(side_modules(network, source=True)[1])
         n = len(getattr(stack, "blocks", (None,)))
         if not -n - 1 <= layer <= n:
@@ -65,6 +65,7 @@ class Embedder:
             raise QkvError(f"batch_size is at least 1, given {batch_size}")
         self.config, self.network, self.tokenizer = c, network, tokenizer
         self.layer, self.batch_size = layer, batch_size
+        self.packed = packed if layer in (-1, n) else None
         self.seen = 0
         """Texts so far: an error says which one it is about."""
 
@@ -96,16 +97,17 @@ class Embedder:
             some = order[at : at + self.batch_size]
             given = rows[some] if isinstance(rows, Tensor) else [rows[i] for i in some]
             batch = batch_of(self.config, given, encoding=both).to(device)
-            if possible(self.network, batch):  # then no padding is read
+            if self.packed is not None:
+                hidden = self.packed.encode(batch).vectors if both else self.packed(batch).hidden  # (B, T, C)
+                for number, row in zip(some, hidden.float(), strict=True):
+                    yield number, row if isinstance(rows, Tensor) else row[: len(rows[number])]
+            elif possible(self.network, batch):  # then no padding is read
                 flat = layer_outputs(self.network, concatenate_rows(batch))[self.layer][0].float()  # (N, C)
                 yield from zip(some, flat.split([len(rows[i]) for i in some]), strict=True)
-                continue
-            vectors = layer_outputs(self.network, batch, source_only=both)[self.layer]  # (B, T, C)
-            for number, row in zip(some, vectors.float(), strict=True):
-                yield (
-                    number,
-                    row if isinstance(rows, Tensor) else row[: len(rows[number])],
-                )  # padding stands on the right
+            else:
+                vectors = layer_outputs(self.network, batch, source_only=both)[self.layer]  # (B, T, C)
+                for number, row in zip(some, vectors.float(), strict=True):  # padding stands on the right
+                    yield number, row if isinstance(rows, Tensor) else row[: len(rows[number])]
 
     # --- text
 

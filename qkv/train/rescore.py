@@ -47,12 +47,14 @@ def recipe_of(run: Path) -> Recipe:
     return load_recipe(run / "recipe.toml", None, open_config)
 
 
-def open_trained_model(folder: Path, device: str = "cpu", own_test: bool = True) -> Trained:
+def open_trained_model(
+    folder: Path, device: str = "cpu", own_test: bool = True, precision: str | None = None
+) -> Trained:
     """Open a model for scoring; with `own_test` on the test set of its run, where it has one, and without it on files."""
     run = find_run(folder) if own_test else None
     if run is not None and not (run / "best").is_dir():
         raise FileError(f"{run} has no best/ yet: let it train until it has evaluated its validation set")
-    config, network, tokenizer = open_model(folder)
+    config, network, tokenizer = open_model(folder, precision)
     network, recipe = network.to(pick_device(device)).eval(), recipe_of(run) if run else None
     return from_parts(config, network, tokenizer, open_target(folder), open_usage(folder), recipe)
 

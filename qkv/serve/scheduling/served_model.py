@@ -21,6 +21,7 @@ from qkv.errors import QkvError
 from qkv.generate.alignment import Link
 from qkv.generate.beam import BeamParams, BeamSearch
 from qkv.generate.logits_processor import NO_PROCESSING, LogitsProcessor
+from qkv.generate.prefill import PromptCache
 from qkv.generate.sequence import GeneratedToken, Generation, Hypothesis
 from qkv.generate.translate import Translation, TranslationParams, Translator, with_n_best
 from qkv.look.attention import sites
@@ -75,13 +76,14 @@ class ServedModel:
         cells = [0, 0]
         queued, batched = self.counts or (SharedCount(cells, 0), SharedCount(cells, 1))
         self.queue = RequestQueue(self.limits, schedulers, queued)
-        # the batcher also describes images, with a packed copy
-        networks = [self.model.network, *([self.model.packed()] if "describe" in self.abilities else [])]
+        # the batcher inspects the plain network and computes single passes with the packed copy
+        networks = list(dict.fromkeys([self.model.network, self.model.packed()]))
         self.batcher = Batcher(self.name, CallQueue(self.limits, batched), networks, self.metrics, exclusive)
         network = self.model.packed(fast=schedulers > 0)
+        cache = PromptCache(self.limits.cached_tokens) if self.limits.cached_tokens else None
         self.schedulers = [
             Scheduler(number, self.queue, network, self.pad_id, max(1, threads // schedulers), self.name, self.metrics,
-                      exclusive)
+                      exclusive, cache)
             for number in range(schedulers)
         ]  # fmt: skip
         m = self.metrics
@@ -317,9 +319,10 @@ def can_generate(model: Model) -> bool:
 # --- loading
 
 
-def load_for_serving(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto") -> ServedModel:
+def load_for_serving(folder: Path, name: str = "", pair: Pair | None = None, device: str = "auto",
+                     precision: str | None = None) -> ServedModel:  # fmt: skip
     """Load a model to serve it; `pair` are the languages of a translator whose folder does not name them."""
-    model = load(folder, device)
+    model = load(folder, device, precision)
     if model.tokenizer is not None:
         model.tokenizer.literal  # noqa: B018  # created now, not by several threads at once
     usage = model.usage
