@@ -3,8 +3,8 @@
     qkv lab all
     python benchmarks/claims.py lab --write docs/results.md --lectures docs/lectures.md
 
-Nothing is measured here: `lab` is the folder that `qkv lab` has written. Where a claim has been run in both versions, docs/lectures.md
-gets the quick one, and the table both.
+Nothing is measured here: `lab` is the folder that `qkv lab` has written. Claims that it does not contain keep their rows. Where a claim
+has been run in both versions, docs/lectures.md gets the finding of the quick one and both verdicts, and the table both.
 """
 
 from __future__ import annotations
@@ -23,40 +23,53 @@ from qkv.text.wording import format_duration
 Results = Mapping[str, Mapping[str, Any]]
 
 
-def claims_table(results: Results) -> str:
-    """Return the section of docs/results.md: one row per claim and version."""
+ROW = re.compile(r"^\| (C\d+(?:-full)?) \|.*\|$", re.M)
+
+
+def claims_table(results: Results, page: str = "") -> str:
+    """Return the section of docs/results.md: one row per claim and version; those that are not in `results` are taken from `page`."""
     dates = sorted({found["date"][:10] for found in results.values()})
     days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     lines = [
         "## Claims of the lectures",
         "",
         f"{days}, `qkv lab all` (quick versions, 3 seeds; full ones by the command in the row), {machine()}.",
-        "[lab.md](lab.md) describes how a verdict comes about.",
+        "[lab.md](lab.md) describes how a verdict comes about. Full versions were run beside other jobs: the times of their rows are long.",
         "",
         "| claim | verdict | finding | basis | time | command |",
         "|---|---|---|---|---:|---|",
     ]
-    for name, found in results.items():
-        cells = (
-            name,
-            found["verdict"],
-            found["finding"],
-            found["basis"],
-            format_duration(found["seconds"]),
-            f"`{found['command']}`",
-        )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
+    rows = {row[1]: row[0] for row in ROW.finditer(page)} | {
+        name: table_row(name, found) for name, found in results.items()
+    }
+    return "\n".join([*lines, *(rows[name] for name in sorted(rows, key=order))])
+
+
+def order(name: str) -> tuple[int, bool]:
+    """Sort C2 before C2-full, and both before C10."""
+    number, _, version = name[1:].partition("-")
+    return int(number), bool(version)
+
+
+def table_row(name: str, found: Mapping[str, Any]) -> str:
+    command = re.sub(r"--data \S+", "--data DATA", found["command"])
+    time = format_duration(found["seconds"])
+    cells = (name, found["verdict"], found["finding"], found["basis"], time, f"`{command}`")
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def fill_verdicts(page: str, results: Results) -> str:
-    """Put verdict and finding of the quick versions into the rows "| C1 | claim | verdict | finding |"."""
+    """Fill the rows "| C1 | claim | verdict | finding |": the finding of the quick version, the verdicts of both."""
 
     def fill(row: re.Match[str]) -> str:
-        found = results.get(row[1])
-        return row[0] if found is None else f"| {row[1]} | {row[2]} | {found['verdict']} | {found['finding']} |"
+        name, claim, verdict, finding = row.groups()
+        quick, full = results.get(name), results.get(f"{name}-full")
+        old, _, old_full = verdict.partition("; full: ")
+        verdict, finding = (old, finding) if quick is None else (quick["verdict"], quick["finding"])
+        last = full["verdict"] if full else old_full
+        return f"| {name} | {claim} | {verdict}{f'; full: {last}' if last else ''} | {finding} |"
 
-    return re.sub(r"^\| (C\d+) \| ([^|]+?) \|.*\|$", fill, page, flags=re.M)
+    return re.sub(r"^\| (C\d+) \| ([^|]+?) \| ([^|]+?) \| (.*) \|$", fill, page, flags=re.M)
 
 
 def main() -> None:
@@ -68,7 +81,8 @@ def main() -> None:
     results = read_results(chosen.folder)
     if not results:
         raise SystemExit(f"{chosen.folder} has no results: run qkv lab all first")
-    table = claims_table(results)
+    old = chosen.write.read_text() if chosen.write and chosen.write.exists() else ""
+    table = claims_table(results, old.partition("## Claims of the lectures")[2])
     print(table)
     if chosen.write:
         write(chosen.write, "claims", table)
