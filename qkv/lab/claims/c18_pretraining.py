@@ -115,7 +115,7 @@ def seed_gains(
 
 
 def run(lab: Experiment) -> ClaimResult:
-    sizes = (30_000, 2000, 8) if lab.full else (15_000, 700, 6)
+    sizes = (30_000, 1500, 6) if lab.full else (15_000, 700, 6)
     found = lab.grid(scores, {name: (name, *sizes) for name in NETWORKS})
     own = found["Transformer"]
     auxiliary = seed_gains(own, "auxiliary", own, "pre-trained")

@@ -77,7 +77,7 @@ def mean_points(runs: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
 
 
 def run(lab: Experiment) -> ClaimResult:
-    widths, steps = ((16, 32, 64, 128, 256), 1200) if lab.full else ((16, 32, 64, 128), 300)
+    widths, steps = ((16, 32, 64, 128, 256), 600) if lab.full else ((16, 32, 64, 128), 300)
     found = list(lab.grid(losses, {f"width {width}": (width, steps) for width in widths}).values())
     fits = [fit_seed(runs) for runs in zip(*found, strict=True)]
     values = {name: [one[name] for one in fits] for name in fits[0]}
