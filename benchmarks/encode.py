@@ -153,7 +153,7 @@ def qkv(system: str, folder: Path) -> Encoder:
     from qkv.tasks.embed import Embedder
 
     model = load_qkv(folder / "hf", system)
-    embedder = Embedder(model.config, model.network, None, batch_size=BATCH)
+    embedder = Embedder(model.config, model.network, None, batch_size=BATCH, packed=model.packed())
 
     @torch.inference_mode()
     def run(texts: Texts) -> dict[int, Any]:

@@ -25,7 +25,7 @@ CASES = {"GPT-2 small": "gpt2", "SmolLM2-135M q8_0": "smollm2"}
 SYSTEMS = {
     "gpt2": ["transformers", "CTranslate2 float32", "CTranslate2 int8", "llama.cpp f32", "llama.cpp q8_0", "llama.cpp q4_0",
              "qkv float32", "qkv int8"],
-    "smollm2": ["llama.cpp q8_0", "qkv float32", "qkv int8"],
+    "smollm2": ["llama.cpp q8_0", "qkv q8_0", "qkv int8", "qkv float32"],
 }  # fmt: skip
 FLOAT32 = ("transformers", "CTranslate2 float32", "llama.cpp f32", "qkv float32")
 """Systems that must generate the same tokens."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import inspect
 import json
 import os
 import shlex
@@ -92,7 +91,6 @@ def prepare(build: Callable[[str, dict[str, Any]], Work], system: str, case: str
     """Build and warm up one case."""
     for thread in thread_times():
         os.sched_setaffinity(thread, processors)  # as before the last case
-    Path("/proc/self/clear_refs").write_text("5")  # peak memory begins here
     try:
         work = build(system, json.loads(case))
     except (Unavailable, ImportError) as problem:
@@ -103,6 +101,7 @@ def prepare(build: Callable[[str, dict[str, Any]], Work], system: str, case: str
         before = thread_times()
         work.unit()
     pin_helpers(before, thread_count())
+    Path("/proc/self/clear_refs").write_text("5")  # peak memory begins here, after loading
     say({"units": work.units})
     return work
 
@@ -124,14 +123,11 @@ def measured(work: Work) -> dict[str, Any]:
 
 
 def load_qkv(path: Path, system: str) -> Any:
-    """The model of a system "qkv ..." on the CPU, in int8 if its name says so."""
+    """The model of a system "qkv PRECISION" on the CPU; as it is stored if the name says neither float32 nor int8."""
     import qkv
 
-    if "int8" not in system:
-        return qkv.load(path, device="cpu")
-    if "precision" not in inspect.signature(qkv.load).parameters:
-        raise Unavailable("this version of qkv has no int8")
-    return qkv.load(path, device="cpu", precision="int8")  # type: ignore[call-arg]
+    precision = next((name for name in ("float32", "int8") if name in system), None)
+    return qkv.load(path, device="cpu", precision=precision)
 
 
 def say(answer: dict[str, Any]) -> None:
@@ -386,8 +382,8 @@ def verdict(rows: list[Row], peers: Sequence[str], required: float | None) -> st
 
 
 def table(title: str, metric: str, rows: list[Row]) -> str:
-    """Markdown. CPUs: processors that the system used; others: the most that other processes used during a kept sample (above
-    0.1, distrust it)."""
+    """Markdown. Peak MB: of the process after it has loaded the model; CPUs: processors that the system used; others: the most
+    that other processes used during a kept sample (above 0.1, distrust it)."""
     lines = [
         f"**{title}**, {metric}",
         "",
