@@ -17,7 +17,8 @@ from qkv.errors import QkvError
 from qkv.generate.continuous_batching import ContinuousBatch
 from qkv.generate.conversation import Conversation
 from qkv.generate.logits_processor import LogitsProcessor
-from qkv.generate.prefix_cache import PrefixCache, common_prefix, slide
+from qkv.generate.prefill import common_prefix
+from qkv.generate.prefix_cache import PrefixCache, slide
 from qkv.generate.sampling import SamplingParams
 from qkv.generate.search import greedy
 from qkv.generate.sequence import Sampler

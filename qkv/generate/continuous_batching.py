@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch, pad
+from qkv.generate.prefill import PromptCache, last_token, pad_start, prefill
 from qkv.generate.sequence import Generation, NextTokens, Sampler
 from qkv.models.decoder import Decoder
 from qkv.models.encoder_decoder import EncoderDecoder
@@ -46,17 +47,24 @@ class ContinuousBatch:
     pending: Tensor | None = None
     """(N * K, 1) tokens that were chosen and are not read yet; None = `hidden` is up to date. They are read when another
     token is wanted: a stream gets each token as soon as it is known, and the last one is never read."""
+    prompt_cache: PromptCache | None = None
+    """States of earlier prompts of a decoder, for those that begin alike."""
 
     @torch.no_grad()
     def join(self, batch: Batch, generations: Sequence[Generation], state: State | None = None) -> None:
-        """Add texts: read their prompts, a row of `batch` each. `state` holds tokens that were read before, such as a cached prefix."""
+        """Add texts: read their prompts, a row of `batch` each; what prompts of a decoder have in common is read once (prefill.py).
+
+        `state` holds tokens that were read before, such as a cached prefix.
+        """
         assert batch.inputs is not None
         self.read_pending()
-        state = self.network.start(batch) if state is None else state
-        hidden, state = self.network.step(batch.inputs, state, batch.mask)  # (B, T, C)
+        if state is None:
+            last, state = prefill(self.network, batch, self.prompt_cache)  # (B, C)
+        else:
+            hidden, state = self.network.step(batch.inputs, state, batch.mask)  # (B, T, C)
+            last = hidden[:, -1] if batch.mask is None else last_token(hidden, batch.mask)
         n_rows = max(len(each.live) for each in [*self.running, *generations])
-        rows = torch.arange(len(generations), device=hidden.device).repeat_interleave(n_rows)
-        last = last_token(hidden, batch.mask)  # (B, C)
+        rows = torch.arange(len(generations), device=last.device).repeat_interleave(n_rows)
         if n_rows > 1:
             last, state = last[rows], state.move(rows)  # (B * K, C)
         if self.running:
@@ -160,14 +168,6 @@ def fill_rows(entries: list[int], n_rows: int) -> list[int]:
     return entries + entries[:1] * (n_rows - len(entries))
 
 
-def last_token(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the vector of each row's last real token: (B, T, C) -> (B, C)."""
-    if mask is None:
-        return hidden[:, -1]
-    positions = torch.arange(mask.size(1), device=mask.device) * mask  # (B, T), 0 at padding
-    return hidden[torch.arange(hidden.size(0), device=hidden.device), positions.argmax(1)]
-
-
 def next_tokens(log_probs: Tensor, logits: Tensor | None, generations: Sequence[Generation]) -> list[list[NextTokens]]:
     """Return the candidate tokens for each live hypothesis (R in all) of texts that choose in the same way.
 
@@ -199,8 +199,7 @@ def make_batch(prompts: Sequence[list[int]], sources: Sequence[list[int]] = (), 
 
     Padding on the left of a prompt is trimmed from the state once the longer prompts have left the batch.
     """
-    ids, mask = pad([row[::-1] for row in prompts], pad_id)  # (B, T) each
-    ids, mask = ids.flip(1), None if mask is None else mask.flip(1)
+    ids, mask = pad_start(prompts, pad_id)  # (B, T) each
     if not sources:
         return Batch(ids, mask)
     source, source_mask = pad(sources, pad_id)  # (B, S) each

@@ -8,6 +8,7 @@ import torch
 
 from qkv.batch import Batch
 from qkv.generate.continuous_batching import ContinuousBatch, GenerativeNetwork
+from qkv.generate.prefill import common_prefix
 from qkv.generate.sequence import Sampler
 from qkv.parts.state import State
 
@@ -36,11 +37,6 @@ class PrefixCache:
             self.known = [*prompt, *sampler.ids], running.state
             running.step()
             yield sampler.tokens[-1].token
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Count the tokens that two texts have in common at their beginning."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def slide(network: GenerativeNetwork, prompt: Sequence[int], context: int, sampler: Sampler) -> Iterator[int]:

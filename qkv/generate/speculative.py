@@ -22,7 +22,7 @@ from torch import Tensor
 
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.generate.prefix_cache import common_prefix
+from qkv.generate.prefill import common_prefix
 from qkv.generate.sampling import is_greedy, token_probs, top_k
 from qkv.generate.sequence import NextTokens, Sampler
 from qkv.models.inputs import has_fixed_length

@@ -16,6 +16,7 @@ import torch
 
 from qkv.generate.beam import BeamSearch
 from qkv.generate.continuous_batching import ContinuousBatch, make_batch
+from qkv.generate.prefill import PromptCache
 from qkv.generate.sequence import Generation
 from qkv.serve.http.errors import ApiError
 from qkv.serve.http.metrics import Metrics
@@ -30,17 +31,18 @@ PREFILL = 2048
 class Scheduler(threading.Thread):
     """A thread with one running batch: takes texts from the queue, and generates a token of each per step.
 
-    number: the scheduler's index; a queue is shared by several.
+    number: the scheduler's index; a queue and a prompt cache are shared by several.
     exclusive: context manager around each step: a lock where the batcher uses the same network (not on a CPU).
     """
 
     def __init__(self, number: int, queue: RequestQueue, network: Any, pad_id: int, threads: int, name: str,
-                 metrics: Metrics, exclusive: AbstractContextManager[Any]):  # fmt: skip
+                 metrics: Metrics, exclusive: AbstractContextManager[Any], prompt_cache: PromptCache | None = None
+                 ):  # fmt: skip
         super().__init__(name=f"{name}-{number}", daemon=True)
         self.number, self.queue, self.pad_id, self.threads = number, queue, pad_id, threads
         self.model, self.metrics, self.exclusive = name, metrics, exclusive
         self.device = next(network.parameters()).device
-        self.batch = ContinuousBatch(network)
+        self.batch = ContinuousBatch(network, prompt_cache=prompt_cache)
         self.active: dict[Generation, ScheduledText] = {}
 
     def run(self) -> None:
@@ -54,7 +56,8 @@ class Scheduler(threading.Thread):
                     self.step(new)
             except Exception as error:  # fail the texts of this batch; the thread must survive
                 self.fail(list({*self.active.values(), *new}), error)
-                self.batch, self.active = ContinuousBatch(self.batch.network), {}
+                self.batch = ContinuousBatch(self.batch.network, prompt_cache=self.batch.prompt_cache)
+                self.active = {}
 
     def step(self, new: list[ScheduledText]) -> None:
         """Remove cancelled texts, add new ones, and generate one token of each."""
