@@ -46,10 +46,12 @@ TEXT = "The old man reads a book in the garden."
 
 
 def export(commit: str, folder: Path) -> Path:
-    """Write the files of a commit to a folder."""
+    """Write the files of a commit to a folder, and build its kernels, if it has them built at installation."""
     folder.mkdir()
     files = subprocess.run(["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", str(folder)], input=files, check=True)
+    if (folder / "setup.py").exists():
+        subprocess.run([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], check=True, cwd=folder)
     return folder
 
 
@@ -100,7 +102,8 @@ def server(tree: Path, model: Path, threads: int) -> Iterator[tuple[str, int]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads)}
+    # without PYTHONSAFEPATH, the current folder would come before the tree
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "qkv", "serve", f"example={model}", "--port", str(port), "--workers", "1",
                "--languages", "example=en-de"]  # fmt: skip
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)

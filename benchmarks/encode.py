@@ -22,6 +22,7 @@ import weights
 from harness import RATE, Options, Verdict, Work, compare_all, judge, load_qkv, main, table
 from weights import Texts
 
+TITLE = "Encoding with BERT-base"
 BATCH = 32
 CASES: dict[str, dict[str, Any]] = {
     "BERT-base, 32 x 128": {"rows": 32, "shortest": 128, "longest": 128, "times": 1},
@@ -206,4 +207,4 @@ def report(options: Options) -> Iterator[str | Verdict]:
 
 
 if __name__ == "__main__":
-    main(__doc__, "encode", "Encoding with BERT-base", build, report)
+    main(__doc__, "encode", TITLE, build, report)

@@ -21,11 +21,12 @@ import weights
 from harness import Options, Verdict, Work, compare_all, judge, load_qkv, main, table, thread_count
 from weights import NEW, PROMPT, Generate
 
+TITLE = "Generating with GPT-2 small and SmolLM2-135M"
 CASES = {"GPT-2 small": "gpt2", "SmolLM2-135M q8_0": "smollm2"}
 SYSTEMS = {
     "gpt2": ["transformers", "CTranslate2 float32", "CTranslate2 int8", "llama.cpp f32", "llama.cpp q8_0", "llama.cpp q4_0",
              "qkv float32", "qkv int8"],
-    "smollm2": ["llama.cpp q8_0", "qkv q8_0", "qkv int8", "qkv float32"],
+    "smollm2": ["llama.cpp q8_0", "qkv q8_0", "qkv float32"],
 }  # fmt: skip
 FLOAT32 = ("transformers", "CTranslate2 float32", "llama.cpp f32", "qkv float32")
 """Systems that must generate the same tokens."""
@@ -131,4 +132,4 @@ def report(options: Options) -> Iterator[str | Verdict]:
 
 
 if __name__ == "__main__":
-    main(__doc__, "generate", "Generating with GPT-2 small and SmolLM2-135M", build, report)
+    main(__doc__, "generate", TITLE, build, report)

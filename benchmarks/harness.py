@@ -202,6 +202,15 @@ class Options:
         """The Python of the peers."""
         return sys.executable if self.peers is None else str(self.peers / "bin" / "python")
 
+    @property
+    def arguments(self) -> str:
+        """As they are given to a script."""
+        shown = [f"--repeats {self.repeats}"]
+        shown += ["--peers FOLDER"] if self.peers else []
+        shown += [f"--threads {count}" for count in self.threads if tuple(self.threads) != (2, 1)]
+        shown += [f"--{name} {shlex.quote(text)}" for name in ("systems", "cases") for text in getattr(self, name)]
+        return " ".join(shown)
+
     def chosen_systems(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if not self.systems or any(part in name for part in self.systems)]
 
@@ -382,21 +391,20 @@ def verdict(rows: list[Row], peers: Sequence[str], required: float | None) -> st
 
 
 def table(title: str, metric: str, rows: list[Row]) -> str:
-    """Markdown. Peak MB: of the process after it has loaded the model; CPUs: processors that the system used; others: the most
-    that other processes used during a kept sample (above 0.1, distrust it)."""
+    """Markdown. METHOD explains the columns; above 0.1 in the last one, distrust a row."""
     lines = [
         f"**{title}**, {metric}",
         "",
-        "| system | median | to the fastest | range | peak MB | CPUs | others |",
-        "|---|---|---|---|---|---|---|",
+        "| system | median | to the fastest | range | per CPU second | peak MB | CPUs | others |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         if row.problem:
-            lines.append(f"| {row.system} | not measured: {row.problem} | | | | | |")
+            lines.append(f"| {row.system} | not measured: {row.problem} | | | | | | |")
             continue
         spread = f"{min(row.rates):.4g} to {max(row.rates):.4g}"
-        lines.append(f"| {row.system} | {row.rate:.4g} | {row.ratio:.2f} | {spread} | {row.memory} "
-                     f"| {row.processors:.1f} | {row.foreign:.2f} |")  # fmt: skip
+        lines.append(f"| {row.system} | {row.rate:.4g} | {row.ratio:.2f} | {spread} | {row.rate / row.processors:.4g} "
+                     f"| {row.memory} | {row.processors:.1f} | {row.foreign:.2f} |")  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -405,6 +413,9 @@ def table(title: str, metric: str, rows: list[Row]) -> str:
 
 Report = Callable[[Options], Iterator[str | Verdict]]
 """Tables and verdicts, each as soon as it is known."""
+METHOD = """Systems take turns, figures are medians. Compare within a table only: the machine's own speed drifts. Peak MB: of the
+process after it has loaded the model; CPUs: processors that the system used; others: the most that other processes used meanwhile.
+"""
 PACKAGES = ("torch", "transformers", "ctranslate2", "onnxruntime", "llama-cpp-python")
 
 
@@ -419,8 +430,8 @@ def main(
     add_options(parser)
     given = parser.parse_args()
     options = options_of(given)
-    parts = [heading(title, f"benchmarks/{Path(sys.argv[0]).name}", options)]
-    print(parts[0], flush=True)
+    parts = [heading(title, f"{Path(sys.argv[0]).name} {options.arguments}", options.python), METHOD]
+    print(*parts, sep="\n", flush=True)
     for part in report(options):
         print(part, flush=True)
         parts.append(str(part))
@@ -454,16 +465,10 @@ def options_of(given: argparse.Namespace) -> Options:
     return Options(given.threads or (2, 1), given.repeats, given.retries, given.peers, given.systems, given.cases)
 
 
-def heading(title: str, script: str, options: Options) -> str:
-    """Title, date, command, machine and versions."""
-    shown = [f"--repeats {options.repeats}"]
-    shown += ["--peers FOLDER"] if options.peers else []
-    shown += [f"--threads {count}" for count in options.threads if tuple(options.threads) != (2, 1)]
-    shown += [f"--{name} {shlex.quote(text)}" for name in ("systems", "cases") for text in getattr(options, name)]
-    command = " ".join(["python", script, *shown])
-    return (f"## {title}\n\n{datetime.date.today()}, `{command}`, on {pages.machine([])}{vector_units()}, "
-            f"{', '.join(versions(options.python))}.\nWorkers are interleaved, figures are medians. "
-            "Compare within a table only: the machine's own speed drifts.\n")  # fmt: skip
+def heading(title: str, command: str, python: str = sys.executable) -> str:
+    """Title, date, command, machine, and versions in the environment of this Python."""
+    where = f"{pages.machine([])}{vector_units()}, {', '.join(versions(python))}"
+    return f"## {title}\n\n{datetime.date.today()}, `python benchmarks/{command}`, on {where}.\n"
 
 
 def vector_units() -> str:

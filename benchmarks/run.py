@@ -14,7 +14,7 @@ import generate
 import train_lm
 import train_seq2seq
 import translate
-from harness import Options, Verdict, add_options, heading, options_of
+from harness import METHOD, Options, Verdict, add_options, heading, options_of
 from pages import write
 
 BENCHMARKS: dict[str, Callable[[Options], Iterator[str | Verdict]]] = {
@@ -29,7 +29,8 @@ BENCHMARKS: dict[str, Callable[[Options], Iterator[str | Verdict]]] = {
 
 def section(names: list[str], options: Options) -> Iterator[str]:
     """Heading and tables, each as soon as it is known."""
-    yield heading("Speed and memory", "benchmarks/run.py", options)
+    yield heading("Speed and memory", f"run.py {options.arguments}", options.python)
+    yield METHOD
     for name in names:
         yield f"### {name}\n"
         yield from map(str, BENCHMARKS[name](options))

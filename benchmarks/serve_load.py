@@ -77,8 +77,10 @@ class Tally:
 class Target:
     """The server, and what is requested of it."""
 
-    def __init__(self, command: list[str], path: str, bodies: list[dict[str, Any]]):
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    def __init__(self, command: list[str], path: str, bodies: list[dict[str, Any]], tree: Path | None = None):
+        # without PYTHONSAFEPATH, the current folder would come before the tree
+        environment = {} if tree is None else {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
         assert self.process.stderr is not None
         line = next((line for line in self.process.stderr if "http://" in line), None)
         if line is None:
@@ -320,15 +322,18 @@ SENTENCES = ["I ate an apple.", "The old woman sees a small dog.", "The children
              "The girl who sleeps has a red car.", "We see the cat and the big horse in the garden."]  # fmt: skip
 
 
-def target_of(model: str, generate: bool, workers: int) -> Target:
-    """A server with a short queue, and the requests: translations, or texts that are streamed."""
+def target_of(
+    model: str, generate: bool, workers: int, precision: str | None = None, tree: Path | None = None
+) -> Target:
+    """A server with a short queue, and the requests: translations, or texts that are streamed. `tree`: qkv's files, if not these."""
     if generate:
         path, bodies = "/api/generate", [{"prompt": text, "max_tokens": 32, "stream": True} for text in SENTENCES]
     else:
         path, bodies = "/api/translate", [{"texts": [text], "max_length": 24} for text in SENTENCES]
     command = [sys.executable, "-m", "qkv", "serve", f"model={model}", "--port", "0", "--workers", str(workers),
-               "--limit", f"waiting={QUEUE}", *([] if generate else ["--languages", "model=en-de"])]  # fmt: skip
-    return Target(command, path, bodies)
+               "--limit", f"waiting={QUEUE}", *([] if generate else ["--languages", "model=en-de"]),
+               *([] if precision is None else ["--precision", precision])]  # fmt: skip
+    return Target(command, path, bodies, tree)
 
 
 def main() -> None:
@@ -341,6 +346,7 @@ def main() -> None:
     parser.add_argument("--overload", type=float, default=OVERLOAD)
     parser.add_argument("--soak", type=float, default=0.0, help="minutes")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--precision", choices=["float32", "int8"], help="default: as the model is stored")
     parser.add_argument("--write", type=Path, help="put the tables between the markers of this file")
     given = parser.parse_args()
     if not given.model and not given.base and not given.characters:
@@ -348,7 +354,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         made = base_model if given.base else character_model if given.characters else None
         model = given.model if made is None else str(made(Path(temporary)))
-        target = target_of(model, given.generate or given.characters, given.workers)
+        target = target_of(model, given.generate or given.characters, given.workers, given.precision)
         try:
             lines = asyncio.run(measure(target, given.seconds, given.overload, given.soak))
         finally:

@@ -19,6 +19,7 @@ import weights
 from harness import RATE, Options, Verdict, Work, compare_all, judge, load_qkv, main, table
 from weights import END, LENGTH, PAD, Texts
 
+TITLE = "Translating with Transformer-base"
 CASES: list[dict[str, Any]] = [
     {"rows": rows, "beam": beam, "times": 3 if rows == 1 else 1} for rows in (1, 32) for beam in (1, 4)
 ]
@@ -110,4 +111,4 @@ def report(options: Options) -> Iterator[str | Verdict]:
 
 
 if __name__ == "__main__":
-    main(__doc__, "translate", "Translating with Transformer-base", build, report)
+    main(__doc__, "translate", TITLE, build, report)
