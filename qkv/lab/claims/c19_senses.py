@@ -185,7 +185,7 @@ def layer_name(layer: int) -> str:
 
 
 def run(lab: Experiment) -> ClaimResult:
-    sizes = (40_000, 2500) if lab.full else (12_000, 500)
+    sizes = (40_000, 1000) if lab.full else (12_000, 500)
     sources: tuple[str, ...] = (minilm_folder(lab), str(lab.require_data("ud_english_ewt"))) if lab.full else ()
     found = [
         [100 * share for share in one] for one in lab.grid(grammar_senses, {"masked model": sizes})["masked model"]

@@ -133,7 +133,7 @@ def syntactic(scores: dict[str, tuple[Estimate, Estimate]]) -> list[str]:
 
 
 def run(lab: Experiment) -> ClaimResult:
-    sizes = (40_000, 2500) if lab.full else (12_000, 500)
+    sizes = (40_000, 1000) if lab.full else (12_000, 500)
     sources: tuple[str, ...] = (minilm_folder(lab), str(lab.require_data("ud_english_ewt"))) if lab.full else ()
     found = lab.grid(grammar_heads, {"masked model": sizes})["masked model"]
     values = {name: [[100 * one[name][i] for one in found] for i in (2, 3)] for name in found[0]}
