@@ -30,6 +30,7 @@
 constexpr long PARTY = 4;    // panels of a chunk of work
 constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
 constexpr long CHUNK = 512;  // float32 products that are added up before they join the rest: long sums would lose digits
+constexpr long LOW = std::min(TALL, 8l);  // rows of a tile of integers: with more, GCC 12 does not keep the sums in registers
 constexpr long AHEAD = 16;   // for a single row, the weights of so many steps later are fetched now
 
 enum WeightType : long { FLOAT32, INT8, INT4 };
@@ -112,6 +113,7 @@ struct Ints {
     void add_products(const Bytes& w, int32_t x) {
         __m256i all = _mm256_set1_epi32(x), low = _mm256_set1_epi16(255);
         __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);  // 16 bits each
+#pragma GCC unroll 16
         for (int i = 0; i < 2; i++) {
             __m256i a = _mm256_madd_epi16(_mm256_and_si256(w.half[i], low), even);
             __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(w.half[i], 8), odd);
@@ -119,9 +121,11 @@ struct Ints {
         }
     }
     void add(const Ints& other) {
+#pragma GCC unroll 16
         for (int i = 0; i < 2; i++) half[i] = _mm256_add_epi32(half[i], other.half[i]);
     }
     void store(float* to) const {
+#pragma GCC unroll 16
         for (int i = 0; i < 2; i++) _mm256_storeu_ps(to + 8 * i, _mm256_cvtepi32_ps(half[i]));
     }
 };
@@ -129,10 +133,12 @@ static inline Bytes load_bytes(const uint8_t* from) {
     return {{_mm256_loadu_si256((const __m256i*)from), _mm256_loadu_si256((const __m256i*)from + 1)}};
 }
 static inline Bytes low_nibbles(Bytes x) {
+#pragma GCC unroll 16
     for (int i = 0; i < 2; i++) x.half[i] = _mm256_and_si256(x.half[i], _mm256_set1_epi8(15));
     return x;
 }
 static inline Bytes high_nibbles(Bytes x) {
+#pragma GCC unroll 16
     for (int i = 0; i < 2; i++) x.half[i] = _mm256_srli_epi16(x.half[i], 4);
     return low_nibbles(x);
 }
@@ -144,30 +150,37 @@ struct Bytes {
 struct Ints {
     int32x4_t quarter[4];
     Ints(int32_t all = 0) {
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) quarter[i] = vdupq_n_s32(all);
     }
     void add_products(const Bytes& w, int32_t x) {
         int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(x));
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) quarter[i] = vdotq_s32(quarter[i], w.quarter[i], all);
     }
     void add(const Ints& other) {
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) quarter[i] = vaddq_s32(quarter[i], other.quarter[i]);
     }
     void store(float* to) const {
+#pragma GCC unroll 16
         for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, vcvtq_f32_s32(quarter[i]));
     }
 };
 // signed products: w + 128 becomes w again, which needs no offset
 static inline Bytes load_bytes(const uint8_t* from) {
     Bytes x;
+#pragma GCC unroll 16
     for (int i = 0; i < 4; i++) x.quarter[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(from + 16 * i), vdupq_n_u8(128)));
     return x;
 }
 static inline Bytes low_nibbles(Bytes x) {  // the highest bit, which load_bytes has changed, is not among them
+#pragma GCC unroll 16
     for (int i = 0; i < 4; i++) x.quarter[i] = vandq_s8(x.quarter[i], vdupq_n_s8(15));
     return x;
 }
 static inline Bytes high_nibbles(Bytes x) {
+#pragma GCC unroll 16
     for (int i = 0; i < 4; i++) {
         uint8x16_t original = veorq_u8(vreinterpretq_u8_s8(x.quarter[i]), vdupq_n_u8(128));
         x.quarter[i] = vreinterpretq_s8_u8(vshrq_n_u8(original, 4));
@@ -217,8 +230,10 @@ struct Int8 {
     static constexpr int32_t offset = INT8_OFFSET;
     template <int rows, int panels>
     static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
+#pragma GCC unroll 16
         for (int p = 0; p < panels; p++) {
             Bytes weights = load_bytes(w + p * panel);
+#pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
                 int32_t four;
                 memcpy(&four, x + r * width, 4);
@@ -234,8 +249,10 @@ struct Int4 {
     static constexpr int32_t offset = 8;
     template <int rows, int panels>
     static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
+#pragma GCC unroll 16
         for (int p = 0; p < panels; p++) {
             Bytes weights = load_bytes(w + p * panel), low = low_nibbles(weights), high = high_nibbles(weights);
+#pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
                 int32_t four[2];
                 memcpy(four, x + r * width, 8);
@@ -251,7 +268,9 @@ struct Int4 {
 template <class Type, int rows, int panels, int ways>
 static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, long width, long inputs, const int32_t* sums_of_x,
                               long groups, Ints (&sums)[rows][panels]) {
+#pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
         for (int p = 0; p < panels; p++) sums[r][p] = Ints(-Type::offset * sums_of_x[r * groups]);
     long steps = (inputs + Type::inputs - 1) / Type::inputs, s = 0;
     if (ways > 1) {
@@ -260,11 +279,15 @@ static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, lon
             const uint8_t* now = w + 64 * s;
             if (rows == 1) __builtin_prefetch(now + 64 * 4 * AHEAD), __builtin_prefetch(now + 64 * (4 * AHEAD + 2));
             Type::step(sums, now, panel, x + s * Type::inputs, width);
+#pragma GCC unroll 16
             for (int way = 1; way < ways; way++)
                 Type::step(more[way - 1], now + 64 * way, panel, x + (s + way) * Type::inputs, width);
         }
+#pragma GCC unroll 16
         for (int way = 0; way < ways - 1; way++)
+#pragma GCC unroll 16
             for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
                 for (int p = 0; p < panels; p++) sums[r][p].add(more[way][r][p]);
     }
     for (; s < steps; s++) Type::step(sums, w + 64 * s, panel, x + s * Type::inputs, width);
@@ -281,17 +304,23 @@ static void tile_integers(const Linear& l, const Rounded& x, long row, long colu
         Ints sums[rows][panels];
         group_sums<Type, rows, panels, ways>(w + from / Type::inputs * 64, panel, x.x + row * width + from, width,
                                              std::min(group, l.in - from), x.sums + row * groups + g, groups, sums);
+#pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
             for (int p = 0; p < panels; p++) {
                 float whole[WIDE];
                 sums[r][p].store(whole);
+#pragma GCC unroll 16
                 for (int i = 0; i < PARTS; i++)
                     total[r][p][i] += *(LooseVec*)(whole + i * LANES) * x.scales[(row + r) * groups + g] *
                                       *(LooseVec*)(l.scales + g * columns + column + p * WIDE + i * LANES);
             }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
         for (int p = 0; p < panels; p++)
+#pragma GCC unroll 16
             for (int i = 0; i < PARTS; i++) {
                 long c = p * WIDE + i * LANES;
                 LooseVec* to = (LooseVec*)(y + r * step + c);
@@ -312,10 +341,6 @@ static void tile_integers_of(long rows, const Linear& l, const Rounded& x, long 
 #if defined(__AVX512F__)
         case 7: return tile_integers<Type, 7, panels, 1>(l, x, row, column, y, step, add);
         case 8: return tile_integers<Type, 8, panels, 1>(l, x, row, column, y, step, add);
-        case 9: return tile_integers<Type, 9, panels, 1>(l, x, row, column, y, step, add);
-        case 10: return tile_integers<Type, 10, panels, 1>(l, x, row, column, y, step, add);
-        case 11: return tile_integers<Type, 11, panels, 1>(l, x, row, column, y, step, add);
-        case 12: return tile_integers<Type, 12, panels, 1>(l, x, row, column, y, step, add);
 #endif
     }
 }
@@ -324,7 +349,7 @@ static void tile_integers_of(long rows, const Linear& l, const Rounded& x, long 
 template <class Type>
 static void column_integers(const Linear& l, const Rounded& x, long row, long rows, long column, long panels, float* y, long step,
                             bool add) {
-    long tiles = (rows + TALL - 1) / TALL;
+    long tiles = (rows + LOW - 1) / LOW;
     for (long t = 0, r = 0; t < tiles; t++) {
         long height = rows / tiles + (t < rows % tiles);
         if (panels == PAIR && PAIR > 1)
@@ -343,16 +368,22 @@ template <int rows, int panels>
 static void tile(const float* x, long in, long depth, const float* panel, float* y, long step, const float* next, long share) {
     Vec sums[rows][panels][PARTS] = {};
     for (long k = 0; k < depth; k++)
+#pragma GCC unroll 16
         for (int p = 0; p < panels; p++) {
             const float* weights = panel + (p * in + k) * WIDE;
             __builtin_prefetch(next + p * in * WIDE + k * share, 0, 2);  // into the second cache
+#pragma GCC unroll 16
             for (int i = 0; i < PARTS; i++) {
                 Vec some = *(const LooseVec*)(weights + i * LANES);
+#pragma GCC unroll 16
                 for (int r = 0; r < rows; r++) sums[r][p][i] += x[r * in + k] * some;
             }
         }
+#pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
         for (int p = 0; p < panels; p++)
+#pragma GCC unroll 16
             for (int i = 0; i < PARTS; i++) *(LooseVec*)(y + r * step + p * WIDE + i * LANES) += sums[r][p][i];
 }
 
@@ -415,7 +446,8 @@ static void column(const Linear& l, const Input& in, long row, long rows, long c
 // Columns `from` to `end` of at most BLOCK rows; the last panel may be narrower than WIDE
 static void columns(const Linear& l, const Input& x, long row, long rows, float* y, bool add, long from, long end) {
     // a single row of floats takes PARTY panels at once: the sums of one panel would wait for each other
-    long most = rows == 1 && l.type == FLOAT32 ? PARTY : rows <= 4 && l.type != FLOAT32 ? 1 : PAIR;
+    long most = rows == 1 && l.type == FLOAT32 ? PARTY : PAIR;
+    if (l.type != FLOAT32 && (rows <= 4 || l.group < l.in)) most = 1;  // with groups, sums of integers and of floats need registers
     long whole = from + (end - from) / WIDE * WIDE;
     for (long c = from; c < whole;) {
         long panels = whole - c >= most * WIDE ? most : 1;

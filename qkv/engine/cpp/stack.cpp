@@ -119,27 +119,83 @@ extern "C" void log_softmax(float* x, long rows, long width, long threads) {
 
 // --- attention of single queries
 
-// out (D) = softmax(q K^T scale + bias) V for one query of one head. A key (D) and its value (D) stand together, those of the next
-// token behind them; `slot_of` says at which multiple of `distance` a token is found, negative = it must not be seen.
-template <class SlotOf>
-static void attend_one(const float* query, const float* keys, long distance, long length, long width, float scale,
-                       const float* bias, SlotOf slot_of, float* out) {
-    thread_local std::vector<float> scores;
-    scores.assign(up(length, 8), -INFINITY);
-    for (long s = 0; s < length; s++) {
-        long slot = slot_of(s);
-        if (slot < 0) continue;
-        scores[s] = scale * dot(query, keys + slot * distance + 2 * s * width, width) + (bias ? bias[s] : 0);
+typedef int Order __attribute__((vector_size(32)));
+
+// The sums of the numbers of eight vectors: in three steps, pairs of them are mixed and added
+static Eight sums_of(const Eight (&x)[8]) {
+    const Order even{0, 8, 2, 10, 4, 12, 6, 14}, odd{1, 9, 3, 11, 5, 13, 7, 15};
+    const Order first{0, 1, 8, 9, 4, 5, 12, 13}, second{2, 3, 10, 11, 6, 7, 14, 15};
+    const Order low{0, 1, 2, 3, 8, 9, 10, 11}, high{4, 5, 6, 7, 12, 13, 14, 15};
+    Eight two[4], four[2];
+    for (int i = 0; i < 4; i++) two[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], even) + __builtin_shuffle(x[2 * i], x[2 * i + 1], odd);
+    for (int i = 0; i < 2; i++)
+        four[i] = __builtin_shuffle(two[2 * i], two[2 * i + 1], first) + __builtin_shuffle(two[2 * i], two[2 * i + 1], second);
+    return __builtin_shuffle(four[0], four[1], low) + __builtin_shuffle(four[0], four[1], high);
+}
+
+// scores (n, rounded up to 8) = q . k scale for keys (D) at `places`, eight at a time. The values behind them are fetched meanwhile.
+static void compare_keys(const float* query, const float* keys, const long* places, long n, long width, float scale, float* scores) {
+    long whole = width / 8 * 8;
+    for (long s = 0; s < n; s += 8) {
+        const float* key[8];
+        Eight sums[8] = {};
+        for (int j = 0; j < 8; j++) {
+            key[j] = keys + places[std::min(s + j, n - 1)];
+            for (long i = 0; i < width; i += 16) __builtin_prefetch(key[j] + width + i);
+        }
+        for (long i = 0; i < whole; i += 8) {
+            Eight some = *(const Loose*)(query + i);
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) sums[j] += some * *(const Loose*)(key[j] + i);
+        }
+        Eight found = sums_of(sums);
+        for (long i = whole; i < width; i++)
+            for (int j = 0; j < 8; j++) found[j] += query[i] * key[j][i];
+        *(Loose*)(scores + s) = found * scale;
     }
+    std::fill(scores + n, scores + up(n, 8), -INFINITY);
+}
+
+// out (8 x parts) = sum of weights[s] values[s] for a part of the numbers of a head
+template <int parts>
+static void add_values(const float* weights, const float* values, const long* places, long n, float* out) {
+    Eight sums[parts] = {};
+    for (long s = 0; s < n; s++) {
+        if (weights[s] == 0) continue;  // 0 times what is not a number must be 0
+        const float* value = values + places[s];
+#pragma GCC unroll 8
+        for (int i = 0; i < parts; i++) sums[i] += weights[s] * *(const Loose*)(value + 8 * i);
+    }
+    for (int i = 0; i < parts; i++) *(Loose*)(out + 8 * i) = sums[i];
+}
+
+// out (D) = softmax(q K^T scale + bias) V for one query of one head. `places` (n): where the key of each token is; its value (D)
+// stands behind it. `bias` (n) may be null.
+static void attend_one(const float* query, const float* keys, const long* places, long n, long width, float scale, const float* bias,
+                       float* out) {
+    thread_local std::vector<float> scores;
+    scores.resize(up(n, 8));
+    compare_keys(query, keys, places, n, width, scale, scores.data());
+    if (bias)
+        for (long s = 0; s < n; s++) scores[s] += bias[s];
     float sum = exponentials(scores.data(), scores.size());
-    std::fill(out, out + width, 0.0f);
-    for (long s = 0; s < length; s++) {
-        float weight = scores[s] / sum;
-        if (weight == 0) continue;
-        const float* value = keys + slot_of(s) * distance + (2 * s + 1) * width;
-        for (long i = 0; i < width; i++) out[i] += weight * value[i];
+    for (long s = 0; s < n; s++) scores[s] /= sum;
+    const float* values = keys + width;
+    long i = 0;
+    for (; i + 64 <= width; i += 64) add_values<8>(scores.data(), values + i, places, n, out + i);
+    for (; i + 8 <= width; i += 8) add_values<1>(scores.data(), values + i, places, n, out + i);
+    for (; i < width; i++) {
+        out[i] = 0;
+        for (long s = 0; s < n; s++)
+            if (scores[s] != 0) out[i] += scores[s] * values[places[s] + i];
     }
 }
+
+// The tokens that a query sees: where they are, and what is added to their scores
+struct Visible {
+    std::vector<long> places;
+    std::vector<float> bias;
+};
 
 struct Run {  // one call: the network, the tokens, the threads, and whether memory was missing
     const Stack& stack;
@@ -159,28 +215,41 @@ struct Run {  // one call: the network, the tokens, the threads, and whether mem
     }
 };
 
+// Where the tokens are that token `own` of a row sees; `bias` of one head, if there is any. A padded token sees itself, so that
+// every query sees something.
+static void find_visible(const Stack& d, const Pass& p, const Block& b, long row, long own, const float* bias, Visible& found) {
+    long length = p.past + p.tokens, slot_size = d.key_heads * 2 * p.capacity * d.head_width;
+    const long *positions = p.positions ? p.positions + row * length : nullptr, *slots = p.slot ? p.slot + row * length : nullptr;
+    const bool* real = p.real ? p.real + row * length : nullptr;
+    long place = positions ? positions[own] : own;
+    found.places.clear(), found.bias.clear();
+    for (long s = 0; s <= own; s++) {
+        if (real && !real[s] && s != own) continue;
+        long other = positions ? positions[s] : s;
+        if (b.window && place - other > b.window && other >= b.n_global && place >= b.n_global) continue;
+        found.places.push_back((slots ? slots[s] : row) * slot_size + 2 * s * d.head_width);
+        if (bias) found.bias.push_back(bias[s]);
+    }
+}
+
 // query (R * T, stride) begins with the heads' queries -> out (R * T, H D), from the cache
 static void attend_cache(Run& run, long layer, const float* query, long stride, float* out) {
     const Stack& d = run.stack;
     const Pass& p = run.pass;
     const Block& b = d.blocks[layer];
-    long length = p.past + p.tokens, head_size = 2 * p.capacity * d.head_width, slot_size = d.key_heads * head_size;
-    const float* keys = p.cache + layer * p.slots * slot_size;
-    run.each_guarded(p.rows * p.tokens * d.heads, [&](long at) {
-        long i = at / d.heads, head = at % d.heads, row = i / p.tokens, own = p.past + i % p.tokens;
-        const long* positions = p.positions ? p.positions + row * length : nullptr;
-        long place = positions ? positions[own] : own;
-        auto slot_of = [&](long s) -> long {  // a padded token sees itself, so that every query sees something
-            if (p.real && !p.real[row * length + s] && s != own) return -1;
-            if (b.window) {
-                long other = positions ? positions[s] : s;
-                if (place - other > b.window && other >= b.n_global && place >= b.n_global) return -1;
-            }
-            return p.slot ? p.slot[row * length + s] : row;
-        };
-        const float* bias = p.bias ? p.bias + row * p.bias_row + (head * p.tokens + i % p.tokens) * length : nullptr;
-        attend_one(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size, slot_size, own + 1,
-                   d.head_width, b.scale, bias, slot_of, out + at * d.head_width);
+    long length = p.past + p.tokens, head_size = 2 * p.capacity * d.head_width, rows = p.rows * p.tokens;
+    const float* keys = p.cache + layer * p.slots * d.key_heads * head_size;
+    long together = rows >= 4 * run.team.threads() ? d.heads : 1;  // heads of a row that one thread computes
+    run.each_guarded(rows * d.heads / together, [&](long at) {
+        thread_local Visible visible;
+        long i = at * together / d.heads, row = i / p.tokens, own = p.past + i % p.tokens;
+        for (long head = at * together % d.heads, end = head + together; head < end; head++) {
+            const float* bias = p.bias ? p.bias + row * p.bias_row + (head * p.tokens + i % p.tokens) * length : nullptr;
+            if (bias || end - head == together) find_visible(d, p, b, row, own, bias, visible);
+            attend_one(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size,
+                       visible.places.data(), visible.places.size(), d.head_width, b.scale, bias ? visible.bias.data() : nullptr,
+                       out + (i * d.heads + head) * d.head_width);
+        }
     });
 }
 
@@ -188,13 +257,20 @@ static void attend_cache(Run& run, long layer, const float* query, long stride, 
 static void attend_source(Run& run, long layer, const float* query, float* out) {
     const Stack& d = run.stack;
     const Pass& p = run.pass;
-    long head_size = 2 * p.source * d.head_width, layer_size = d.key_heads * head_size;
-    long share = p.rows * p.tokens / p.sentences;
-    run.each_guarded(p.rows * p.tokens * d.heads, [&](long at) {
-        long sentence = at / d.heads / share, head = at % d.heads * d.key_heads / d.heads;
-        auto slot_of = [&](long s) { return p.source_real && !p.source_real[sentence * p.source + s] ? -1 : sentence; };
-        attend_one(query + at * d.head_width, p.memory + layer * layer_size + head * head_size, d.layers * layer_size, p.source,
-                   d.head_width, d.blocks[layer].scale, nullptr, slot_of, out + at * d.head_width);
+    long head_size = 2 * p.source * d.head_width, layer_size = d.key_heads * head_size, rows = p.rows * p.tokens;
+    long share = rows / p.sentences, together = rows >= 4 * run.team.threads() ? d.heads : 1;
+    run.each_guarded(rows * d.heads / together, [&](long at) {
+        thread_local std::vector<long> places;
+        long i = at * together / d.heads, sentence = i / share;
+        const bool* real = p.source_real ? p.source_real + sentence * p.source : nullptr;
+        places.clear();
+        for (long s = 0; s < p.source; s++)
+            if (!real || real[s]) places.push_back(2 * s * d.head_width);
+        for (long head = at * together % d.heads, end = head + together; head < end; head++)
+            attend_one(query + (i * d.heads + head) * d.head_width,
+                       p.memory + (sentence * d.layers + layer) * layer_size + head * d.key_heads / d.heads * head_size,
+                       places.data(), places.size(), d.head_width, d.blocks[layer].scale, nullptr,
+                       out + (i * d.heads + head) * d.head_width);
     });
 }
 
