@@ -61,5 +61,5 @@ example-model: .venv/.dev  ## train the model in qkv/pretrained/example again an
 	$(BIN)/python benchmarks/example_model.py
 
 clean:  ## remove .venv and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build qkv/engine/*.so
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build qkv/engine/lib
 	find qkv tests benchmarks -name __pycache__ -type d -exec rm -rf {} +

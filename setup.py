@@ -13,6 +13,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("qkv/engine/cpp")
+CPU = SOURCES / "cpu.cpp"
+"""A library of its own: it says which of the others the processor can run."""
 X86 = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],
@@ -30,6 +32,7 @@ class BuildKernels(build_ext):
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
+        Path("qkv/engine/lib").mkdir(exist_ok=True)  # where an editable installation has them
         temporary, self.build_temp = self.build_temp, str(Path(self.build_temp) / ext.name)
         try:
             super().build_extension(ext)
@@ -46,8 +49,8 @@ def kernels(level: str, options: list[str]) -> Extension:
     # OpenMP's functions are left undefined: those of torch, which is loaded before, are used, and not a second set of threads
     threads = ["-fopenmp"] if platform.system() == "Linux" else []
     return Extension(
-        f"qkv.engine.kernels_{level}",
-        [str(source) for source in sorted(SOURCES.glob("*.cpp"))],
+        f"qkv.engine.lib.{level}",
+        [str(source) for source in sorted(SOURCES.glob("*.cpp")) if source.name != CPU.name],
         depends=[str(header) for header in sorted(SOURCES.glob("*.h"))],
         extra_compile_args=[
             "-O3",
@@ -68,6 +71,7 @@ def kernels(level: str, options: list[str]) -> Extension:
 supported = sysconfig.get_platform().split("-")[0] in ("linux", "macosx")  # 64-bit `long`, GCC's vectors
 levels = LEVELS.get(platform.machine().lower(), {"portable": []}) if supported else {}
 setup(
-    ext_modules=[kernels(level, options) for level, options in levels.items()],
+    ext_modules=[Extension("qkv.engine.lib.cpu", [str(CPU)], optional=True)] * bool(levels)
+    + [kernels(level, options) for level, options in levels.items()],
     cmdclass={"build_ext": BuildKernels, "bdist_wheel": WheelForAnyPython},
 )

@@ -283,7 +283,7 @@ def test_training_again_adds_the_usage_to_an_old_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"format": "0.3"}, "reads 0.1 and 0.2: update qkv"), ({"usage": {"taks": "translation"}}, "'task'"),
+    ({"format": "0.4"}, "reads 0.1, 0.2 and 0.3: update qkv"), ({"usage": {"taks": "translation"}}, "'task'"),
     ({"usage": {"task": "cooking"}}, "usage.task"), ({"usage": []}, "usage"), ({"extra": 1}, "must hold"),
     ({"usage": {"decoding": {"beam": "4"}}}, "usage.decoding.beam"),
 ])  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from conftest import needs_compiler
 
 from qkv.data import fetch
-from qkv.engine import native
+from qkv.engine import kernels, native
 from qkv.engine.linear import QuantizedLinear, round_rows
 
 ROOT = Path(__file__).parent.parent
@@ -21,29 +21,29 @@ ROOT = Path(__file__).parent.parent
 
 @needs_compiler
 def test_a_compiler_implies_a_library() -> None:
-    assert native.library() is not None and native.describe() in native.LEVELS
+    assert native.library() is not None and kernels.describe() in kernels.LEVELS
 
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A home of its own, and no memory of what was loaded before."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv(native.CHOICE, raising=False)
+    monkeypatch.delenv(kernels.CHOICE, raising=False)
     native.library.cache_clear()
-    native.choose_level.cache_clear()
+    kernels.choose_level.cache_clear()
     yield
     monkeypatch.undo()
     native.library.cache_clear()
-    native.choose_level.cache_clear()
+    kernels.choose_level.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_missing_kernels_are_reported_once(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    monkeypatch.setattr(kernels, "FOLDER", tmp_path)
     for _ in range(2):
-        assert native.library() is None and native.describe() == "torch only"
+        assert native.library() is None and kernels.describe() == "torch only"
         native.library.cache_clear()
-        native.choose_level.cache_clear()
+        kernels.choose_level.cache_clear()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: the compiled kernels are missing") and "torch computes instead" in line
 
@@ -52,23 +52,25 @@ def test_missing_kernels_are_reported_once(tmp_path, monkeypatch, capsys) -> Non
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(("choice", "expected"), [("portable", "portable"), ("none", "torch only")])
 def test_the_kernels_can_be_chosen(choice: str, expected: str, monkeypatch) -> None:
-    monkeypatch.setenv(native.CHOICE, choice)
-    assert native.describe() == expected
+    monkeypatch.setenv(kernels.CHOICE, choice)
+    assert kernels.describe() == expected
 
 
 @needs_compiler
 @pytest.mark.usefixtures("fresh")
 def test_an_unknown_choice_is_reported_and_the_best_is_used(monkeypatch, capsys) -> None:
-    monkeypatch.setenv(native.CHOICE, "mmx")
+    monkeypatch.setenv(kernels.CHOICE, "mmx")
     assert native.library() is not None
     assert "QKV_KERNELS=mmx is not one of" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("fresh")
 def test_a_library_that_cannot_be_loaded_is_reported(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(native, "FOLDER", tmp_path)
-    monkeypatch.setattr(native, "best_level", lambda: "portable")
-    (tmp_path / "kernels_portable.so").write_bytes(b"no library")
+    for module in (native, kernels):
+        monkeypatch.setattr(module, "FOLDER", tmp_path)
+    monkeypatch.setattr(kernels, "best_level", lambda: "portable")
+    for name in ("portable", "cpu"):
+        (tmp_path / f"{name}.so").write_bytes(b"no library")
     assert native.library() is None
     assert "cannot load the compiled kernels" in capsys.readouterr().err
 
@@ -86,8 +88,8 @@ def test_a_structure_of_another_size_is_not_used(monkeypatch, capsys) -> None:
 
 def levels() -> list[str]:
     """Those that were built and that this processor can run."""
-    built = [level for level in native.LEVELS if (native.FOLDER / f"kernels_{level}.so").is_file()]
-    return built[built.index(native.best_level()) :] if built else []
+    built = [level for level in kernels.LEVELS if (kernels.FOLDER / f"{level}.so").is_file()]
+    return built[built.index(kernels.best_level()) :] if built else []
 
 
 @needs_compiler
@@ -108,8 +110,7 @@ def test_every_instruction_set_gives_the_same_integers(kind: str, inputs: int) -
     x[1], x[2] = 1.0, torch.tensor([1.0, -1.0]).repeat(inputs // 2)
     expected = layer.forward_without_native(x.double())
     for level in levels():
-        library = ctypes.CDLL(str(native.FOLDER / f"kernels_{level}.so"))
-        native.declare(library)
+        library = native.open_library(level)
         for rows in (1, 2, 3, 5, 13, 30):
             y = torch.empty(rows, 40)
             library.linear(ctypes.byref(layer.describe()), x.data_ptr(), rows, y.data_ptr(), 1)
@@ -185,7 +186,7 @@ def test_without_a_working_compiler_the_package_is_built_without_kernels(tmp_pat
     broken = os.environ | {"CC": "/bin/false", "CXX": "/bin/false"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=tmp_path, env=broken, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "kernels_portable" in done.stderr
+    assert done.returncode == 0 and "portable" in done.stderr
     assert not [*tmp_path.rglob("*.so")]
 
 

@@ -74,8 +74,8 @@ def run(
     similarity: Annotated[list[Path] | None, SIMILARITY] = None, analogies: Annotated[Path | None, ANALOGIES] = None,
     shots: Annotated[int | None, SHOTS] = None, shots_from: Annotated[Path | None, SHOTS_FROM] = None,
     template: Annotated[str | None, TEMPLATE] = None, seed: Annotated[int, SEED] = 0,
-    generate: Annotated[bool, GENERATE] = False, as_json: Json = False, device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
+    generate: Annotated[bool, GENERATE] = False, as_json: Json = False,
+    device: DeviceOption = Device.auto, precision: PrecisionOption = None,
 ) -> None:  # fmt: skip
     """Score a model of any task on its run's test set, or on your own file.
 
@@ -86,7 +86,6 @@ def run(
 
     [dim]qkv evaluate runs/my                                 # its own test set[/]
     [dim]qkv evaluate runs/topics --data new.tsv --confusion confusion.svg[/]
-    [dim]qkv evaluate runs/tags --data new.conllu --json[/]
     [dim]qkv evaluate runs/demo --data test.en --data test.de[/]
     [dim]qkv evaluate runs/lm --data book.txt                 # bits per byte[/]
     [dim]qkv evaluate runs/lm --data dev.tsv --shots 4 --shots-from train.tsv[/]

@@ -78,10 +78,9 @@ def run(
     With --draft, standard error reports how many of the drafted tokens were accepted.
 
     [dim]qkv generate my-model "Once upon a time" --temperature 0.8 --top-k 40 --seed 1[/]
-    [dim]qkv generate my-model "Once upon" --repetition-penalty 1.2 --min-p 0.05[/]
     [dim]echo "What is the capital of France?" | qkv generate chat-model --chat[/]
     [dim]qkv generate runs/shakespeare-char "ROMEO:" --temperature 0.8 --slide[/]
-    [dim]qkv generate large-model "Once upon a time" --draft small-model --draft-tokens 4[/]
+    [dim]qkv generate large-model "Once upon a time" --draft small-model[/]
     """
     from qkv.api import load
 

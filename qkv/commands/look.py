@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
+from qkv.commands.common import Device, DeviceOption, Folder, Json, writing
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def run(
     png: Annotated[Path | None, PNG] = None,
     as_json: Json = False,
     device: DeviceOption = Device.auto,
-    precision: PrecisionOption = None,
 ) -> None:
     """Inspect a model on one input: attention of every head, logit lens, attribution, patching.
 
@@ -83,7 +82,7 @@ def run(
     from qkv.api import load
 
     check_arguments(given, out)
-    model = load(folder, device.value, precision)
+    model = load(folder, device.value)
     looker, summary = model.looker(), model.task == "summary"
     look = None if what and set(what) <= OF_WORDS else looker.look(given, target, pair, summary)
 

@@ -10,8 +10,8 @@ def run() -> None:
     from importlib.metadata import version
 
     import qkv
-    from qkv.engine import native
+    from qkv.engine import kernels
 
     print(
-        f"qkv {qkv.__version__} (Python {platform.python_version()}, torch {version('torch')}, kernels: {native.describe()})"
+        f"qkv {qkv.__version__} (Python {platform.python_version()}, torch {version('torch')}, kernels: {kernels.describe()})"
     )

@@ -1,28 +1,21 @@
 """Load the C++ kernels (cpp/) for this processor; the structures that they take, and weights in their layout.
 
-The package contains one library per instruction set (setup.py); the best that the processor supports is loaded. Where there is
-none, `library()` is None, and torch computes the same more slowly.
+The package contains one library per instruction set (setup.py, kernels.py); the best that the processor supports is loaded. Where
+there is none, `library()` is None, and torch computes the same more slowly.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import sys
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FOLDER = Path(__file__).parent
-LEVELS = ("avx512", "avx2", "dotprod", "portable")
-"""Instruction sets, the best first."""
-CHOICE = "QKV_KERNELS"
-"""Environment variable: an instruction set to use instead of the best, or "none" for torch alone."""
+from qkv.engine.kernels import FOLDER, choose_level, warn_once
+
 WIDE = 16
 """Columns of a panel."""
 POINTER, WHOLE, REAL, FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
@@ -35,53 +28,17 @@ def library() -> ctypes.CDLL | None:
     if level is None:
         return None
     try:
-        found = ctypes.CDLL(str(FOLDER / f"kernels_{level}.so"))
-        declare(found)
-        return found
+        return open_library(level)
     except (OSError, AttributeError) as problem:
         warn_once(f"cannot load the compiled kernels: {problem}")
         return None
 
 
-@cache
-def choose_level() -> str | None:
-    """Return the best instruction set that this processor supports and for which a library was built, or the one that is chosen."""
-    built = [level for level in LEVELS if (FOLDER / f"kernels_{level}.so").is_file()]
-    chosen = os.environ.get(CHOICE, "")
-    if chosen == "none":
-        return None
-    if "portable" not in built:
-        warn_once("the compiled kernels are missing (no C++ compiler at installation?)")
-        return None
-    best = best_level()
-    usable = [level for level in built if LEVELS.index(level) >= LEVELS.index(best)]
-    if chosen and chosen not in usable:
-        warn_once(f"{CHOICE}={chosen} is not one of {', '.join(usable)}, none")
-    return chosen if chosen in usable else usable[0]
-
-
-def best_level() -> str:
-    """Return the best instruction set of the processor."""
-    question = ctypes.CDLL(str(FOLDER / "kernels_portable.so")).best_level
-    question.restype = ctypes.c_char_p
-    return str(question().decode())
-
-
-def describe() -> str:
-    """Return which kernels compute, for `qkv version`."""
-    return "torch only" if library() is None else str(choose_level())
-
-
-def warn_once(message: str) -> None:
-    """Print a warning on stderr, once per user and message: the marker is a file in the cache folder."""
-    text = f"warning: {message}; torch computes instead, which is slower (see docs/models.md, Kernels)"
-    with suppress(OSError, RuntimeError):  # no home, or none that can be written to: print it each time
-        marker = Path.home() / ".cache" / "qkv" / "kernels-warning.txt"
-        if marker.is_file() and marker.read_text() == text:
-            return
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(text)
-    print(text, file=sys.stderr)
+def open_library(level: str) -> ctypes.CDLL:
+    """Open the library of one instruction set and declare its functions."""
+    found = ctypes.CDLL(str(FOLDER / f"{level}.so"))
+    declare(found)
+    return found
 
 
 def raise_failure(code: int, function: Any, arguments: Any) -> int:
