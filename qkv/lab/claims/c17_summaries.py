@@ -19,7 +19,7 @@ PUBLISHED = {
     "Transformer-DMCA": (2.05, 36.2),
 }
 """Perplexity and ROUGE-L of Liu et al. 2018 on texts of other lengths: for orientation, not comparable."""
-UPDATES = 200
+UPDATES = 150
 """Of the full version: 15 runs of less than two minutes on one core."""
 DECODER: dict[str, Any] = {
     "family": "decoder",
