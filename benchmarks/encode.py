@@ -33,8 +33,8 @@ CASES: dict[str, dict[str, Any]] = {
 SYSTEMS = {
     2: ["transformers+keep", "ONNX Runtime float32 1 x 2", "ONNX Runtime int8 1 x 2", "ONNX Runtime int8 2 x 1",
         "CTranslate2 float32 1 x 2", "CTranslate2 int8 1 x 2", "CTranslate2 int8 2 x 1", "qkv float32", "qkv int8"],
-    1: ["transformers+keep", "ONNX Runtime float32 1 x 1", "ONNX Runtime int8 1 x 1", "CTranslate2 float32 1 x 1",
-        "CTranslate2 int8 1 x 1", "qkv float32", "qkv int8"],
+    1: ["ONNX Runtime float32 1 x 1", "ONNX Runtime int8 1 x 1", "CTranslate2 float32 1 x 1", "CTranslate2 int8 1 x 1",
+        "qkv float32", "qkv int8"],
 }  # fmt: skip
 """By threads."""
 REQUIRED = {"32 x 128": ("ONNX Runtime int8", 1.0), "1 x 32": ("", 1.0), "16 to 128": ("CTranslate2 int8", 1.3)}

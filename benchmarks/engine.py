@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,15 @@ def report(name: str, options: Options, data: Path) -> Iterator[str | Verdict]:
     yield from PARTS[name].report(chosen)
 
 
+def catch(name: str, parts: Iterator[str | Verdict]) -> Iterator[str | Verdict]:
+    """Yield the parts; an error ends this report, not the run."""
+    try:
+        yield from parts
+    except Exception as error:
+        traceback.print_exc()
+        yield f"{name} failed: {type(error).__name__}: {error}"
+
+
 def summary(verdicts: list[Verdict]) -> str:
     lines = ["| case | qkv | peer | ratio | required | goal | |", "|---|---|---|---:|---:|---:|---|"]
     for one in verdicts:
@@ -73,7 +83,7 @@ def main() -> None:
     verdicts: list[Verdict] = []
     for name in given.only or PARTS:
         parts: list[str] = []
-        for part in report(name, options, given.data):
+        for part in catch(name, report(name, options, given.data)):
             print(part, flush=True)
             parts.append(str(part))
             verdicts += [part] if isinstance(part, Verdict) else []
