@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from qkv.engine.kv_cache import KVCache
 from qkv.engine.linear import NativeVocabulary, PackedLinear, QuantizedLinear, can_join
 from qkv.engine.native_stack import NativeStack, suits
+from qkv.engine.packed_recurrent import PackedRecurrentStack
 from qkv.engine.quantize import quantize
 from qkv.engine.rebuild import Rebuild
 from qkv.memory import keep_freed_memory
@@ -24,6 +25,7 @@ from qkv.parts.feedforward import FeedForward
 from qkv.parts.heads import Vocabulary
 from qkv.parts.masks import Mask
 from qkv.parts.positions import PositionEncoding
+from qkv.parts.recurrent import RecurrentStack
 from qkv.parts.stack import Stack
 from qkv.parts.state import Layer
 from qkv.parts.tap import Tap
@@ -56,6 +58,8 @@ def replace(module: Any, rebuild: Rebuild) -> nn.Module | None:
     if isinstance(module, Stack):
         packed: Any = rebuild.copy(module)
         return NativeStack(packed) if suits(packed) else packed
+    if type(module) is RecurrentStack:
+        return PackedRecurrentStack(module, rebuild)
     return Tap() if isinstance(module, Tap) else None  # without the hooks of the plain one
 
 

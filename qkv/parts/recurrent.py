@@ -180,7 +180,7 @@ class RecurrentStack(nn.Module):
 
     def read(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
         """Run all layers over all tokens, by the kernel or step by step."""
-        run = self.kernel if self.fast else self.readable
+        run = self.kernel if self.uses_kernel(x) else self.readable
         if (context := layers[-1].get("context")) is not None:
             y, layers = run(torch.cat([x, context[:, None].expand(-1, x.size(1), -1)], -1), keys, layers)
             return y, [*layers[:-1], layers[-1] | {"context": context}]
@@ -188,6 +188,10 @@ class RecurrentStack(nn.Module):
             return run(x, keys, layers)
         y, layers = run(x.flip(1), None if keys is None else keys.flip(1), layers)
         return y.flip(1), layers
+
+    def uses_kernel(self, x: Tensor) -> bool:
+        """Whether x (B, T, C) is read by the kernel."""
+        return self.fast
 
     def readable(self, x: Tensor, keys: Tensor | None, layers: list[Layer]) -> tuple[Tensor, list[Layer]]:
         """Run layer after layer, direction after direction, token after token."""
@@ -274,7 +278,7 @@ class RecurrentStack(nn.Module):
         look = lambda hidden: self.attention(hidden, key, memory.vectors, allowed)  # type: ignore[misc]  # noqa: E731
         # unbound and sliced once: in the loop, each step's gradient would be a tensor of zeros as large as the whole
         entered = self.enter("l0", x).unbind(1)  # T of (B, gates * C)
-        beside = self.cells.weight_ih_l0[:, self.d_model :]  # type: ignore[index]  # W': columns of the vector beside x
+        beside = self.beside()
         outputs, weights = [], []
         for t, i in enumerate(entered):
             y, new, step_weights = self.attend(i, beside, layers, look)
@@ -286,17 +290,22 @@ class RecurrentStack(nn.Module):
         layers[-1]["memory_key"] = key
         return torch.stack(outputs, 1), layers  # (B, T, C)
 
-    def attend(self, i: Tensor, beside: Tensor, layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
+    def beside(self) -> Callable[[Tensor], Tensor]:
+        """Return x' -> W' x', the share of the vector beside x in `enter` of the lowest layer."""
+        weight = self.cells.weight_ih_l0[:, self.d_model :]  # type: ignore[index]
+        return lambda vector: F.linear(vector, weight)
+
+    def attend(self, i: Tensor, beside: Callable[[Tensor], Tensor], layers: list[Layer], look: Callable[[Tensor], tuple[Tensor, Tensor]]
                ) -> tuple[Tensor, list[Layer], Tensor]:  # fmt: skip
-        """Run one step of all layers, from i = W x + b and the matrix W' of the vector beside x.
+        """Run one step of all layers, from i = W x + b and the map W' of the vector beside x.
 
         Return the output (B, C), what the layers remember, and the attention weights (B, 1, 1, S).
         """
         if self.feed is None:  # Bahdanau: attend, then step
             context, weights = look(layers[-1]["hidden"])
-            layers = self.climb(i + F.linear(context, beside), layers)
+            layers = self.climb(i + beside(context), layers)
             return layers[-1]["hidden"], layers, weights
-        layers = self.climb(i + F.linear(layers[-1]["fed"], beside), layers)  # Luong: step, then attend
+        layers = self.climb(i + beside(layers[-1]["fed"]), layers)  # Luong: step, then attend
         hidden = layers[-1]["hidden"]
         context, weights = look(hidden)
         fed = torch.tanh(self.feed(torch.cat([context, hidden], -1)))  # (B, C)
