@@ -144,7 +144,7 @@ def main() -> None:
         print(line, flush=True)
         lines.append(line)
     if given.write:
-        pages.write(given.write, "int8 quality", "\n".join(lines))
+        pages.write(given.write, "int8_quality", "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ def main() -> None:
     parts += map(str, report(options, given.before, given.seconds, given.workers))
     print("\n".join(parts))
     if given.write:
-        pages.write(given.write, "serve base before and now", "\n".join(parts))
+        pages.write(given.write, "serve_base", "\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def test_threads_created_after_the_warm_up_use_all_processors(harness, tmp_path:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(benchmarks=str(BENCHMARKS)))
     options = harness.Options(repeats=1, retries=0)
-    first, second = harness.compare_cases(str(script), ["qkv"], [{}, {"absent": True}], 2, options)
+    first, second = harness.compare_cases(str(script), ["peer"], [{}, {"absent": True}], 2, options)
     assert first["later"][0].rates == [len(os.sched_getaffinity(0))]
     assert first["helper"][0].rates == [1]
     assert second[harness.RATE][0].problem == "not installed"
