@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -24,9 +26,11 @@ from qkv.config import load_recipe
 from qkv.errors import QkvError
 from qkv.generate.alignment import attention, links, pharaoh, taps, token_spans, words_at
 from qkv.generate.beam import BeamParams
+from qkv.generate.continuous_batching import ContinuousBatch
 from qkv.generate.logits_processor import LogitsProcessor
-from qkv.generate.parallel import run_batches
+from qkv.generate.parallel import TextQueue, run_batches
 from qkv.generate.search import greedy
+from qkv.generate.sequence import Generation
 from qkv.generate.translate import TranslationParams, make_batches
 from qkv.models.build import build
 from qkv.parts.tap import record
@@ -227,6 +231,44 @@ def test_batches_hold_every_job_once_and_few_tokens() -> None:
         assert len(some) == 1 or len(some) * max(len(job.source) for job in some) <= 12
         assert len(some) <= 2
     assert len(made) < len(jobs)
+
+
+def test_a_queue_hands_out_each_text_once_and_the_longest_first() -> None:
+    """Two batches of beams of 2, whose texts leave at random: none has too many tokens, and both get about as many texts."""
+    draw, sizes = random.Random(0), sorted(random.Random(1).choices(range(3, 40), k=200))
+    queue, running, taken = (
+        TextQueue(sizes, 120, rows=2, batches=2),
+        [list[int](), list[int]()],
+        [list[int](), list[int]()],
+    )
+    assert list(queue.take(0, 0)) == [197, 198, 199] and list(queue.take(0, 3)) == []
+    queue = TextQueue(sizes, 120, rows=2, batches=2)
+    while sum(map(len, taken)) < 200 or any(running):
+        for batch in (0, 1):
+            before = len(running[batch])
+            new = list(queue.take(batch, before))
+            assert not new or (2 * before <= 32 and (before + len(new)) * sizes[new[-1]] <= 120)
+            taken[batch] += new
+            running[batch] = [text for text in (*running[batch], *new) if draw.random() < 0.7]
+    assert sorted(taken[0] + taken[1]) == list(range(200)) and min(map(len, taken)) > 70
+    assert taken[0][0] == 197
+
+
+def test_lines_of_a_file_join_a_batch_when_others_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of the lines, each what it becomes alone, with and without a beam; every text is read once."""
+    model, joins = make(d_model=256, n_heads=4, n_layers=1), list[tuple[int, int]]()
+    lines, join = [" ".join(TEXTS[: 1 + n % 4])[: 5 + 3 * (n % 7)] for n in range(24)], ContinuousBatch.join
+
+    def record_join(self: ContinuousBatch, batch: Batch, generations: Sequence[Generation], state: Any = None) -> None:
+        joins.append((len(self.running), len(generations)))
+        join(self, batch, generations, state)
+
+    monkeypatch.setattr(ContinuousBatch, "join", record_join)
+    for beam in (1, 3):
+        joins.clear()
+        found = model.translate(lines, beam=beam, batch_tokens=80, max_length=12)
+        assert sum(new for _, new in joins) == 24 and any(running for running, _ in joins)
+        assert found == [model.translate([line], beam=beam, max_length=12)[0] for line in lines]
 
 
 def test_streams_write_what_one_thread_writes(model: Model) -> None:

@@ -68,20 +68,34 @@ def beam_search(network: GenerativeNetwork, batch: Batch, max_new_tokens: int | 
     `phrases` has for each row the token sequences that must occur in its text. A beam of 1 is greedy decoding.
     """
     limits = [max_new_tokens] * batch.size if isinstance(max_new_tokens, int) else max_new_tokens
-    if params.size == 1 and not any(phrases):
-        samplers = make_samplers(batch, limits, eos_ids, processor=processor)
-        return [[hypothesis(each, params)] for each in decode(network, batch, samplers)]
-    searches = [
-        BeamSearch(params, limit, eos_ids, phrases[row] if phrases else (), processor, row)
-        for row, limit in enumerate(limits)
-    ]
+    searches = make_searches(limits, eos_ids, params, processor, phrases)
     return [each.results() for each in decode(network, batch, searches)]
 
 
-def hypothesis(sampler: Sampler, params: BeamParams) -> Hypothesis:
-    """Score a sampled text as beam search would."""
-    log_probs = [token.log_prob for token in sampler.tokens]
-    total = sum(log_probs)
-    divisor = length_divisors(params, sampler.max_tokens)[len(log_probs)]
-    ended = sampler.ids[-1] in sampler.eos_ids
-    return Hypothesis(sampler.ids, log_probs, total, total / divisor, ended)
+def make_searches(limits: Sequence[int], eos_ids: Sequence[int], params: BeamParams,
+                  processor: LogitsProcessor = NO_PROCESSING, phrases: Sequence[Sequence[Phrase]] = ()
+                  ) -> Sequence[BeamSearch | GreedySearch]:  # fmt: skip
+    """Make a search for each text, with its limit and its phrases; a beam of 1 without phrases is greedy decoding."""
+    if params.size == 1 and not any(phrases):
+        return [GreedySearch(params, limit, eos_ids, processor, row) for row, limit in enumerate(limits)]
+    return [
+        BeamSearch(params, limit, eos_ids, phrases[row] if phrases else (), processor, row)
+        for row, limit in enumerate(limits)
+    ]
+
+
+class GreedySearch(Sampler):
+    """Beam search with a beam of 1."""
+
+    def __init__(
+        self, beam: BeamParams, max_tokens: int, eos_ids: Sequence[int], processor: LogitsProcessor, index: int
+    ):
+        super().__init__(max_tokens, eos_ids, processor=processor, index=index)
+        self.beam = beam
+
+    def results(self) -> list[Hypothesis]:
+        """Return the text as beam search would, with its score."""
+        log_probs = [token.log_prob for token in self.tokens]
+        total = sum(log_probs)
+        divisor = length_divisors(self.beam, self.max_tokens)[len(log_probs)]
+        return [Hypothesis(self.ids, log_probs, total, total / divisor, self.ids[-1] in self.eos_ids)]

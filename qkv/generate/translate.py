@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
+
+import torch
 
 from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
@@ -16,8 +18,8 @@ from qkv.generate.alignment import Link, Span, attention, links, taps, token_spa
 from qkv.generate.beam import BeamParams
 from qkv.generate.continuous_batching import GenerativeNetwork
 from qkv.generate.logits_processor import LogitsProcessor
-from qkv.generate.parallel import run_batches, share
-from qkv.generate.search import beam_search
+from qkv.generate.parallel import MIN_SHARE, REFILL_ROWS, TextQueue, decode_queue
+from qkv.generate.search import make_searches
 from qkv.generate.sequence import Hypothesis
 from qkv.text.tokenizer import Tokenizer, in_words
 
@@ -128,22 +130,23 @@ class Translator:
                 raise QkvError(f"{len(texts)} texts but {len(given)} {name}: give one per text")
         if params.alignments:
             taps(self.network, params.alignment_layer)  # a model without cross-attention is an error before any work
-        results: dict[int, Translation] = {}
+        found: dict[int, Translation] = {}
         encoded: list[EncodedText] = []
         for index, text in enumerate(texts):
             try:
                 one = self.encode(index, text, params)
             except QkvError as error:
-                results[index] = Translation("", problem=str(error))
+                found[index] = Translation("", problem=str(error))
             else:
                 encoded += [] if one is None else [one]
-        on_cpu = next(self.network.parameters()).device.type == "cpu"
-        parallel = on_cpu and not params.alignments  # recorded attention weights belong to one pass of the network
-        batches = list(make_batches(encoded, params.batch_tokens, share(len(encoded)) if parallel else len(encoded)))
-        work, small = partial(self.translate_batch, params=params), self.config.d_model < MIN_WIDTH
-        for batch, translations in zip(batches, run_batches(work, batches, small, parallel), strict=True):
-            results.update(zip((one.index for one in batch), translations, strict=True))
-        return [results.get(index, Translation("")) for index in range(len(texts))]
+        encoded.sort(key=lambda one: len(one.source))
+        hypotheses = self.search(encoded, params)
+        alignments: list[list[Alignment]] = [[None] * len(own) for own in hypotheses]
+        if params.alignments:
+            alignments = self.align_all(encoded, hypotheses, params)
+        for one, own, aligned in zip(encoded, hypotheses, alignments, strict=True):
+            found[one.index] = with_n_best(list(map(self.decode, own, aligned)))
+        return [found.get(index, Translation("")) for index in range(len(texts))]
 
     def encode(self, index: int, text: str, params: TranslationParams) -> EncodedText | None:
         """Encode a text and its prefix and constraints as tokens; None if the text is empty."""
@@ -202,17 +205,19 @@ class Translator:
         room = self.config.max_length - (len(source) if self.one_row else 0)
         return min(*(bounds or [2 * len(source) + 20]), room)
 
-    def translate_batch(self, texts: Sequence[EncodedText], params: TranslationParams) -> list[Translation]:
-        """Translate texts of similar length together."""
-        batch = self.make_batch(texts).to(next(self.network.parameters()).device)
+    def search(self, texts: Sequence[EncodedText], params: TranslationParams) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each text, the shortest text first; on a CPU, one batch per thread is computed at a time."""
         limits = [self.max_tokens(one.source, params) for one in texts]
         processor = self.processor(params, [one.prefix for one in texts], limits if params.forced_end else ())
-        hypotheses = beam_search(self.network, batch, limits, self.config.eos_ids, params.beam, processor,
-                                 [one.phrases for one in texts])  # fmt: skip
-        alignments: list[list[Alignment]] = [[None] * len(own) for own in hypotheses]
-        if params.alignments:
-            alignments = self.align(texts, hypotheses, batch, params)
-        return [with_n_best(list(map(self.decode, *pair))) for pair in zip(hypotheses, alignments, strict=True)]
+        phrases = [one.phrases for one in texts]
+        searches = make_searches(limits, self.config.eos_ids, params.beam, processor, phrases)
+        device, small = next(self.network.parameters()).device, self.config.d_model < MIN_WIDTH
+        batches = min(torch.get_num_threads(), -(-len(texts) // MIN_SHARE)) if device.type == "cpu" else 1
+        queue = TextQueue([len(one.source) for one in texts], params.batch_tokens, params.beam.size, max(batches, 1),
+                          0 if small else REFILL_ROWS)  # fmt: skip
+        make_batch = lambda some: self.make_batch(texts[some.start : some.stop]).to(device)  # noqa: E731
+        decode_queue(self.network, queue, make_batch, searches, small)
+        return [each.results() for each in searches]
 
     def processor(self, params: TranslationParams, prefixes: Sequence[list[int]] = (), end_at: Sequence[int] = ()
                   ) -> LogitsProcessor:  # fmt: skip
@@ -241,6 +246,17 @@ class Translator:
         text = self.target.decode(h.ids[:-1] if h.ended else h.ids)
         tokens = [self.target.backend.id_to_token(token) or "" for token in h.ids]
         return Translation(text, h.score, h.log_prob, tokens, h.log_probs, alignment)
+
+    def align_all(self, texts: Sequence[EncodedText], found: list[list[Hypothesis]], params: TranslationParams
+                  ) -> list[list[Alignment]]:  # fmt: skip
+        """Align the words of all hypotheses, in batches of texts of similar length."""
+        alignments: dict[int, list[Alignment]] = {}
+        own = dict(zip((one.index for one in texts), found, strict=True))
+        for some in make_batches(texts, params.batch_tokens, len(texts)):
+            batch = self.make_batch(some).to(next(self.network.parameters()).device)
+            aligned = self.align(some, [own[one.index] for one in some], batch, params)
+            alignments.update(zip((one.index for one in some), aligned, strict=True))
+        return [alignments[one.index] for one in texts]
 
     def align(self, texts: Sequence[EncodedText], found: list[list[Hypothesis]], batch: Batch, params: TranslationParams
               ) -> list[list[Alignment]]:  # fmt: skip
