@@ -17,7 +17,7 @@ from typing import Any
 
 import weights
 from harness import RATE, Options, Verdict, Work, compare_all, judge, load_qkv, main, table
-from weights import END, LENGTH, PAD, Texts
+from weights import LENGTH, Texts
 
 TITLE = "Translating with Transformer-base"
 CASES: list[dict[str, Any]] = [
@@ -55,24 +55,17 @@ def ctranslate2(system: str, folder: Path, beam: int) -> Callable[[Texts], Texts
 def qkv(system: str, folder: Path, beam: int) -> Callable[[Texts], Texts]:
     import torch
 
-    from qkv.batch import Batch
     from qkv.generate.beam import BeamParams
-    from qkv.generate.logits_processor import LogitsProcessor
-    from qkv.generate.parallel import run_batches, share
-    from qkv.generate.search import beam_search
+    from qkv.generate.translate import EncodedText, TranslationParams, Translator
 
-    network: Any = load_qkv(folder / "hf", system).packed()
-    rules = LogitsProcessor((END,), (PAD,), min_length=LENGTH + 1)
+    model: Any = load_qkv(folder / "hf", system)
+    translator = Translator(model.config, model.packed(), None, None)  # type: ignore[arg-type]  # ids need no tokenizers
+    params = TranslationParams(BeamParams(beam), max_length=LENGTH, min_length=LENGTH + 1)
 
     @torch.inference_mode()
-    def translate_batch(texts: Texts) -> Texts:
-        batch = Batch(torch.full((len(texts), 1), PAD), source=torch.tensor(texts))
-        return [one[0].ids for one in beam_search(network, batch, LENGTH, (END,), BeamParams(beam), rules)]
-
-    def translate(texts: Texts) -> Texts:  # as Translator.translate: one stream per thread
-        own = share(len(texts))
-        parts = run_batches(translate_batch, [texts[at : at + own] for at in range(0, len(texts), own)])
-        return [text for part in parts for text in part]
+    def translate(texts: Texts) -> Texts:
+        encoded = [EncodedText(i, "", text, [], [], []) for i, text in enumerate(texts)]
+        return [found[0].ids for found in translator.search(encoded, params)]
 
     return translate
 
