@@ -18,7 +18,7 @@ from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, judge
 from qkv.lab.heads import HeadScore, ParsedSentence, best_heads, minilm_folder, word_attention
 from qkv.lab.statistics import Estimate, difference, estimate, exceeds
 from qkv.lab.treebank import TreeWord, read_trees
-from qkv.look.charts import lines
+from qkv.look.charts import bars
 
 ROLES = {("DET", "d"): "n", ("ADJ", "a"): "n", ("ADP", "p"): "n", ("AUX", "aux"): "v"}
 """Part of speech and role of a word in the grammar -> the role of the word that it belongs to."""
@@ -163,9 +163,8 @@ def run(lab: Experiment) -> ClaimResult:
         f"{sum(map(bool, syntax.values()))} of {len(syntax)} syntactic relations that no single distance explains. Positional relations "
         f"that a head follows in more than half of the cases: {', '.join(n for n, shown in neighbours.items() if shown) or 'none'}.{note}",
         Table(["relation", "best head, %", "best fixed distance, %", "layer.head"], rows),
-        lines({"best head": [(float(i), a.mean) for i, (a, _) in enumerate(scores.values())],
-               "best fixed distance": [(float(i), b.mean) for i, (_, b) in enumerate(scores.values())]},
-              "Related word found: " + ", ".join(f"{i} {name}" for i, name in enumerate(scores)), "relation", "correct, %"),
+        bars({name: {"best head": head, "best fixed distance": distance} for name, (head, distance) in scores.items()},
+             "Related word found, masked models of the grammar", "correct, %"),
         lab.basis + ("; MiniLM: one model" if lab.full else ""),
     )  # fmt: skip
 
