@@ -1,5 +1,9 @@
 // Which of the libraries this processor can run. Compiled without any instruction set beyond the processor family's own.
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 extern "C" const char* best_level() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -8,8 +12,7 @@ extern "C" const char* best_level() {
                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
     return wide ? "avx512" : "avx2";
 #elif defined(__aarch64__) && defined(__linux__)
-    unsigned long getauxval(unsigned long);
-    return getauxval(16) & (1ul << 20) ? "dotprod" : "portable";  // AT_HWCAP, HWCAP_ASIMDDP
+    return getauxval(AT_HWCAP) & (1ul << 20) ? "dotprod" : "portable";  // HWCAP_ASIMDDP
 #elif defined(__aarch64__) && defined(__APPLE__)
     return "dotprod";  // every Apple silicon has it
 #else
