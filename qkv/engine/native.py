@@ -144,7 +144,7 @@ class Heads(ctypes.Structure):
 class AttentionStruct(ctypes.Structure):
     _fields_ = [*((name, Heads) for name in ("query", "key", "value", "out")), ("sums", POINTER), ("spans", POINTER),
                 *((name, WHOLE) for name in ("n", "tokens", "heads", "key_heads", "width")), ("scale", REAL), ("causal", FLAG),
-                ("past", WHOLE), ("bias", POINTER), ("bias_row", WHOLE),
+                ("length", WHOLE), ("bias", POINTER), ("bias_row", WHOLE),
                 *((name, Heads) for name in ("dout", "dquery", "dkey", "dvalue"))]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ static Eight gelu_argument(Eight x) { return 2 * 0.7978845608f * x * (1 + 0.0447
 
 static Eight activation(Eight x, long type) {
     switch (type) {
-        case RELU: return x > 0 ? x : Eight{};
+        case RELU: return x < 0 ? Eight{} : x;  // keeps what is not a number
         case SILU: return x * sigmoid(x);
         case GELU: return x * 0.5f * (1 + error_function(x * 0.70710678f));
         case GELU_TANH: return x * sigmoid(gelu_argument(x));

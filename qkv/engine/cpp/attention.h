@@ -29,7 +29,7 @@ struct Attention {
     long n, tokens, heads, key_heads, width;
     float scale;
     bool causal;
-    long past;          // keys of each row before its first query, which all queries see; the keys of a span begin at 0 then
+    long length;        // S, the keys of a row: T or, with a KV cache, more
     const float* bias;  // (B or 1, H, T, S), added to the scaled scores; null = none
     long bias_row;      // from one row to the next, 0 = the same for all
     Heads dout, dquery, dkey, dvalue;  // gradients, for the way back
@@ -75,20 +75,31 @@ static void tile_of(long rows, const float* a, long row, long column, long depth
 
 static long up(long n) { return (n + WIDE - 1) / WIDE * WIDE; }
 
-// x (tokens, D) -> (D / 16, tokens, 16): the matrix behind a product whose depth is the tokens
-static void across(const float* x, long step, long tokens, long width, float* to) {
+struct Steps {  // where tokens are that lie at equal distances
+    long step;
+    long operator[](long token) const { return token * step; }
+};
+
+// x (tokens, D), each token at one of the places -> (D / 16, tokens, 16): the matrix behind a product whose depth is the tokens
+template <class Places>
+static void across(const float* x, Places places, long tokens, long width, float* to) {
     for (long d = 0; d < width; d += WIDE)
-        for (long t = 0; t < tokens; t++, to += WIDE) memcpy(to, x + t * step + d, WIDE * sizeof(float));
+        for (long t = 0; t < tokens; t++, to += WIDE) memcpy(to, x + places[t] + d, WIDE * sizeof(float));
 }
 
+static void across(const float* x, long step, long tokens, long width, float* to) { across(x, Steps{step}, tokens, width, to); }
+
 // x (tokens, D) -> (tokens / 16, D, 16): its transpose behind a product whose depth is D; the last panel filled with 0
-static void along(const float* x, long step, long tokens, long width, float* to) {
+template <class Places>
+static void along(const float* x, Places places, long tokens, long width, float* to) {
     memset(to, 0, up(tokens) * width * sizeof(float));
     for (long t = 0; t < tokens; t++) {
         float* column = to + t / WIDE * WIDE * width + t % WIDE;
-        for (long d = 0; d < width; d++) column[d * WIDE] = x[t * step + d];
+        for (long d = 0; d < width; d++) column[d * WIDE] = x[places[t] + d];
     }
 }
+
+static void along(const float* x, long step, long tokens, long width, float* to) { along(x, Steps{step}, tokens, width, to); }
 
 // --- attention
 
@@ -100,15 +111,22 @@ struct Room {  // what one thread needs for a span; it grows and is used again
     }
 };
 
-struct Span {  // one span of one head
+struct Span {  // queries of one row, and the keys that they see
     long row, from, tokens, keys;
+    const long* counts = nullptr;   // (tokens): keys that each query sees; null: all, or if causal those up to its own
+    const long* indices = nullptr;  // (keys): which tokens of the row they are; null: those of the queries
+    Span(long row, long from, long tokens, long keys) : row(row), from(from), tokens(tokens), keys(keys) {}
     Span(const Attention& a, long number)
-        : row(a.spans[3 * number]), from(a.spans[3 * number + 1]), tokens(a.spans[3 * number + 2] - from), keys(a.past + tokens) {}
+        : Span(a.spans[3 * number], a.spans[3 * number + 1], a.spans[3 * number + 2] - a.spans[3 * number + 1],
+               a.spans[3 * number + 2] - a.spans[3 * number + 1]) {}
     float* of(const Heads& x, long head) const { return x.at + row * x.row + head * x.head + from * x.token; }
     float* sums(const Attention& a, long head) const { return a.sums + (row * a.heads + head) * a.tokens + from; }
 };
 
-static long seen(const Attention& a, const Span& s, long query) { return a.causal ? a.past + query + 1 : s.keys; }  // keys, by a query
+// the number of keys that a query sees
+static long seen(const Attention& a, const Span& s, long query) {
+    return s.counts ? s.counts[query] : a.causal ? query + 1 : s.keys;
+}
 
 // The queries of a block, strip by strip: f(first query, its place in the block, how many, keys that the last one sees)
 template <class Function>
@@ -163,9 +181,8 @@ static float largest(const float* s, long keys) {
 
 // s (keys) = scale s + bias, for the query of a head
 static void add_bias(const Attention& a, const Span& s, long head, long query, float* scores, long keys) {
-    long token = s.from + query, length = a.past + a.tokens;
-    const float* bias = a.bias + s.row * a.bias_row + (head * a.tokens + token) * length + s.from;
-    for (long k = 0; k < keys; k++) scores[k] = a.scale * scores[k] + bias[k];
+    const float* bias = a.bias + s.row * a.bias_row + (head * a.tokens + s.from + query) * a.length;
+    for (long k = 0; k < keys; k++) scores[k] = a.scale * scores[k] + bias[s.indices ? s.indices[k] : s.from + k];
 }
 
 // out = softmax(q K^T scale + bias) V for the queries of one head; `keys` along, `values` across
@@ -179,6 +196,11 @@ static void mix(const Attention& a, const Span& s, long head, const float* keys,
         for (long r = 0; r < count; r++) {
             float* row = table + r * step;
             long own = seen(a, s, from + r);
+            if (own == 0) {  // padding
+                std::fill(row, row + wide, 0.0f);
+                share[r] = 0;
+                continue;
+            }
             if (a.bias) add_bias(a, s, head, from + r, row, own);
             float most = scale * largest(row, own), sum = weights_of(row, own, wide, scale, most);
             if (sums) sums[from + r] = most + logf(sum);

@@ -74,7 +74,7 @@ static void round_row(const Linear& l, const float* x, const Rounded& to, long r
             most = size > most ? size : most;
             undefined += x[from + i] * 0;
         }
-        float rate = most > 0 && most <= FLT_MAX ? 127 / most : 0;
+        float rate = most > 1e-30f && most <= FLT_MAX ? 127 / most : 0;
         int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (long i = 0; i < n; i++) {

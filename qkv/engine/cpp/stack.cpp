@@ -119,18 +119,22 @@ extern "C" void log_softmax(float* x, long rows, long width, long threads) {
 
 // --- attention of single queries
 
+#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
+#else  // GCC before 12
 typedef int Order __attribute__((vector_size(32)));
+#define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, Order{__VA_ARGS__})
+#endif
 
 // The sums of the numbers of eight vectors: in three steps, pairs of them are mixed and added
 static Eight sums_of(const Eight (&x)[8]) {
-    const Order even{0, 8, 2, 10, 4, 12, 6, 14}, odd{1, 9, 3, 11, 5, 13, 7, 15};
-    const Order first{0, 1, 8, 9, 4, 5, 12, 13}, second{2, 3, 10, 11, 6, 7, 14, 15};
-    const Order low{0, 1, 2, 3, 8, 9, 10, 11}, high{4, 5, 6, 7, 12, 13, 14, 15};
     Eight two[4], four[2];
-    for (int i = 0; i < 4; i++) two[i] = __builtin_shuffle(x[2 * i], x[2 * i + 1], even) + __builtin_shuffle(x[2 * i], x[2 * i + 1], odd);
+    for (int i = 0; i < 4; i++)
+        two[i] = SHUFFLE(x[2 * i], x[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(x[2 * i], x[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
     for (int i = 0; i < 2; i++)
-        four[i] = __builtin_shuffle(two[2 * i], two[2 * i + 1], first) + __builtin_shuffle(two[2 * i], two[2 * i + 1], second);
-    return __builtin_shuffle(four[0], four[1], low) + __builtin_shuffle(four[0], four[1], high);
+        four[i] = SHUFFLE(two[2 * i], two[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+                  SHUFFLE(two[2 * i], two[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+    return SHUFFLE(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
 // scores (n, rounded up to 8) = q . k scale for keys (D) at `places`, eight at a time. The values behind them are fetched meanwhile.
@@ -170,14 +174,14 @@ static void add_values(const float* weights, const float* values, const long* pl
 }
 
 // out (D) = softmax(q K^T scale + bias) V for one query of one head. `places` (n): where the key of each token is; its value (D)
-// stands behind it. `bias` (n) may be null.
+// stands behind it. `bias`, by the `indices` (n) of the tokens, may be null.
 static void attend_one(const float* query, const float* keys, const long* places, long n, long width, float scale, const float* bias,
-                       float* out) {
+                       const long* indices, float* out) {
     thread_local std::vector<float> scores;
     scores.resize(up(n, 8));
     compare_keys(query, keys, places, n, width, scale, scores.data());
     if (bias)
-        for (long s = 0; s < n; s++) scores[s] += bias[s];
+        for (long s = 0; s < n; s++) scores[s] += bias[indices[s]];
     float sum = exponentials(scores.data(), scores.size());
     for (long s = 0; s < n; s++) scores[s] /= sum;
     const float* values = keys + width;
@@ -191,10 +195,9 @@ static void attend_one(const float* query, const float* keys, const long* places
     }
 }
 
-// The tokens that a query sees: where they are, and what is added to their scores
+// The tokens that a query sees: which they are, and where their keys are
 struct Visible {
-    std::vector<long> places;
-    std::vector<float> bias;
+    std::vector<long> indices, places;
 };
 
 struct Run {  // one call: the network, the tokens, the threads, and whether memory was missing
@@ -215,25 +218,35 @@ struct Run {  // one call: the network, the tokens, the threads, and whether mem
     }
 };
 
-// Where the tokens are that token `own` of a row sees; `bias` of one head, if there is any. A padded token sees itself, so that
-// every query sees something.
-static void find_visible(const Stack& d, const Pass& p, const Block& b, long row, long own, const float* bias, Visible& found) {
+// The tokens that token `own` of a row sees. A padded one sees itself if `always`, so that every query sees something.
+static void find_visible(const Stack& d, const Pass& p, const Block& b, long row, long own, bool always, Visible& found) {
     long length = p.past + p.tokens, slot_size = d.key_heads * 2 * p.capacity * d.head_width;
     const long *positions = p.positions ? p.positions + row * length : nullptr, *slots = p.slot ? p.slot + row * length : nullptr;
     const bool* real = p.real ? p.real + row * length : nullptr;
     long place = positions ? positions[own] : own;
-    found.places.clear(), found.bias.clear();
+    found.indices.clear(), found.places.clear();
     for (long s = 0; s <= own; s++) {
-        if (real && !real[s] && s != own) continue;
+        if (real && !real[s] && !(always && s == own)) continue;
         long other = positions ? positions[s] : s;
         if (b.window && place - other > b.window && other >= b.n_global && place >= b.n_global) continue;
+        found.indices.push_back(s);
         found.places.push_back((slots ? slots[s] : row) * slot_size + 2 * s * d.head_width);
-        if (bias) found.bias.push_back(bias[s]);
     }
 }
 
-// query (R * T, stride) begins with the heads' queries -> out (R * T, H D), from the cache
-static void attend_cache(Run& run, long layer, const float* query, long stride, float* out) {
+constexpr long MANY = 16;  // real queries of a row from which blocks of them are computed together
+
+// Whether the queries of a row are computed in blocks. It must not depend on other rows: each must get the same bits in any batch.
+static bool in_blocks(const Run& run, long layer, long row) {
+    const Pass& p = run.pass;
+    if (run.stack.head_width % WIDE || run.stack.blocks[layer].window || p.tokens < MANY) return false;
+    if (!p.real) return true;
+    const bool* real = p.real + row * (p.past + p.tokens) + p.past;
+    return std::count(real, real + p.tokens, true) >= MANY;
+}
+
+// query (R * T, stride) begins with the heads' queries -> out (R * T, H D), one query at a time
+static void attend_single(Run& run, long layer, const float* query, long stride, float* out) {
     const Stack& d = run.stack;
     const Pass& p = run.pass;
     const Block& b = d.blocks[layer];
@@ -242,12 +255,13 @@ static void attend_cache(Run& run, long layer, const float* query, long stride, 
     long together = rows >= 4 * run.team.threads() ? d.heads : 1;  // heads of a row that one thread computes
     run.each_guarded(rows * d.heads / together, [&](long at) {
         thread_local Visible visible;
-        long i = at * together / d.heads, row = i / p.tokens, own = p.past + i % p.tokens;
-        for (long head = at * together % d.heads, end = head + together; head < end; head++) {
+        long i = at * together / d.heads, row = i / p.tokens, first = at * together % d.heads;
+        if (in_blocks(run, layer, row)) return;
+        find_visible(d, p, b, row, p.past + i % p.tokens, true, visible);
+        for (long head = first; head < first + together; head++) {
             const float* bias = p.bias ? p.bias + row * p.bias_row + (head * p.tokens + i % p.tokens) * length : nullptr;
-            if (bias || end - head == together) find_visible(d, p, b, row, own, bias, visible);
             attend_one(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size,
-                       visible.places.data(), visible.places.size(), d.head_width, b.scale, bias ? visible.bias.data() : nullptr,
+                       visible.places.data(), visible.places.size(), d.head_width, b.scale, bias, visible.indices.data(),
                        out + (i * d.heads + head) * d.head_width);
         }
     });
@@ -269,48 +283,67 @@ static void attend_source(Run& run, long layer, const float* query, float* out) 
         for (long head = at * together % d.heads, end = head + together; head < end; head++)
             attend_one(query + (i * d.heads + head) * d.head_width,
                        p.memory + (sentence * d.layers + layer) * layer_size + head * d.key_heads / d.heads * head_size,
-                       places.data(), places.size(), d.head_width, d.blocks[layer].scale, nullptr,
+                       places.data(), places.size(), d.head_width, d.blocks[layer].scale, nullptr, nullptr,
                        out + (i * d.heads + head) * d.head_width);
     });
 }
 
-// --- attention of whole texts, and of many queries to a cache without padding
+// --- attention of many queries
 
-constexpr long MANY = 8;  // queries from which blocks of them are faster
-
-static bool can_attend_blocks(const Stack& d, const Pass& p, const Block& b) {
-    return p.tokens >= MANY && d.head_width % WIDE == 0 && !p.slot && !p.real && !b.window;
-}
-
-static void attend_blocks(Run& run, long layer, const float* query_key_value, long stride, float* out) {
+// (R, T, stride) and (R, T, H D) for the kernel of attention.h
+static attention::Attention describe(const Run& run, long layer, const float* query_key_value, long stride, float* out) {
     const Stack& d = run.stack;
     const Pass& p = run.pass;
-    long width = d.head_width, n = p.cache ? p.rows : p.n_spans;
-    std::vector<long> rows;
-    const long* spans = p.spans;
-    if (p.cache) {
-        for (long r = 0; r < p.rows; r++) rows.insert(rows.end(), {r, 0, p.tokens});
-        spans = rows.data();
-    }
+    long width = d.head_width;
     float* all = const_cast<float*>(query_key_value);  // the kernel has one type for what it reads and what it writes
-    attention::Heads key{all + d.heads * width, p.tokens * stride, width, stride}, value = key;
-    value.at += d.key_heads * width;
-    if (p.cache) {
-        long head = 2 * p.capacity * width, slot = d.key_heads * head;
-        key = value = {p.cache + layer * p.slots * slot, slot, head, 2 * width};
-        value.at += width;
-    }
-    attention::Attention a{{all, p.tokens * stride, width, stride}, key, value,
-                           {out, p.tokens * d.heads * width, width, d.heads * width},
-                           nullptr, spans, n, p.tokens, d.heads, d.key_heads, width, d.blocks[layer].scale, p.causal, p.past,
-                           p.bias, p.bias_row, {}, {}, {}, {}};
-    run.team.each(n * d.key_heads, [&](long at) {
+    attention::Heads query{all, p.tokens * stride, width, stride}, key = query, value = query;
+    key.at += d.heads * width, value.at += (d.heads + d.key_heads) * width;
+    return {query, key, value, {out, p.tokens * d.heads * width, width, d.heads * width}, nullptr, p.spans, p.n_spans, p.tokens,
+            d.heads, d.key_heads, width, d.blocks[layer].scale, p.causal, p.past + p.tokens, p.bias, p.bias_row, {}, {}, {}, {}};
+}
+
+// Whole texts, without a cache
+static void attend_texts(Run& run, long layer, const float* query_key_value, long stride, float* out) {
+    attention::Attention a = describe(run, layer, query_key_value, stride, out);
+    run.team.each(a.n * a.key_heads, [&](long at) {
         thread_local attention::Room room;
         try {
             attention::attend_span(a, at, room);
         } catch (const std::exception&) {
             run.failed = OUT_OF_MEMORY;
         }
+    });
+}
+
+// Many queries of a row and the heads that share one key head: the visible keys and values are copied into panels
+static void attend_row(Run& run, const attention::Attention& a, long layer, long row, long key_head) {
+    thread_local attention::Room room;
+    thread_local Visible visible;
+    thread_local std::vector<long> counts;
+    const Stack& d = run.stack;
+    const Pass& p = run.pass;
+    long width = d.head_width, head_size = 2 * p.capacity * width, group = d.heads / d.key_heads;
+    find_visible(d, p, d.blocks[layer], row, p.past + p.tokens - 1, false, visible);
+    long n = visible.indices.size(), size = attention::up(n) * width;
+    counts.resize(p.tokens);
+    for (long t = 0, k = 0; t < p.tokens; t++) {  // a padded query sees nothing, and its result is 0
+        while (k < n && visible.indices[k] <= p.past + t) k++;
+        counts[t] = k > 0 && visible.indices[k - 1] == p.past + t ? k : 0;
+    }
+    const float* keys = p.cache + (layer * p.slots * d.key_heads + key_head) * head_size;
+    float *transposed = room.of(0, size), *values = room.of(1, size), *table = room.of(2, attention::FEW * attention::up(n));
+    attention::along(keys, visible.places.data(), n, width, transposed);
+    attention::across(keys + width, visible.places.data(), n, width, values);
+    attention::Span span(row, 0, p.tokens, n);
+    span.counts = counts.data(), span.indices = visible.indices.data();
+    for (long g = 0; g < group; g++) attention::mix(a, span, key_head * group + g, transposed, values, table);
+}
+
+static void attend_blocks(Run& run, long layer, const float* query_key_value, long stride, float* out) {
+    if (run.pass.tokens < MANY) return;
+    attention::Attention a = describe(run, layer, query_key_value, stride, out);
+    run.each_guarded(run.pass.rows * a.key_heads, [&](long at) {
+        if (in_blocks(run, layer, at / a.key_heads)) attend_row(run, a, layer, at / a.key_heads, at % a.key_heads);
     });
 }
 
@@ -405,10 +438,9 @@ static void residual(Run& run, const Residual& r, float* x, long rows, const Buf
 
 static void attend(Run& run, long layer, const Buffers& b, long stride) {
     keep(run, layer, b.wide, stride);
-    if (!run.pass.cache || can_attend_blocks(run.stack, run.pass, run.stack.blocks[layer]))
-        attend_blocks(run, layer, b.wide, stride, b.inner);
-    else
-        attend_cache(run, layer, b.wide, stride, b.inner);
+    if (!run.pass.cache) return attend_texts(run, layer, b.wide, stride, b.inner);
+    attend_single(run, layer, b.wide, stride, b.inner);
+    attend_blocks(run, layer, b.wide, stride, b.inner);
 }
 
 static void run_block(Run& run, long layer, long rows, const Buffers& b) {

@@ -10,10 +10,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 static inline void pause_briefly() {
@@ -26,7 +27,7 @@ static inline void pause_briefly() {
 
 class Pool {
     static constexpr int MAX_WORKERS = 63;
-    static constexpr int SPINS = 4000;  // about 50 to 100 microseconds
+    static constexpr auto SPIN = std::chrono::microseconds(50);
     typedef void (*Call)(const void* body, long index);
 
     struct Loop {
@@ -38,8 +39,11 @@ class Pool {
     Loop loops[2];  // that of generation g is loops[g % 2]
     alignas(64) std::atomic<uint64_t> ticket{0};  // generation << 32 | the next chunk
     alignas(64) std::atomic<uint32_t> done{0};
-    alignas(64) std::atomic<uint32_t> epoch{0};  // changes with each loop; threads sleep on it
-    std::atomic<int> sleeping{0};
+    struct alignas(64) Bell {
+        std::atomic<uint32_t> rings{0};  // changes with each loop that the worker may take part in; it sleeps on it
+        std::atomic<bool> sleeping{false};
+    };
+    Bell bells[MAX_WORKERS];  // one for each worker: those that a loop does not need are not woken
     int started = 0;
 
     // Claim a chunk of the current loop and run it. A chunk that was claimed keeps its loop open, so what was read of the loop
@@ -59,18 +63,16 @@ class Pool {
     }
 
     void work(int worker) {
-        for (int idle = 0;;) {
-            if (run_chunk(worker)) {
-                idle = 0;
-            } else if (++idle < SPINS) {
-                pause_briefly();
-            } else {
-                sleeping.fetch_add(1);
-                uint32_t now = epoch.load();
-                if (!run_chunk(worker)) epoch.wait(now);
-                sleeping.fetch_sub(1);
-                idle = 0;
-            }
+        Bell& bell = bells[worker];
+        for (;;) {
+            auto start = std::chrono::steady_clock::now();
+            for (int idle = 1; idle % 64 || std::chrono::steady_clock::now() - start < SPIN; idle++)
+                if (run_chunk(worker)) start = std::chrono::steady_clock::now();
+                else pause_briefly();
+            bell.sleeping = true;
+            uint32_t now = bell.rings;
+            if (!run_chunk(worker)) bell.rings.wait(now);
+            bell.sleeping = false;
         }
     }
 
@@ -81,7 +83,7 @@ class Pool {
     int start(int workers) {
         for (workers = workers < MAX_WORKERS ? workers : MAX_WORKERS; started < workers; started++) try {
                 std::thread([this, id = started] { work(id); }).detach();
-            } catch (const std::system_error&) {
+            } catch (const std::exception&) {
                 return started;
             }
         return workers;
@@ -96,12 +98,14 @@ class Pool {
         loop.workers.store(workers, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
         ticket.store(generation << 32, std::memory_order_release);
-        epoch.fetch_add(1);
-        if (sleeping.load()) epoch.notify_all();
+        for (int worker = 0; worker < workers; worker++) {
+            bells[worker].rings.fetch_add(1);
+            if (bells[worker].sleeping) bells[worker].rings.notify_one();
+        }
         while (run_chunk(-1)) {
         }
         for (long spins = 0; done.load(std::memory_order_acquire) < (uint32_t)count; spins++)
-            if (spins < SPINS) pause_briefly();
+            if (spins < 4000) pause_briefly();
             else std::this_thread::yield();
     }
 
