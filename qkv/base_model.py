@@ -14,6 +14,7 @@ from qkv.config import ModelConfig
 from qkv.config.usage import DecodingDefaults, Usage
 from qkv.device import pick_device
 from qkv.engine.pack import pack
+from qkv.engine.quantize import parameter_count
 from qkv.errors import QkvError
 from qkv.generate.conversation import Conversation
 from qkv.generate.detokenize import cut_at_stop, detokenize
@@ -67,7 +68,7 @@ class BaseModel:
     def __repr__(self) -> str:
         """Model(encoder-decoder, 1.05 M parameters, translation en-de, vocabulary 1,000, cpu)."""
         c = self.config
-        count = sum(weight.numel() for weight in self.network.parameters())
+        count = parameter_count(self.network)
         units = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
         size = next((f"{count / n:.3g} {unit}" for n, unit in units if count >= n), str(count))
         task = f"{self.task or f'head {c.head}'}{' ' + '-'.join(self.languages) if self.languages else ''}"

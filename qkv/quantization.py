@@ -9,6 +9,7 @@ The quality gate, by what the model is for:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -59,13 +60,13 @@ def quantize(path: str | Path, out: str | Path, data: Sequence[str | Path] = (),
     """
     model = load(path, "cpu")
     if has_integers(model.network):
-        raise QkvError(f"{path} is quantised already: give a model with float32 weights")
+        raise QkvError(f"{path} is already quantised: give a model with float32 weights")
     rounded = Model(
         model.config, round_matrices(model.network), model.tokenizer, "cpu", model.target_tokenizer, model.usage
     )
     gate = measure(Path(path), model, rounded, data)
     if not gate.passed and not force:
-        raise QkvError(f"{gate}: nothing is written; use --force to write it all the same")
+        raise QkvError(f"{gate}: no folder was written; use --force to write it anyway")
     folders.save(out, rounded.config, rounded.network, rounded.tokenizer, rounded.target_tokenizer, rounded.usage,
                  {"precision": "int8", "scheme": "per-channel weights, dynamic per-row activations", "gate": asdict(gate)})  # fmt: skip
     return gate
@@ -98,11 +99,14 @@ def compare_scores(path: Path, rounded: Model, data: Sequence[str | Path]) -> Ga
     results = [rescore_model(one, str(path), lambda _: None, data) for one in (trained, whole)]
     name = f"the {results[0]['set']} set" if not data else results[0]["set"]
     first, second = ({score["name"]: score["value"] for score in one["scores"]} for one in results)
-    if "perplexity" in first:
-        a, b = first["perplexity"], second["perplexity"]
-        return Gate("perplexity", a, b, RATIO, name, b <= RATIO * a)
-    metric = next((one for one in ("BLEU", "ROUGE-L", "rougeL") if one in first), next(iter(first)))
-    return Gate(metric, first[metric], second[metric], POINTS, name, abs(first[metric] - second[metric]) <= POINTS)
+    for found in (first, second):
+        if "loss" in found:
+            found.setdefault("perplexity", math.exp(found["loss"]))
+    metric = next((one for one in ("BLEU", "ROUGE-L", "rougeL", "perplexity") if one in first), next(iter(first)))
+    a, b = first[metric], second[metric]
+    if metric == "perplexity":
+        return Gate(metric, a, b, RATIO, name, b <= RATIO * a)
+    return Gate(metric, a, b, POINTS, name, a - b <= POINTS)  # only a loss counts
 
 
 def sentences() -> list[str]:
@@ -118,8 +122,8 @@ def perplexity(model: Model) -> float:
 
 @torch.no_grad()
 def compare_vectors(model: Model, rounded: Model) -> float:
-    """Return the mean cosine of the vectors of the last layer, of texts or, without a tokenizer, of ids or images."""
-    if model.tokenizer is not None and model.config.image_size is None and model.config.family != "decoder":
+    """Return the mean cosine of the vectors of the last layer: an encoder's of texts, others' of random ids or images."""
+    if model.tokenizer is not None and model.config.image_size is None and model.config.family == "encoder":
         vectors: list[Any] = [one.embed(sentences()) for one in (model, rounded)]
         return float((vectors[0] * vectors[1]).sum(-1).mean())
     batch = example(model.config)

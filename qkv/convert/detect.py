@@ -12,7 +12,7 @@ from qkv.convert.files import NO_PICKLE, backup_path, read_bytes, read_headers, 
 from qkv.convert.pooled_head import read_head, without_head
 from qkv.convert.quantized import PRECISIONS
 from qkv.convert.tokenizer_files import open_target_tokenizer, open_tokenizer
-from qkv.engine.quantize import has_integers, quantize
+from qkv.engine.quantize import quantize
 from qkv.errors import ConfigError, FileError
 from qkv.models.build import Network
 from qkv.pretrained import find
@@ -24,9 +24,7 @@ def open_model(path: str | Path, precision: str | None = "float32") -> tuple[Mod
     if precision not in (None, *PRECISIONS):
         raise ConfigError(f"precision is one of {', '.join(PRECISIONS)}, given {precision!r}")
     config, network, tokenizer = read_model(path, precision)
-    if precision == "int8" and not has_integers(network):
-        network = quantize(network)
-    return config, network, tokenizer
+    return config, quantize(network) if precision == "int8" else network, tokenizer
 
 
 def read_model(path: str | Path, precision: str | None) -> tuple[ModelConfig, Network, Tokenizer | None]:

@@ -34,7 +34,7 @@ from qkv.convert.folder_weights import copy_into
 from qkv.convert.manifest import MARKER, seal, verify
 from qkv.convert.quantized import build_with_integers, dequantize, plain_shapes
 from qkv.convert.tokenizer_files import TARGET, open_tokenizer, save_tokenizer
-from qkv.engine.quantize import has_integers, quantized_weights
+from qkv.engine.quantize import has_integers, parameter_count, quantized_weights
 from qkv.errors import FileError
 from qkv.models.build import Network, NoDraws, build, skeleton
 from qkv.models.weights import weights
@@ -173,7 +173,7 @@ def replace_usage(folder: Path, usage: Usage) -> None:
 
 def card(config: ModelConfig, network: nn.Module) -> str:
     """README.md: what the folder is and how to open it."""
-    count = sum(parameter.numel() for parameter in network.parameters())
+    count = parameter_count(network)
     values = config.model_dump(mode="json", exclude_unset=True)
     fields = "\n".join(f"- {name}: {value}" for name, value in values.items())
     return (

@@ -58,6 +58,8 @@ CHECKED = {"llama.vocab_size", "llama.rope.dimension_count", "llama.attention.va
 NORMAL, CONTROL, USER = 1, 3, 4
 BLOCKS, GROUP = {"Q8_0", "Q4_0"}, 32
 """Types that are used as they are, and the inputs that share a scale."""
+SMALLEST = 8
+"""Rows and columns of a matrix that is used as it is (engine/quantize.py); smaller ones become float32."""
 BROKEN = (ValueError, LookupError, OverflowError, RecursionError, OSError)
 """What the package's reader raises on a broken file; any other exception is a bug, which must not be taken for one."""
 
@@ -74,7 +76,7 @@ def read(path: str | Path, precision: str | None = "float32") -> tuple[ModelConf
     for name, tensor in stored.items():
         ours = our_name(name)
         own = heads.get(ours.split(".")[-2])
-        if precision != "float32" and tensor.tensor_type.name in BLOCKS:
+        if precision != "float32" and tensor.tensor_type.name in BLOCKS and min(shapes[ours]) >= SMALLEST:
             blocks[ours] = tensor, own
         else:
             plain = dequantise(tensor, path)
@@ -86,15 +88,18 @@ def read(path: str | Path, precision: str | None = "float32") -> tuple[ModelConf
 
 
 def network_of_blocks(config: ModelConfig, tensors: dict[str, Tensor], blocks: dict[str, Any], path: Path) -> Network:
-    """The network with quantised tensors as they are; those that it cannot use as integers become float32."""
+    """The network with quantised tensors as they are."""
 
     def make(name: str, bias: Tensor | None) -> QuantizedLinear | None:
-        return read_blocks(*blocks[name]) if name in blocks else None
+        if name not in blocks:
+            return None
+        tensor, heads = blocks[name]
+        return read_blocks(tensor, heads, path)
 
     return fill_with(config, tensors, blocks, make, str(path))
 
 
-def read_blocks(tensor: Any, heads: int | None) -> QuantizedLinear:
+def read_blocks(tensor: Any, heads: int | None, path: Path) -> QuantizedLinear:
     """Q8_0 (a float16 scale and 32 int8) or Q4_0 (a float16 scale and 32 numbers of four bits, w + 8: first those in the low
     half-bytes) as int8 or int4 weights."""
     d_out, d_in = (int(n) for n in reversed(tensor.shape))
@@ -102,7 +107,9 @@ def read_blocks(tensor: Any, heads: int | None) -> QuantizedLinear:
     data = data if heads is None else halves(data, heads)
     scale = data[..., :2].contiguous().view(torch.float16)[..., 0].float()  # (out, groups)
     if not scale.isfinite().all():
-        raise FileError(f"tensor {tensor.name} has scales that are infinite or not a number: fetch the file again")
+        raise FileError(
+            f"{path}: tensor {tensor.name} has scales that are infinite or not a number: fetch the file again"
+        )
     if tensor.tensor_type.name == "Q8_0":
         return QuantizedLinear.of_int8(data[..., 2:].contiguous().view(torch.int8).flatten(1), scale)
     return QuantizedLinear.of_int4(torch.cat([data[..., 2:] & 15, data[..., 2:] >> 4], -1).flatten(1), scale)

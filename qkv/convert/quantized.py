@@ -26,10 +26,12 @@ def plain_shapes(shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, tu
     for name in shapes.keys() - plain.keys():
         matrix, scale = plain.get(name.removesuffix(SCALE), ()), shapes[name]
         groups = scale[1] if len(scale) == 2 else 1
-        if len(matrix) != 2 or scale[:1] != matrix[:1] or len(scale) > 2 or groups < 1 or matrix[1] % groups:
-            raise FileError(
-                f"{where}: {name} has the shape {scale}, which does not fit its weight; fetch the model again"
-            )
+        fits = (
+            len(matrix) == 2 and scale[:1] == matrix[:1] and len(scale) <= 2 and groups > 0 and matrix[1] % groups == 0
+        )
+        if not fits or (groups > 1 and matrix[1] // groups % 8):
+            wanted = "(out,), or (out, groups) with groups of 8, 16, 24 ... inputs"
+            raise FileError(f"{where}: {name} has the shape {scale}, expected {wanted}; download the model again")
     return plain
 
 
@@ -38,7 +40,7 @@ def check_scales(tensors: dict[str, Tensor], where: str) -> None:
     for name in tensors:
         if not name.endswith(SCALE):
             continue
-        weight, scale = tensors[name.removesuffix(SCALE)], tensors[name]
+        weight, scale = tensors[name.removesuffix(SCALE)], tensors[name].float()
         if weight.dtype != torch.int8 or not scale.isfinite().all():
             raise FileError(f"{where}: {name.removesuffix(SCALE)} must be int8 with finite scales: the file is damaged")
 

@@ -14,6 +14,7 @@ LEVELS = ("avx512", "avx2", "dotprod", "portable")
 """Instruction sets, the best first."""
 CHOICE = "QKV_KERNELS"
 """Environment variable: an instruction set to use instead of the best, or "none" for torch alone."""
+FALLBACK = "torch computes instead, which is slower (see docs/models.md, Kernels)"
 
 
 @cache
@@ -24,12 +25,12 @@ def choose_level() -> str | None:
     if chosen == "none":
         return None
     if "portable" not in built or not (FOLDER / "cpu.so").is_file():
-        warn_once("the compiled kernels are missing (no C++ compiler at installation?)")
+        warn_once(f"the compiled kernels are missing (no C++ compiler at installation?); {FALLBACK}")
         return None
     best = best_level()
     usable = [level for level in built if LEVELS.index(level) >= LEVELS.index(best)]
     if chosen and chosen not in usable:
-        warn_once(f"{CHOICE}={chosen} is not one of {', '.join(usable)}, none")
+        warn_once(f"{CHOICE}={chosen} is not one of {', '.join(usable)}, none; using {usable[0]}")
     return chosen if chosen in usable else usable[0]
 
 
@@ -47,11 +48,12 @@ def describe() -> str:
 
 def warn_once(message: str) -> None:
     """Print a warning on stderr, once per user and message: the marker is a file in the cache folder."""
-    text = f"warning: {message}; torch computes instead, which is slower (see docs/models.md, Kernels)"
+    text = f"warning: {message}\n"
     with suppress(OSError, RuntimeError):  # no home, or none that can be written to: print it each time
-        marker = Path.home() / ".cache" / "qkv" / "kernels-warning.txt"
-        if marker.is_file() and marker.read_text() == text:
+        marker = Path.home() / ".cache" / "qkv" / "kernels-warnings.txt"
+        before = marker.read_text() if marker.is_file() else ""
+        if text in before:
             return
         marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.write_text(text)
-    print(text, file=sys.stderr)
+        marker.write_text((before + text)[-10_000:])
+    print(text, end="", file=sys.stderr)

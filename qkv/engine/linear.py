@@ -14,9 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qkv.engine import native
+from qkv.errors import QkvError
 
 FLOAT32, INT8, INT4 = range(3)
 """Types of weights, as in cpp/linear.h."""
+OFFSETS = {INT8: 128, INT4: 8}
+"""Added to integer weights in panels, which are unsigned."""
+MAX_GROUP = 2**16
+"""Inputs of a group: the sum of more products might not fit into 32 bits."""
 FEW_ROWS = {1: 64, 2: 256}
 """Threads (2 = two or more) -> rows up to which a product in oneDNN's blocked layout is faster (at 32 rows 1.6 x with two
 threads, 1.15 x with one); beyond, and for a single row, MKL's plain one is (1.15 x at 4096)."""
@@ -25,8 +30,6 @@ threads, 1.15 x with one); beyond, and for a single row, MKL's plain one is (1.1
 class NativeLinear(nn.Module):
     """x W^T + b: (..., in) -> (..., out), W in panels for the kernels."""
 
-    has_kernel = True
-    """Whether the kernels support the type of the weights."""
     kind: int
     panels: Tensor
     scales: Tensor | None
@@ -41,6 +44,11 @@ class NativeLinear(nn.Module):
             torch.zeros(shape[0]) if self.bias is None else self.bias.float()
         ).contiguous()
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether the kernels support the weights as they are now: on the CPU, float32 or integers with scales of float32."""
+        raise NotImplementedError
+
     def describe(self) -> native.LinearStruct:
         """Return the structure for the kernels; it holds addresses, which are valid as long as this module is."""
         at, (d_out, d_in) = native.address, self.shape
@@ -49,7 +57,7 @@ class NativeLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        found = native.library() if self.has_kernel and x.device.type == "cpu" else None
+        found = native.library() if x.device.type == "cpu" and self.has_kernel else None
         if found is None:
             return self.forward_without_native(x)
         assert x.size(-1) == self.shape[1], f"{tuple(x.shape)}: {self.shape}"
@@ -72,11 +80,15 @@ class PackedLinear(NativeLinear):
     def __init__(self, weight: Tensor, bias: Tensor | None):
         super().__init__((weight.size(0), weight.size(1)), bias, weight.size(1))
         weight = weight.detach()
-        self.has_kernel = native.supports(weight)
-        if self.has_kernel:
+        self.packed = native.supports(weight)
+        if self.packed:
             self.panels = native.panels(weight)
         else:
             self.weight, self.blocks = weight, reorder(weight)
+
+    @property
+    def has_kernel(self) -> bool:
+        return self.packed
 
     def forward_without_native(self, x: Tensor) -> Tensor:
         """Use oneDNN's blocked layout for a few rows, and the plain matrix for a single row or many."""
@@ -110,7 +122,10 @@ class QuantizedLinear(NativeLinear):
 
     def __init__(self, shape: tuple[int, int], panels: Tensor, scales: Tensor, bias: Tensor | None = None, group: int | None = None,
                  kind: int = INT8):  # fmt: skip
-        super().__init__(shape, bias, shape[1] if group is None else group)
+        group = shape[1] if group is None else group
+        if group > MAX_GROUP or (group < shape[1] and group % 8):
+            raise QkvError(f"int8 weights need groups of 8, 16, 24 ... inputs, at most {MAX_GROUP:,}, given {group:,}")
+        super().__init__(shape, bias, group)
         self.kind = kind
         self.register_buffer("panels", panels)
         self.register_buffer("scales", scales.contiguous())
@@ -132,6 +147,16 @@ class QuantizedLinear(NativeLinear):
         """Take uint8 (out, in), q + 8 in 0 .. 15, and its scales (out, groups)."""
         return cls((weight.size(0), weight.size(1)), native.panels_int4(weight), native.pad_rows(scale).T, None,
                    weight.size(1) // scale.size(1), INT4)  # fmt: skip
+
+    def share(self, bias: Tensor | None) -> QuantizedLinear:
+        """Return another layer over the same integers and scales, with this bias."""
+        assert self.scales is not None
+        return QuantizedLinear(self.shape, self.panels, self.scales, bias, self.group, self.kind)
+
+    @property
+    def has_kernel(self) -> bool:
+        assert self.scales is not None
+        return self.panels.device.type == "cpu" and self.scales.dtype == torch.float32
 
     @property
     def in_features(self) -> int:
@@ -155,13 +180,14 @@ class QuantizedLinear(NativeLinear):
         return (self.integers().unflatten(1, (scales.size(1), -1)) * scales).flatten(1)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of W as float32: ids (...) -> (..., in)."""
-        if self.kind == INT4:
-            return self.weight[ids]
+        """Return rows of W in the type of the scales: ids (...) -> (..., in)."""
         assert self.scales is not None
-        whole = self.panels[ids // native.WIDE, :, ids % native.WIDE].flatten(-2)[..., : self.shape[1]]  # (..., in)
+        whole = self.panels[ids // native.WIDE, :, ids % native.WIDE]  # (..., in / 4 or in / 8, 4)
+        if self.kind == INT4:
+            whole = torch.stack([whole & 15, whole >> 4], -2).flatten(-2)  # (..., in / 8, 8)
+        integers = whole.flatten(-2)[..., : self.shape[1]].float() - OFFSETS[self.kind]  # (..., in)
         scales = self.scales[:, ids].movedim(0, -1)[..., None]  # (..., groups, 1)
-        return ((whole.float() - 128).unflatten(-1, (scales.size(-2), -1)) * scales).flatten(-2)
+        return (integers.unflatten(-1, (scales.size(-2), -1)) * scales).flatten(-2).to(scales.dtype)
 
     def forward_without_native(self, x: Tensor) -> Tensor:
         """Compute what the kernels do, x rounded as there, with products of float32."""
@@ -246,9 +272,9 @@ class NativeVocabulary(nn.Module):
 
     def log_probs(self, x: Tensor) -> Tensor:
         """Return log-probabilities (..., V); the kernel overwrites the logits with them."""
-        logits, found = self(x), native.library()  # (..., V)
+        logits, found = self(x).float().contiguous(), native.library()  # (..., V)
         if found is None or logits.device.type != "cpu":
-            return logits.float().log_softmax(-1)
+            return logits.log_softmax(-1)
         width = logits.size(-1)
         found.log_softmax(logits.data_ptr(), logits.numel() // width, width, torch.get_num_threads())
         return logits

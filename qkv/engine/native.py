@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.engine.kernels import FOLDER, choose_level, warn_once
+from qkv.engine.kernels import FALLBACK, FOLDER, choose_level, warn_once
 from qkv.memory import map_memory
 
 WIDE = 16
@@ -27,13 +27,11 @@ POINTER, WHOLE, REAL, FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, cty
 @cache
 def library() -> ctypes.CDLL | None:
     """Return the kernels for this processor; None where there are none."""
-    level = choose_level()
-    if level is None:
-        return None
     try:
-        return open_library(level)
+        level = choose_level()
+        return None if level is None else open_library(level)
     except (OSError, AttributeError) as problem:
-        warn_once(f"cannot load the compiled kernels: {problem}")
+        warn_once(f"cannot load the compiled kernels: {problem}; {FALLBACK}")
         return None
 
 

@@ -82,6 +82,7 @@ class NativeStack(Stack):
         slots = None if cache.slots is None else cache.slots.contiguous()
         real = None if mask.keys is None else mask.keys.contiguous()
         places = None if mask.keys is None else mask.key_positions.expand(len(x), -1).contiguous()  # (B, S)
+        assert heads is None or len(x) == 0 or len(x) % len(heads) == 0, "each source has the same number of rows"
         source = None if memory is None else Mask.for_memory(1, memory).kernel[0]  # (B, 1, 1, S)
         source = None if source is None else source.contiguous()
         vectors, at = cache.buffer.vectors, native.address
@@ -126,7 +127,10 @@ class NativeStack(Stack):
 
     def run(self, x: Tensor, mask: Mask, encoding: PositionEncoding | None, **arguments: Any) -> Tensor:
         """Call the kernel on x (B, T, C) with these fields of Pass."""
+        assert x.dtype == torch.float32 and x.device.type == "cpu", f"{x.dtype}, {x.device}"
         x = x.clone(memory_format=torch.contiguous_format)  # the kernel overwrites it
+        if x.numel() == 0:
+            return x
         past = mask.length - mask.queries if arguments.get("cache") else 0
         if isinstance(encoding, Rotation):
             tables = encoding.cos.float().contiguous(), encoding.sin.float().contiguous()  # (B or 1, 1, T, D/2)
@@ -177,7 +181,12 @@ def suits(stack: Stack) -> bool:
         and all(block_suits(block) for block in blocks)
         and norm_suits(stack.norm)
         and len({(type(block), getattr(block, "cross", None) is None) for block in blocks}) == 1
-        and len({tuple(part(block, "attention").widths) for block in blocks}) == 1
+        and len({(*part(block, "attention").widths, part(block, "feedforward").activation) for block in blocks}) == 1
+        and all(
+            cross.layer.widths == blocks[0].attention.layer.widths
+            for b in blocks
+            if (cross := getattr(b, "cross", None))
+        )
         and not (
             len(stack.positions)
             and any(window_of(block) for block in blocks)
@@ -215,7 +224,7 @@ def linears_of(attention: Any) -> list[NativeLinear]:
 
 def residual_suits(block: Any, name: str) -> bool:
     if type(block) is ParallelBlock:
-        return norm_suits(block.norm)
+        return norm_suits(block.norm) and not isinstance(block.norm, nn.Identity)
     residual = getattr(block, name)
     return type(residual) is Residual and norm_suits(residual.before) and norm_suits(residual.after)
 
@@ -225,7 +234,7 @@ def mixer_suits(mixer: Any) -> bool:
 
 
 def norm_suits(norm: nn.Module) -> bool:
-    return isinstance(norm, nn.Identity | RMSNorm | LayerNorm)
+    return isinstance(norm, nn.Identity) or (isinstance(norm, RMSNorm | LayerNorm) and native.supports(norm.weight))
 
 
 def scale_of(mixer: Any) -> float:

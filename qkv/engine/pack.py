@@ -47,7 +47,7 @@ def replace(module: Any, rebuild: Rebuild) -> nn.Module | None:
     if isinstance(module, nn.Linear):
         return PackedLinear(module.weight, module.bias)
     if isinstance(module, QuantizedLinear):
-        return module
+        return module.share(module.bias)  # of its own: the plain one may be moved or converted
     if type(module) is Attention and can_pack(module):
         return PackedAttention(module, rebuild(module.mixer))
     if type(module) is FeedForward and can_pack_inner(module):
@@ -82,7 +82,7 @@ def can_join_all(*layers: Any) -> bool:
 def join(*layers: Any) -> Any:
     """Return several projections of the same vectors as one: (..., in) -> (..., sum of their outputs)."""
     if isinstance(layers[0], QuantizedLinear):
-        return layers[0] if len(layers) == 1 else QuantizedLinear.join(layers)
+        return layers[0].share(layers[0].bias) if len(layers) == 1 else QuantizedLinear.join(layers)
     return PackedLinear.join(layers)
 
 

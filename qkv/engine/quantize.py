@@ -41,6 +41,7 @@ def quantize_with(network: M, make: Callable[[Any, Tensor], QuantizedLinear | No
             matrices[id(weight)] = make(module, weight)
         return matrices[id(weight)]
 
+    words = {id(module) for name, module in network.named_modules() if name.endswith("tokens")}
     inside = {id(linear) for stack in network.modules() if isinstance(stack, Stack) for linear in linears_of(stack)}
 
     def replace(module: Any, rebuild: Rebuild) -> nn.Module | None:
@@ -48,7 +49,7 @@ def quantize_with(network: M, make: Callable[[Any, Tensor], QuantizedLinear | No
             return matrix(module)
         if type(module) is Vocabulary:
             own, copied = matrix(module), rebuild.copy(module)
-            return copied if own is None else NativeVocabulary(copied, with_bias(own, module.bias))
+            return copied if own is None else NativeVocabulary(copied, own.share(module.bias))
         if type(module) is nn.Embedding and id(module) in words:
             own = matrix(module)
             return None if own is None else QuantizedEmbedding(own)
@@ -58,19 +59,11 @@ def quantize_with(network: M, make: Callable[[Any, Tensor], QuantizedLinear | No
             return copied
         return None
 
-    words = {id(module) for name, module in network.named_modules() if name.endswith("tokens")}
     return Rebuild(replace)(network).eval()  # type: ignore[no-any-return]
 
 
 def linears_of(stack: nn.Module) -> list[nn.Linear]:
     return [module for module in stack.modules() if type(module) is nn.Linear and min(module.weight.shape) >= 8]
-
-
-def with_bias(matrix: QuantizedLinear, bias: Tensor | None) -> QuantizedLinear:
-    """Return the same matrix with another bias, its panels shared."""
-    if bias is matrix.bias:
-        return matrix
-    return QuantizedLinear(matrix.shape, matrix.panels, matrix.scales, bias, matrix.group, matrix.kind)  # type: ignore[arg-type]
 
 
 def joined_layers(module: Any) -> list[Any]:
@@ -87,6 +80,14 @@ def stand_together(layers: list[Any]) -> None:
     whole = adjacent([layer.panels for layer in layers])
     for layer, own in zip(layers, whole.split([len(layer.panels) for layer in layers]), strict=True):
         layer.panels = own
+
+
+def parameter_count(network: nn.Module) -> int:
+    """Return the number of weights, quantised ones included, each matrix once."""
+    matrices = {module.panels.data_ptr(): module for module in network.modules() if isinstance(module, QuantizedLinear)}
+    integers = sum(module.shape[0] * module.shape[1] for module in matrices.values())
+    biases = sum(0 if module.bias is None else module.bias.numel() for module in matrices.values())
+    return sum(parameter.numel() for parameter in network.parameters()) + integers + biases
 
 
 def has_integers(network: nn.Module) -> bool:

@@ -27,7 +27,8 @@ class Rebuild:
     def __call__(self, module: Any) -> Any:
         """Return the replacement or copy of a module and all its children."""
         if id(module) not in self.memo:
-            self.memo[id(module)] = self.replace(module, self) or self.copy(module)
+            replacement = self.replace(module, self)
+            self.memo[id(module)] = self.copy(module) if replacement is None else replacement
         return self.memo[id(module)]
 
     def copy(self, module: nn.Module) -> nn.Module:
@@ -35,6 +36,7 @@ class Rebuild:
         new = copy.copy(module)
         new._forward_hooks, new._forward_pre_hooks = OrderedDict(), OrderedDict()
         new._parameters = {n: None if p is None else self.freeze(p) for n, p in module._parameters.items()}
+        new._buffers = dict(module._buffers)
         new._modules = {n: None if m is None else self(m) for n, m in module._modules.items()}
         return new
 

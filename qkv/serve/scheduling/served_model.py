@@ -17,6 +17,7 @@ import torch
 from qkv.api import Model, load
 from qkv.config import ModelConfig
 from qkv.convert.detect import find_run
+from qkv.engine.quantize import parameter_count
 from qkv.errors import QkvError
 from qkv.generate.alignment import Link
 from qkv.generate.beam import BeamParams, BeamSearch
@@ -149,7 +150,7 @@ class ServedModel:
         c, filler = self.config, self.model.looker().filler
         return {
             "name": self.name, "task": self.task, "can": list(self.abilities), "family": c.family, "head": c.head,
-            "parameters": sum(p.numel() for p in self.model.network.parameters()), "layers": c.n_layers,
+            "parameters": parameter_count(self.model.network), "layers": c.n_layers,
             "decoder_layers": c.decoder_layers if c.family == "encoder-decoder" else None, "heads": c.n_heads,
             "width": c.d_model, "head_width": c.head_width, "vocabulary": c.vocab_size, "target_vocabulary": c.target_size,
             "context": c.max_length, "position": c.position, "recurrent": c.recurrent, "mixer": list(c.mixer),
