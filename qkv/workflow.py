@@ -101,8 +101,8 @@ def train(recipe: str | Path | Mapping[str, Any], out: str | Path | None = None,
 
 def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence[str | Path] | None = None, *,
              columns: Iterable[int | str] = (), device: str = "auto", precision: str | None = None, quiet: bool = True,
-             shots: int | None = None, shots_from: str | Path | None = None, template: str = "", seed: int = 0, generate: bool = False
-             ) -> Evaluation:  # fmt: skip
+             shots: int | None = None, shots_from: str | Path | None = None, template: str = "", seed: int = 0, generate: bool = False,
+             same_shots: bool = False) -> Evaluation:  # fmt: skip
     """Score a model of any task on its run's test set, or on files.
 
     model: the folder of a run or of a model, a TrainedRun, or a Model that is already open. The task is that of the run;
@@ -120,6 +120,7 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     template: with shots: one example, with {text}, {label} and for pairs {second}; or "chat".
     seed: with shots: chooses the examples.
     generate: with shots: generate answers instead of comparing the log-probabilities of the labels.
+    same_shots: use the same examples for all rows, which is faster: their tokens are read once.
 
     Returns an Evaluation: `.scores` {metric: value}, `.report` with precision, recall and F1 of every class and the
     confusion matrix (of classes, tags and pictures), `print(evaluation)` for all of it as text.
@@ -142,7 +143,7 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
         parts = model.config, model.network, model.tokenizer, model.target_tokenizer, model.usage
         trained, name = from_parts(*parts), "an open model"
     if shots is not None:
-        how = Prompting(shots, template, seed, generate)
+        how = Prompting(shots, template, seed, generate, same_shots)
         return Evaluation.from_json(rescore_few_shot(trained, paths[0], list(columns), shots_from, how, say))
     return Evaluation.from_json(rescore_model(trained, name, say, paths, list(columns)))
 

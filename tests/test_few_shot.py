@@ -71,6 +71,21 @@ def test_a_prompt_has_other_solved_examples_and_the_item_unsolved() -> None:
     assert model.tokenizer.decode(model.label_ids("good")) == " good"  # its space is part of it
 
 
+def test_the_same_shots_are_read_once_and_change_no_answer() -> None:
+    """All rows but those of the shots themselves have one prompt up to the item; the labels are those of each row alone."""
+    model, read = few_shot(shots=3, same_shots=True), list[int]()
+    prompts = [model.tokenizer.decode(model.prompt(n, row, 5)) for n, row in enumerate(ROWS)]
+    beginnings = [prompt[: prompt.rindex("Text:")] for prompt in prompts]
+    assert max(map(beginnings.count, beginnings)) >= 7 and all(
+        prompt.count(ROWS[n][0]) == 1 for n, prompt in enumerate(prompts)
+    )
+    alone = [model.answer([row], ["good", "bad"]) for row in ROWS]
+    model.network.embed.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].numel()))
+    together = model.answer(ROWS, ["good", "bad"])
+    assert [list(both) for both in zip(*together, strict=True)] == [[a[0], b[0]] for a, b in alone]
+    assert sum(read) < 0.6 * sum(len(model.prompt(n, row, 5)) for n, row in enumerate(ROWS))
+
+
 def test_a_text_that_contains_a_placeholder_is_left_as_it_is() -> None:
     assert FewShot.fill("{text} / {second}: {label}", ("a {label}", "{text}", "good")) == "a {label} / {text}: good"
 

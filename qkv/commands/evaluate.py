@@ -56,11 +56,16 @@ SEED = typer.Option(help="With --shots: random seed for the choice of examples."
 GENERATE = typer.Option(
     "--generate", help="With --shots: generate answers instead of comparing the log-probabilities of the labels."
 )
+SAME_SHOTS = typer.Option(
+    "--same-shots",
+    help="With --shots: use the same examples for all rows, which is faster: their tokens are read once.",
+)
 Data = Annotated[list[Path] | None, DATA]
 Columns = Annotated[str | None, COLUMNS]
 References = Annotated[list[Path] | None, REFERENCES]
 Tokenize = Annotated[str, typer.Option(help="BLEU tokenizer: 13a, intl, char, zh, none.")]
 Lower = Annotated[bool, typer.Option("--lower", help="Ignore case in BLEU and chrF.")]
+SHOT_OPTIONS = ("shots", "shots_from", "template", "seed", "generate", "same_shots")
 NO_SHOTS: Mapping[str, Any] = {}
 
 
@@ -74,7 +79,7 @@ def run(
     similarity: Annotated[list[Path] | None, SIMILARITY] = None, analogies: Annotated[Path | None, ANALOGIES] = None,
     shots: Annotated[int | None, SHOTS] = None, shots_from: Annotated[Path | None, SHOTS_FROM] = None,
     template: Annotated[str | None, TEMPLATE] = None, seed: Annotated[int, SEED] = 0,
-    generate: Annotated[bool, GENERATE] = False, as_json: Json = False,
+    generate: Annotated[bool, GENERATE] = False, same_shots: Annotated[bool, SAME_SHOTS] = False, as_json: Json = False,
     device: DeviceOption = Device.auto, precision: PrecisionOption = None,
 ) -> None:  # fmt: skip
     """Score a model of any task on its run's test set, or on your own file.
@@ -96,10 +101,10 @@ def run(
 
     of_texts = {"--source": source, "--output": output, "--beam": beam, "--length-penalty": length_penalty is not None,
                 "--sentences": sentences}  # fmt: skip
-    if shots is not None or shots_from or template or generate:
+    if shots is not None or shots_from or template or generate or same_shots:
         refuse({**of_texts, "--references": references, "--similarity": similarity, "--analogies": analogies},
                "does not apply with --shots: leave it out")  # fmt: skip
-        how = {"shots": shots, "shots_from": shots_from, "template": template or "", "seed": seed, "generate": generate}
+        how = dict(zip(SHOT_OPTIONS, (shots, shots_from, template or "", seed, generate, same_shots), strict=True))
         return score_model(what, data, columns, confusion, as_json, device, precision, how)
     if similarity or analogies or (not references and not data and holds_vectors(what)):
         of_networks = {"--data": data, "--columns": columns, "--confusion": confusion}
@@ -225,7 +230,7 @@ def score_model(what: Path, data: list[Path] | None, columns: str | None, confus
     from qkv.workflow import evaluate
 
     if how and how["shots"] is None:
-        raise ConfigError("--shots-from, --template and --generate need --shots K")
+        raise ConfigError("--shots-from, --template, --generate and --same-shots need --shots K")
     if how and len(data or []) != 1:
         raise ConfigError("--shots needs one table of texts and labels: give it with --data FILE")
     found = evaluate(

@@ -17,7 +17,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qkv.config import ModelConfig
@@ -55,9 +55,11 @@ class Prompting:
     template: str = ""
     """A text with {text}, {label} and for pairs {second}; "chat"; "" = the one of TEMPLATES."""
     seed: int = 0
-    """Seed of the random choice of shots, which are drawn anew for each item."""
+    """Seed of the random choice of shots, which are drawn anew for each item unless `same_shots`."""
     generate: bool = False
     """Generate answers instead of comparing labels."""
+    same_shots: bool = False
+    """Use the same shots for every item: their tokens are then read once (generate/prefill.py)."""
 
 
 class FewShot:
@@ -84,16 +86,23 @@ class FewShot:
     def prompt(self, number: int, record: Record, room: int) -> list[int]:
         """Return the ids of the shots and the item, with room for so many tokens after them; shots that do not fit the context are
         dropped, then the beginning is cut."""
-        others = [one for one in self.pool if one[:-1] != record[:-1]]
-        if len(others) < self.how.shots:
-            raise QkvError(f"--shots {self.how.shots}: there are {len(others)} other examples to choose from")
-        shots = random.Random(f"{self.how.seed}:{number}").sample(others, self.how.shots)
+        shots = self.choose_shots(number, record)
         most = self.config.max_length - room
         while len(ids := self.encode(shots, record)) > most and shots:
             shots = shots[1:]
         self.counts["with fewer shots, which is all that fits"] += len(shots) < self.how.shots
         self.counts["cut at the beginning"] += len(ids) > most
         return ids[-max(most, 1) :]
+
+    def choose_shots(self, number: int, record: Record) -> Sequence[Record]:
+        """Draw the shots of an item, none of which has its text."""
+        others = [one for one in self.pool if one[:-1] != record[:-1]]
+        if len(others) < self.how.shots:
+            raise QkvError(f"--shots {self.how.shots}: there are {len(others)} other examples to choose from")
+        if self.how.same_shots:  # the first ones of a random order that is the same for all items
+            order = random.Random(str(self.how.seed)).sample(range(len(self.pool)), len(self.pool))
+            return [one for at in order if (one := self.pool[at])[:-1] != record[:-1]][: self.how.shots]
+        return random.Random(f"{self.how.seed}:{number}").sample(others, self.how.shots)
 
     def encode(self, shots: Sequence[Record], record: Record) -> list[int]:
         """Return the ids of the shots and the item, up to where the label begins."""
@@ -164,7 +173,7 @@ def evaluate_few_shot(c: ModelConfig, network: Decoder, tokenizer: Tokenizer, re
     references = [record[-1].strip() for record in records]
     labels = sorted({*references, *(record[-1].strip() for record in pool)})
     if len(labels) > MOST_LABELS and not how.generate:
-        how = Prompting(how.shots, how.template, how.seed, generate=True)
+        how = replace(how, generate=True)
     model = FewShot(c, network, tokenizer, pool, how)
     answers, normalised = model.answer(records, labels)
     scores = [accuracy("accuracy", answers, references)]
@@ -173,7 +182,8 @@ def evaluate_few_shot(c: ModelConfig, network: Decoder, tokenizer: Tokenizer, re
         scores.append(accuracy("accuracy_norm", normalised, references, "log-probability per byte of the label"))
     most = Counter(references).most_common(1)[0]
     scores.append(Score("majority", 100 * most[1] / len(references), "", f"always {most[0]!r}"))
-    found = {"examples": len(records), "how": f"{how.shots} shots, seed {how.seed}, {ways}",
+    found = {"examples": len(records),
+             "how": f"{how.shots} {'equal ' * how.same_shots}shots, seed {how.seed}, {ways}",
              "scores": [score.to_json() for score in scores],
              "notes": {note: count for note, count in model.counts.items() if count}}  # fmt: skip
     return found if how.generate else {**found, "report": class_report(answers, references, labels).to_json()}
