@@ -33,7 +33,7 @@ class NativeLinear(nn.Module):
     kind: int
     panels: Tensor
     scales: Tensor | None
-    """Of integer weights: (groups, out), filled with 0 up to a multiple of 16."""
+    """Of integer weights: (out / 16, groups, 16)."""
 
     def __init__(self, shape: tuple[int, int], bias: Tensor | None, group: int):
         super().__init__()
@@ -139,13 +139,13 @@ class QuantizedLinear(NativeLinear):
     def of_int8(cls, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Self:
         """Take int8 (out, in) and its scales (out,), or (out, groups) with groups of equally many inputs."""
         scale = scale.view(len(weight), -1)
-        return cls((weight.size(0), weight.size(1)), native.panels_int8(weight), native.pad_rows(scale).T, bias,
+        return cls((weight.size(0), weight.size(1)), native.panels_int8(weight), native.panel_scales(scale), bias,
                    weight.size(1) // scale.size(1))  # fmt: skip
 
     @classmethod
     def of_int4(cls, weight: Tensor, scale: Tensor) -> Self:
         """Take uint8 (out, in), q + 8 in 0 .. 15, and its scales (out, groups)."""
-        return cls((weight.size(0), weight.size(1)), native.panels_int4(weight), native.pad_rows(scale).T, None,
+        return cls((weight.size(0), weight.size(1)), native.panels_int4(weight), native.panel_scales(scale), None,
                    weight.size(1) // scale.size(1), INT4)  # fmt: skip
 
     def share(self, bias: Tensor | None) -> QuantizedLinear:
@@ -176,7 +176,7 @@ class QuantizedLinear(NativeLinear):
     def weight(self) -> Tensor:
         """W (out, in) as float32, computed each time."""
         assert self.scales is not None
-        scales = self.scales[:, : self.shape[0]].T[..., None]  # (out, groups, 1)
+        scales = native.weight_scales(self.scales, self.shape[0])[..., None]  # (out, groups, 1)
         return (self.integers().unflatten(1, (scales.size(1), -1)) * scales).flatten(1)
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -186,7 +186,7 @@ class QuantizedLinear(NativeLinear):
         if self.kind == INT4:
             whole = torch.stack([whole & 15, whole >> 4], -2).flatten(-2)  # (..., in / 8, 8)
         integers = whole.flatten(-2)[..., : self.shape[1]].float() - OFFSETS[self.kind]  # (..., in)
-        scales = self.scales[:, ids].movedim(0, -1)[..., None]  # (..., groups, 1)
+        scales = self.scales[ids // native.WIDE, :, ids % native.WIDE][..., None]  # (..., groups, 1)
         return (integers.unflatten(-1, (scales.size(-2), -1)) * scales).flatten(-2).to(scales.dtype)
 
     def forward_without_native(self, x: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class QuantizedLinear(NativeLinear):
         first, shape = layers[0], (sum(layer.shape[0] for layer in layers), layers[0].shape[1])
         assert all(layer.kind == first.kind and layer.shape[0] % native.WIDE == 0 for layer in layers)
         bias = join_biases([(layer.bias, layer.shape[0]) for layer in layers])
-        scales = torch.cat([layer.scales for layer in layers], 1)
+        scales = torch.cat([layer.scales for layer in layers])
         return QuantizedLinear(
             shape, adjacent([layer.panels for layer in layers]), scales, bias, first.group, first.kind
         )

@@ -87,6 +87,16 @@ def weights_int8(panels: Tensor, d_out: int, d_in: int) -> Tensor:
     return (panels.transpose(1, 2).flatten(2).flatten(0, 1)[:d_out, :d_in] ^ 128).view(torch.int8)
 
 
+def panel_scales(scale: Tensor) -> Tensor:
+    """(out, groups) -> (out / 16, groups, 16): the scales of a panel, in the order in which it is read."""
+    return pad_rows(scale).unflatten(0, (-1, WIDE)).transpose(1, 2).contiguous()
+
+
+def weight_scales(scales: Tensor, d_out: int) -> Tensor:
+    """Undo `panel_scales`: (out, groups)."""
+    return scales.transpose(1, 2).flatten(0, 1)[:d_out]
+
+
 def panels_int4(weight: Tensor) -> Tensor:
     """uint8 (out, in), w + 8 in 0 .. 15 -> uint8 (out / 16, in / 8, 16, 4): the first four of eight inputs in the low half-bytes."""
     both = pad_rows(weight).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 2, 4))  # (out / 16, 16, in / 8, 2, 4)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from qkv.engine.linear import NativeVocabulary, QuantizedEmbedding, QuantizedLinear, adjacent, can_join
+from qkv.engine.native import weight_scales
 from qkv.engine.rebuild import Rebuild
 from qkv.parts.attention import Attention
 from qkv.parts.feedforward import FeedForward
@@ -109,7 +110,7 @@ def quantized_weights(network: nn.Module, names: list[str]) -> dict[str, Tensor]
         else:
             assert matrix.scales is not None
             found[name] = matrix.integers()
-            found[name + SCALE] = matrix.scales[:, : matrix.shape[0]].T.squeeze(1).contiguous()
+            found[name + SCALE] = weight_scales(matrix.scales, matrix.shape[0]).squeeze(1).contiguous()
     return found
 
 

@@ -37,7 +37,7 @@ enum WeightType : long { FLOAT32, INT8, INT4 };
 
 struct Linear {           // x W^T + b
     const void* panels;   // float32 (out / 16, in, 16); int8 (out / 16, in / 4, 16, 4); int4 (out / 16, in / 8, 16, 4), see Int4
-    const float* scales;  // int8, int4: (groups, out); null for float32
+    const float* scales;  // int8, int4: (out / 16, groups, 16); null for float32
     const float* bias;    // (out), like the last panel filled up with 0
     long in, out, type;
     long group;  // inputs that share a scale, a multiple of 8; all of them if it is >= in
@@ -277,7 +277,6 @@ static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, lon
         Ints more[ways > 1 ? ways - 1 : 1][rows][panels] = {};
         for (; s + ways <= steps; s += ways) {
             const uint8_t* now = w + 64 * s;
-            if (rows == 1) __builtin_prefetch(now + 64 * 4 * AHEAD), __builtin_prefetch(now + 64 * (4 * AHEAD + 2));
             Type::step(sums, now, panel, x + s * Type::inputs, width);
 #pragma GCC unroll 16
             for (int way = 1; way < ways; way++)
@@ -297,7 +296,8 @@ static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, lon
 template <class Type, int rows, int panels, int ways>
 static void tile_integers(const Linear& l, const Rounded& x, long row, long column, float* y, long step, bool add) {
     long width = Rounded::width(l), groups = groups_of(l), panel = up(l.in, Type::inputs) / Type::inputs * 64;
-    long columns = up(l.out, WIDE), group = std::min(l.group, l.in);
+    long group = std::min(l.group, l.in);
+    const float* scales = l.scales + column * groups;
     const uint8_t* w = (const uint8_t*)l.panels + column / WIDE * panel;
     Vec total[rows][panels][PARTS] = {};
     for (long g = 0, from = 0; g < groups; g++, from += group) {
@@ -313,7 +313,7 @@ static void tile_integers(const Linear& l, const Rounded& x, long row, long colu
 #pragma GCC unroll 16
                 for (int i = 0; i < PARTS; i++)
                     total[r][p][i] += *(LooseVec*)(whole + i * LANES) * x.scales[(row + r) * groups + g] *
-                                      *(LooseVec*)(l.scales + g * columns + column + p * WIDE + i * LANES);
+                                      *(LooseVec*)(scales + (p * groups + g) * WIDE + i * LANES);
             }
     }
 #pragma GCC unroll 16
