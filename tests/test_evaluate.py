@@ -193,7 +193,7 @@ def test_a_model_is_scored_by_what_it_translates(tmp_path: Path, run: Run, monke
             asked.update(beam=beam, length_penalty=length_penalty)
             return [text.upper() for text in texts]
 
-    monkeypatch.setattr(qkv.api, "load", lambda path, device: Parrot())
+    monkeypatch.setattr(qkv.api, "load", lambda path, device, precision: Parrot())
     source, target = (
         write(tmp_path / "s", ["ein haus", "ein hund läuft"]),
         write(tmp_path / "r", ["EIN HAUS", "EIN HUND LÄUFT"]),

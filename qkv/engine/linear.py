@@ -212,7 +212,7 @@ def adjacent(parts: list[Tensor]) -> Tensor:
     """Concatenate along the first dimension; a view where each part begins in memory where the one before it ends."""
     ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
     if any(end != part.data_ptr() for end, part in zip(ends, parts[1:], strict=False)):
-        return native.settle(torch.cat(parts))
+        return torch.cat(parts)
     return parts[0].as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
 
 

@@ -15,12 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qkv.engine.kernels import FALLBACK, FOLDER, choose_level, warn_once
-from qkv.memory import map_memory
+from qkv.engine.weight_memory import place
 
 WIDE = 16
 """Columns of a panel."""
-HUGE = 2**22
-"""Bytes from which weights get huge pages."""
 POINTER, WHOLE, REAL, FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
 
 
@@ -57,14 +55,6 @@ def supports(weight: Tensor) -> bool:
 # --- weights in the layout of the kernels
 
 
-def settle(x: Tensor) -> Tensor:
-    """Copy weights of several megabytes into huge pages, which the processor streams faster."""
-    size = x.numel() * x.element_size()
-    if size < HUGE:
-        return x.contiguous()
-    return torch.frombuffer(map_memory(size, huge=True), dtype=x.dtype).view(x.shape).copy_(x)
-
-
 def pad_rows(x: Tensor) -> Tensor:
     """Fill the first dimension with 0 up to a multiple of 16."""
     rest = -x.size(0) % WIDE
@@ -73,13 +63,13 @@ def pad_rows(x: Tensor) -> Tensor:
 
 def panels(weight: Tensor) -> Tensor:
     """(out, in) -> (out / 16, in, 16): what a number of x is multiplied with stands together."""
-    return settle(pad_rows(weight).unflatten(0, (-1, WIDE)).transpose(1, 2))
+    return place(pad_rows(weight).unflatten(0, (-1, WIDE)).transpose(1, 2))
 
 
 def panels_int8(weight: Tensor) -> Tensor:
     """int8 (out, in) -> uint8 (out / 16, in / 4, 16, 4), w + 128: four inputs of sixteen columns are 64 bytes."""
     shifted = F.pad(weight, (0, -weight.size(1) % 4)).view(torch.uint8) ^ 128
-    return settle(pad_rows(shifted).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 4)).transpose(1, 2))
+    return (pad_rows(shifted).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 4)).transpose(1, 2)).contiguous()
 
 
 def weights_int8(panels: Tensor, d_out: int, d_in: int) -> Tensor:
@@ -100,7 +90,7 @@ def weight_scales(scales: Tensor, d_out: int) -> Tensor:
 def panels_int4(weight: Tensor) -> Tensor:
     """uint8 (out, in), w + 8 in 0 .. 15 -> uint8 (out / 16, in / 8, 16, 4): the first four of eight inputs in the low half-bytes."""
     both = pad_rows(weight).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 2, 4))  # (out / 16, 16, in / 8, 2, 4)
-    return settle((both[:, :, :, 0] | both[:, :, :, 1] << 4).transpose(1, 2))
+    return (both[:, :, :, 0] | both[:, :, :, 1] << 4).transpose(1, 2).contiguous()
 
 
 def weights_int4(panels: Tensor, d_out: int) -> Tensor:

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from qkv.engine.linear import NativeVocabulary, QuantizedEmbedding, QuantizedLinear, adjacent, can_join
+from qkv.engine.linear import NativeVocabulary, QuantizedEmbedding, QuantizedLinear, can_join
 from qkv.engine.native import weight_scales
 from qkv.engine.rebuild import Rebuild
+from qkv.engine.weight_memory import place
 from qkv.parts.attention import Attention
 from qkv.parts.feedforward import FeedForward
 from qkv.parts.heads import Vocabulary
@@ -54,13 +56,11 @@ def quantize_with(network: M, make: Callable[[Any, Tensor], QuantizedLinear | No
         if type(module) is nn.Embedding and id(module) in words:
             own = matrix(module)
             return None if own is None else QuantizedEmbedding(own)
-        if type(module) in (Attention, FeedForward):
-            copied = rebuild.copy(module)
-            stand_together(joined_layers(copied))
-            return copied
         return None
 
-    return Rebuild(replace)(network).eval()  # type: ignore[no-any-return]
+    found: M = Rebuild(replace)(network).eval()
+    place_integers(found)
+    return found
 
 
 def linears_of(stack: nn.Module) -> list[nn.Linear]:
@@ -74,13 +74,24 @@ def joined_layers(module: Any) -> list[Any]:
     return [module.key, module.value] if module.cross else [module.query, module.key, module.value]
 
 
-def stand_together(layers: list[Any]) -> None:
-    """Move the panels of these layers into one piece of memory, so that they are read as one matrix without a copy."""
-    if not layers or not all(isinstance(layer, QuantizedLinear) for layer in layers) or not can_join(layers):
-        return
-    whole = adjacent([layer.panels for layer in layers])
-    for layer, own in zip(layers, whole.split([len(layer.panels) for layer in layers]), strict=True):
-        layer.panels = own
+def place_integers(network: nn.Module) -> None:
+    """Move the integers into huge pages, those of layers that are computed as one next to each other, so that they are read as one
+    matrix without a copy."""
+    placed: dict[int, Tensor] = {}  # by their address before: an embedding and a vocabulary may share them
+    for module in network.modules():
+        layers = joined_layers(module) if type(module) in (Attention, FeedForward) else []
+        if layers and all(isinstance(layer, QuantizedLinear) for layer in layers) and can_join(layers):
+            whole = place(torch.cat([layer.panels for layer in layers]))
+            for layer, own in zip(layers, whole.split([len(layer.panels) for layer in layers]), strict=True):
+                layer.panels = own
+                placed[own.data_ptr()] = own
+    for module in network.modules():
+        if isinstance(module, QuantizedLinear) and module.panels.data_ptr() not in placed:
+            before = module.panels  # kept until the end of this round: its address must not be used again
+            module.panels = placed.setdefault(before.data_ptr(), place(before))
+            placed[module.panels.data_ptr()] = module.panels
+        elif isinstance(module, QuantizedLinear):
+            module.panels = placed[module.panels.data_ptr()]
 
 
 def parameter_count(network: nn.Module) -> int:
