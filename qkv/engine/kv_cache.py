@@ -172,7 +172,7 @@ class KVCache:
         size = shape.numel() * old.element_size()
         if old.device.type != "cpu" or size < MAPPED:
             return old.new_empty(shape)
-        return torch.frombuffer(map_memory(size), dtype=old.dtype).view(shape)
+        return torch.frombuffer(map_memory(size, huge=True), dtype=old.dtype).view(shape)
 
     def dense(self) -> Tensor:
         """Return keys and values with every row in order, (layers, R, H_kv, length, 2, D); a view where they already are."""

@@ -137,7 +137,9 @@ static Eight sums_of(const Eight (&x)[8]) {
     return SHUFFLE(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-// scores (n, rounded up to 8) = q . k scale for keys (D) at `places`, eight at a time. The values behind them are fetched meanwhile.
+constexpr long FETCHED = 16;  // keys, with their values, that are fetched ahead
+
+// scores (n, rounded up to 8) = q . k scale for keys (D) at `places`, eight at a time
 static void compare_keys(const float* query, const float* keys, const long* places, long n, long width, float scale, float* scores) {
     long whole = width / 8 * 8;
     for (long s = 0; s < n; s += 8) {
@@ -145,7 +147,8 @@ static void compare_keys(const float* query, const float* keys, const long* plac
         Eight sums[8] = {};
         for (int j = 0; j < 8; j++) {
             key[j] = keys + places[std::min(s + j, n - 1)];
-            for (long i = 0; i < width; i += 16) __builtin_prefetch(key[j] + width + i);
+            const float* later = keys + places[std::min(s + j + FETCHED, n - 1)];
+            for (long i = 0; i < 2 * width; i += 16) __builtin_prefetch(later + i);
         }
         for (long i = 0; i < whole; i += 8) {
             Eight some = *(const Loose*)(query + i);
