@@ -10,7 +10,7 @@ from qkv.config import Recipe
 from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, judge
 from qkv.lab.statistics import Estimate, difference, estimate, exceeds
 from qkv.lab.training import make_recipe, train_network
-from qkv.look.charts import curves
+from qkv.look.charts import bars
 
 PUBLISHED = {
     "recurrent": (5.05, 12.7),
@@ -83,8 +83,6 @@ def run(lab: Experiment) -> ClaimResult:
          f"{means[name]['minutes'].mean:.1f}", *(f"{one:g}" if one else "" for one in PUBLISHED.get(name, (None, None)))]
         for name in SYSTEMS
     ]  # fmt: skip
-    panels = {key: {name: [(seed, value) for seed, value in zip(lab.seeds, values[name][key], strict=True)] for name in SYSTEMS}
-              for key in ("perplexity", "rougeL")}  # fmt: skip
     return ClaimResult(
         judge(*(exceeds(gain) for both in gains.values() for gain in both)),
         "Perplexity and ROUGE-L: "
@@ -92,7 +90,7 @@ def run(lab: Experiment) -> ClaimResult:
         + ". Gains over the recurrent network: "
         + "; ".join(f"{name} {perplexity.text(2)}, {rouge.text(1)}" for name, (perplexity, rouge) in gains.items()) + ".",
         Table(["network", "perplexity", "ROUGE-L", "parameters", "minutes", "published perplexity", "published ROUGE-L"], rows),
-        curves(panels, "Summaries, by seed", "seed"),
+        bars({name: {"ROUGE-L": one["rougeL"]} for name, one in means.items()}, "Summaries of held-out texts", "ROUGE-L"),
         lab.basis,
     )  # fmt: skip
 
