@@ -237,6 +237,23 @@ def test_a_prompt_gives_the_same_bits_alone_and_beside_longer_ones(name: str, pr
 
 
 @needs_compiler
+@pytest.mark.parametrize("tokens", [14, 16, 30, 70])
+@torch.no_grad()
+def test_long_prompts_with_padding_anywhere(tokens: int) -> None:
+    """Packed is plain, for the prompts and for the token after them, on both sides of the length from which queries form blocks."""
+    network = network_of(tiny("gpt2").changed(d_model=64, n_heads=4, max_length=128))
+    fast, ids = pack(network), torch.randint(60, (4, tokens))
+    mask = torch.ones(4, tokens, dtype=torch.bool)
+    mask[1, : tokens // 3], mask[2, tokens // 2 :], mask[3, 5:9] = False, False, False
+    states = []
+    for one in (network, fast):
+        hidden, state = one.step(ids, one.start(Batch(inputs=ids)), mask)
+        states.append((hidden[mask], one.step(ids[:, :1], state)[0]))
+    for a, b in zip(*states, strict=True):
+        torch.testing.assert_close(b, a, atol=1e-5, rtol=1e-5)
+
+
+@needs_compiler
 @torch.no_grad()
 def test_a_cache_whose_rows_moved_takes_many_tokens() -> None:
     """As where prompts share a beginning: one row is read, selected several times, and continued by long texts."""

@@ -182,11 +182,11 @@ class QuantizedLinear(NativeLinear):
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of W in the type of the scales: ids (...) -> (..., in)."""
         assert self.scales is not None
-        whole = self.panels[ids // native.WIDE, :, ids % native.WIDE]  # (..., in / 4 or in / 8, 4)
+        whole = self.panels[ids // native.PANEL_WIDTH, :, ids % native.PANEL_WIDTH]  # (..., in / 4 or in / 8, 4)
         if self.kind == INT4:
             whole = torch.stack([whole & 15, whole >> 4], -2).flatten(-2)  # (..., in / 8, 8)
         integers = whole.flatten(-2)[..., : self.shape[1]].float() - OFFSETS[self.kind]  # (..., in)
-        scales = self.scales[ids // native.WIDE, :, ids % native.WIDE][..., None]  # (..., groups, 1)
+        scales = self.scales[ids // native.PANEL_WIDTH, :, ids % native.PANEL_WIDTH][..., None]  # (..., groups, 1)
         return (integers.unflatten(-1, (scales.size(-2), -1)) * scales).flatten(-2).to(scales.dtype)
 
     def forward_without_native(self, x: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class QuantizedLinear(NativeLinear):
     def join(layers: Any) -> QuantizedLinear:
         """Return several projections of the same vectors as one; without a copy where their panels already stand together."""
         first, shape = layers[0], (sum(layer.shape[0] for layer in layers), layers[0].shape[1])
-        assert all(layer.kind == first.kind and layer.shape[0] % native.WIDE == 0 for layer in layers)
+        assert all(layer.kind == first.kind and layer.shape[0] % native.PANEL_WIDTH == 0 for layer in layers)
         bias = join_biases([(layer.bias, layer.shape[0]) for layer in layers])
         scales = torch.cat([layer.scales for layer in layers])
         return QuantizedLinear(
@@ -218,7 +218,7 @@ def adjacent(parts: list[Tensor]) -> Tensor:
 
 def can_join(layers: list[Any]) -> bool:
     """Whether quantised layers can be one: same type and groups, and all panels are full."""
-    kinds = {(layer.kind, layer.group, layer.shape[0] % native.WIDE) for layer in layers}
+    kinds = {(layer.kind, layer.group, layer.shape[0] % native.PANEL_WIDTH) for layer in layers}
     return len(kinds) == 1 and next(iter(kinds))[2] == 0
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from qkv.engine.kernels import FALLBACK, FOLDER, choose_level, warn_once
 from qkv.engine.weight_memory import place
 
-WIDE = 16
+PANEL_WIDTH = 16
 """Columns of a panel."""
 POINTER, WHOLE, REAL, FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
 
@@ -57,19 +57,19 @@ def supports(weight: Tensor) -> bool:
 
 def pad_rows(x: Tensor) -> Tensor:
     """Fill the first dimension with 0 up to a multiple of 16."""
-    rest = -x.size(0) % WIDE
+    rest = -x.size(0) % PANEL_WIDTH
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, rest))
 
 
 def panels(weight: Tensor) -> Tensor:
     """(out, in) -> (out / 16, in, 16): what a number of x is multiplied with stands together."""
-    return place(pad_rows(weight).unflatten(0, (-1, WIDE)).transpose(1, 2))
+    return place(pad_rows(weight).unflatten(0, (-1, PANEL_WIDTH)).transpose(1, 2))
 
 
 def panels_int8(weight: Tensor) -> Tensor:
     """int8 (out, in) -> uint8 (out / 16, in / 4, 16, 4), w + 128: four inputs of sixteen columns are 64 bytes."""
     shifted = F.pad(weight, (0, -weight.size(1) % 4)).view(torch.uint8) ^ 128
-    return (pad_rows(shifted).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 4)).transpose(1, 2)).contiguous()
+    return (pad_rows(shifted).unflatten(0, (-1, PANEL_WIDTH)).unflatten(2, (-1, 4)).transpose(1, 2)).contiguous()
 
 
 def weights_int8(panels: Tensor, d_out: int, d_in: int) -> Tensor:
@@ -79,7 +79,7 @@ def weights_int8(panels: Tensor, d_out: int, d_in: int) -> Tensor:
 
 def panel_scales(scale: Tensor) -> Tensor:
     """(out, groups) -> (out / 16, groups, 16): the scales of a panel, in the order in which it is read."""
-    return pad_rows(scale).unflatten(0, (-1, WIDE)).transpose(1, 2).contiguous()
+    return pad_rows(scale).unflatten(0, (-1, PANEL_WIDTH)).transpose(1, 2).contiguous()
 
 
 def weight_scales(scales: Tensor, d_out: int) -> Tensor:
@@ -89,7 +89,7 @@ def weight_scales(scales: Tensor, d_out: int) -> Tensor:
 
 def panels_int4(weight: Tensor) -> Tensor:
     """uint8 (out, in), w + 8 in 0 .. 15 -> uint8 (out / 16, in / 8, 16, 4): the first four of eight inputs in the low half-bytes."""
-    both = pad_rows(weight).unflatten(0, (-1, WIDE)).unflatten(2, (-1, 2, 4))  # (out / 16, 16, in / 8, 2, 4)
+    both = pad_rows(weight).unflatten(0, (-1, PANEL_WIDTH)).unflatten(2, (-1, 2, 4))  # (out / 16, 16, in / 8, 2, 4)
     return (both[:, :, :, 0] | both[:, :, :, 1] << 4).transpose(1, 2).contiguous()
 
 

@@ -44,7 +44,7 @@ class NativeStack(Stack):
         attention = part(first, "attention")
         self.heads, self.key_heads = (width // attention.d_head for width in attention.widths[:2])
         self.d_head = attention.d_head
-        self.whole_texts = self.d_head % native.WIDE == 0 and not any(window_of(block) for block in self.blocks)
+        self.whole_texts = self.d_head % native.PANEL_WIDTH == 0 and not any(window_of(block) for block in self.blocks)
         """Whether the kernels read whole texts; steps with a state are always possible."""
         blocks = (native.BlockStruct * len(self.blocks))(*map(describe_block, self.blocks))
         self.structs = blocks, native.StackStruct(

@@ -47,7 +47,7 @@ def quicken(network: M) -> M:
 def quick_attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float, dropout: float = 0.0) -> Tensor:
     """As softmax.attend."""
     spans = mask.spans(query.size(0)) if query.size(2) == key.size(2) else None
-    if spans is None or dropout or not suits(query, key, value) or query.size(3) % native.WIDE:
+    if spans is None or dropout or not suits(query, key, value) or query.size(3) % native.PANEL_WIDTH:
         return attend(query, key, value, mask, scale, dropout)
     return Attend.apply(query, key, value, spans, scale, mask.causal)  # type: ignore[no-any-return]
 
@@ -102,7 +102,7 @@ class NativeKernel(SlotKernel):
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """As SlotKernel.forward."""
-        if not suits(query, key, value) or query.size(3) % native.WIDE:
+        if not suits(query, key, value) or query.size(3) % native.PANEL_WIDTH:
             return SlotKernel.forward(query, key, value, scale)
         sums, spans = query.new_empty(query.shape[:3]), Mask(query.size(2)).spans(len(query))  # (B, H, N), (B, 3)
         assert spans is not None
@@ -113,7 +113,7 @@ class NativeKernel(SlotKernel):
     def backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, scale: float
                  ) -> tuple[Tensor, ...]:  # fmt: skip
         """As SlotKernel.backward."""
-        if not suits(query, key, value, dout, out) or query.size(3) % native.WIDE:
+        if not suits(query, key, value, dout, out) or query.size(3) % native.PANEL_WIDTH:
             return SlotKernel.backward(dout, query, key, value, out, sums, scale)
         spans, inputs = Mask(query.size(2)).spans(len(query)), (query, key, value, out, dout)
         assert spans is not None

@@ -1,7 +1,7 @@
 // Softmax attention over spans of tokens, forwards: what training and inference share.
 //
-// Queries pass by in strips of TALL: a causal strip stops at its last key, so that the half of the table which nobody may see is never
-// computed.
+// Queries are processed in strips of TILE_ROWS: a causal strip stops at its last key, so that the masked half of the scores is
+// never computed.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attention {
 
-constexpr long FEW = 24;    // queries that pass by together on the way forwards: whole strips
+constexpr long QUERY_BLOCK = 24;    // queries that pass by together on the way forwards: whole strips
 constexpr long BLOCK = 48;  // and on the way back, where their weights are kept until keys and values get their gradients
 
 struct Heads {  // (rows, heads, tokens, D): steps between neighbours; the D numbers of a token stand together
@@ -40,15 +40,15 @@ struct Attention {
 // Neighbouring rows of a are `row` apart, neighbouring columns `column`; rows of c are `step` apart.
 template <int rows>
 static void tile(const float* a, long row, long column, long depth, const float* panel, float* c, long step, bool add) {
-    Vec sums[rows][PARTS] = {};
-    for (long k = 0; k < depth; k++, a += column, panel += WIDE)
-        for (int i = 0; i < PARTS; i++) {
-            Vec some = *(const LooseVec*)(panel + i * LANES);
+    Vec sums[rows][PANEL_VECTORS] = {};
+    for (long k = 0; k < depth; k++, a += column, panel += PANEL_WIDTH)
+        for (int i = 0; i < PANEL_VECTORS; i++) {
+            Vec some = *(const UnalignedVec*)(panel + i * LANES);
             for (int r = 0; r < rows; r++) sums[r][i] += a[r * row] * some;
         }
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < PARTS; i++) {
-            LooseVec* to = (LooseVec*)(c + r * step + i * LANES);
+        for (int i = 0; i < PANEL_VECTORS; i++) {
+            UnalignedVec* to = (UnalignedVec*)(c + r * step + i * LANES);
             *to = add ? *to + sums[r][i] : sums[r][i];
         }
 }
@@ -73,37 +73,39 @@ static void tile_of(long rows, const float* a, long row, long column, long depth
     }
 }
 
-static long up(long n) { return (n + WIDE - 1) / WIDE * WIDE; }
+static long up(long n) { return (n + PANEL_WIDTH - 1) / PANEL_WIDTH * PANEL_WIDTH; }
 
-struct Steps {  // where tokens are that lie at equal distances
+struct Stride {  // where tokens are that lie at equal distances
     long step;
     long operator[](long token) const { return token * step; }
 };
 
-// x (tokens, D), each token at one of the places -> (D / 16, tokens, 16): the matrix behind a product whose depth is the tokens
+// x (tokens, D), each token at one of the offsets -> (D / 16, tokens, 16): the matrix behind a product whose depth is the tokens
 template <class Places>
-static void across(const float* x, Places places, long tokens, long width, float* to) {
-    for (long d = 0; d < width; d += WIDE)
-        for (long t = 0; t < tokens; t++, to += WIDE) memcpy(to, x + places[t] + d, WIDE * sizeof(float));
+static void pack_panels(const float* x, Places offsets, long tokens, long width, float* to) {
+    for (long d = 0; d < width; d += PANEL_WIDTH)
+        for (long t = 0; t < tokens; t++, to += PANEL_WIDTH) memcpy(to, x + offsets[t] + d, PANEL_WIDTH * sizeof(float));
 }
 
-static void across(const float* x, long step, long tokens, long width, float* to) { across(x, Steps{step}, tokens, width, to); }
+static void pack_panels(const float* x, long step, long tokens, long width, float* to) { pack_panels(x, Stride{step}, tokens, width, to); }
 
 // x (tokens, D) -> (tokens / 16, D, 16): its transpose behind a product whose depth is D; the last panel filled with 0
 template <class Places>
-static void along(const float* x, Places places, long tokens, long width, float* to) {
+static void pack_transposed(const float* x, Places offsets, long tokens, long width, float* to) {
     memset(to, 0, up(tokens) * width * sizeof(float));
     for (long t = 0; t < tokens; t++) {
-        float* column = to + t / WIDE * WIDE * width + t % WIDE;
-        for (long d = 0; d < width; d++) column[d * WIDE] = x[places[t] + d];
+        float* column = to + t / PANEL_WIDTH * PANEL_WIDTH * width + t % PANEL_WIDTH;
+        for (long d = 0; d < width; d++) column[d * PANEL_WIDTH] = x[offsets[t] + d];
     }
 }
 
-static void along(const float* x, long step, long tokens, long width, float* to) { along(x, Steps{step}, tokens, width, to); }
+static void pack_transposed(const float* x, long step, long tokens, long width, float* to) {
+    pack_transposed(x, Stride{step}, tokens, width, to);
+}
 
 // --- attention
 
-struct Room {  // what one thread needs for a span; it grows and is used again
+struct Workspace {  // what one thread needs for a span; it grows and is used again
     std::vector<float> parts[7];
     float* of(int part, long size) {
         if ((long)parts[part].size() < size) parts[part].resize(size);
@@ -113,7 +115,7 @@ struct Room {  // what one thread needs for a span; it grows and is used again
 
 struct Span {  // queries of one row, and the keys that they see
     long row, from, tokens, keys;
-    const long* counts = nullptr;   // (tokens): keys that each query sees; null: all, or if causal those up to its own
+    const long* counts = nullptr;   // (tokens): keys that each query sees, not decreasing; null: all, or if causal those up to its own
     const long* indices = nullptr;  // (keys): which tokens of the row they are; null: those of the queries
     Span(long row, long from, long tokens, long keys) : row(row), from(from), tokens(tokens), keys(keys) {}
     Span(const Attention& a, long number)
@@ -124,50 +126,50 @@ struct Span {  // queries of one row, and the keys that they see
 };
 
 // the number of keys that a query sees
-static long seen(const Attention& a, const Span& s, long query) {
+static long visible_keys(const Attention& a, const Span& s, long query) {
     return s.counts ? s.counts[query] : a.causal ? query + 1 : s.keys;
 }
 
 // The queries of a block, strip by strip: f(first query, its place in the block, how many, keys that the last one sees)
 template <class Function>
 static void strips(const Attention& a, const Span& s, long from, long count, Function f) {
-    for (long t = 0; t < count; t += TALL) {
-        long rows = std::min(TALL, count - t);
-        f(from + t, t, rows, seen(a, s, from + t + rows - 1));
+    for (long t = 0; t < count; t += TILE_ROWS) {
+        long rows = std::min(TILE_ROWS, count - t);
+        f(from + t, t, rows, visible_keys(a, s, from + t + rows - 1));
     }
 }
 
-// table (count, step) = x (count, D) y^T, y `along`, as far as the causal rule allows. A panel stays in the nearest cache
+// table (count, step) = x (count, D) y^T, y `pack_transposed`, as far as the causal rule allows. A panel stays in the nearest cache
 // while the strips pass by.
-static void compare(const Attention& a, const Span& s, long from, long count, const float* x, long token, const float* y,
+static void compute_scores(const Attention& a, const Span& s, long from, long count, const float* x, long token, const float* y,
                     float* table, long step) {
-    for (long k = 0; k < up(seen(a, s, from + count - 1)); k += WIDE)
+    for (long k = 0; k < up(visible_keys(a, s, from + count - 1)); k += PANEL_WIDTH)
         strips(a, s, from, count, [&](long query, long t, long rows, long keys) {
             if (k < keys) tile_of(rows, x + query * token, token, 1, a.width, y + k * a.width, table + t * step + k, step);
         });
 }
 
-// x (count, D) = table (count, keys) y (keys, D), y `across`
-static void average(const Attention& a, const Span& s, long from, long count, const float* table, long step, const float* y,
+// x (count, D) = table (count, keys) y (keys, D), y `pack_panels`
+static void weighted_sum(const Attention& a, const Span& s, long from, long count, const float* table, long step, const float* y,
                     float* x, long token) {
-    for (long d = 0; d < a.width; d += WIDE)
+    for (long d = 0; d < a.width; d += PANEL_WIDTH)
         strips(a, s, from, count, [&](long query, long t, long rows, long keys) {
             tile_of(rows, table + t * step, step, 1, keys, y + d * s.keys, x + query * token + d, token);
         });
 }
 
-// x (keys, D) += table (count, keys)^T y (count, D), y `across`
+// x (keys, D) += table (count, keys)^T y (count, D), y `pack_panels`
 static void gather(const float* table, long step, long count, long keys, const float* y, long D, float* x, long token) {
-    for (long d = 0; d < D; d += WIDE)
-        for (long k = 0; k < keys; k += TALL)
-            tile_of(std::min(TALL, keys - k), table + k, 1, step, count, y + d * count, x + k * token + d, token, true);
+    for (long d = 0; d < D; d += PANEL_WIDTH)
+        for (long k = 0; k < keys; k += TILE_ROWS)
+            tile_of(std::min(TILE_ROWS, keys - k), table + k, 1, step, count, y + d * count, x + k * token + d, token, true);
 }
 
 // the first `keys` of the scores s (1, wide) -> exp(scale s - shift), the others 0; returns their sum
 static float weights_of(float* s, long keys, long wide, float scale, float shift) {
-    Eight sums = {};
+    Float8 sums = {};
     for (long i = keys; i < up(keys); i++) s[i] = -INFINITY;
-    for (long i = 0; i < up(keys); i += 8) sums += *(Loose*)(s + i) = exponential(*(Loose*)(s + i) * scale - shift);
+    for (long i = 0; i < up(keys); i += 8) sums += *(UnalignedFloat8*)(s + i) = exponential(*(UnalignedFloat8*)(s + i) * scale - shift);
     for (long i = up(keys); i < wide; i++) s[i] = 0;
     return total(sums);
 }
@@ -186,17 +188,17 @@ static void add_bias(const Attention& a, const Span& s, long head, long query, f
 }
 
 // out = softmax(q K^T scale + bias) V for the queries of one head; `keys` along, `values` across
-static void mix(const Attention& a, const Span& s, long head, const float* keys, const float* values, float* table) {
+static void attend_queries(const Attention& a, const Span& s, long head, const float* keys, const float* values, float* table) {
     float *out = s.of(a.out, head), *sums = a.sums ? s.sums(a, head) : nullptr, scale = a.bias ? 1 : a.scale;
     long step = up(s.keys), D = a.width;
-    for (long from = 0; from < s.tokens; from += FEW) {
-        long count = std::min(FEW, s.tokens - from), wide = up(seen(a, s, from + count - 1));
-        float share[FEW];
-        compare(a, s, from, count, s.of(a.query, head), a.query.token, keys, table, step);
+    for (long from = 0; from < s.tokens; from += QUERY_BLOCK) {
+        long count = std::min(QUERY_BLOCK, s.tokens - from), wide = up(visible_keys(a, s, from + count - 1));
+        float share[QUERY_BLOCK];
+        compute_scores(a, s, from, count, s.of(a.query, head), a.query.token, keys, table, step);
         for (long r = 0; r < count; r++) {
             float* row = table + r * step;
-            long own = seen(a, s, from + r);
-            if (own == 0) {  // padding
+            long own = visible_keys(a, s, from + r);
+            if (own == 0) {  // padding before the first real token
                 std::fill(row, row + wide, 0.0f);
                 share[r] = 0;
                 continue;
@@ -206,20 +208,20 @@ static void mix(const Attention& a, const Span& s, long head, const float* keys,
             if (sums) sums[from + r] = most + logf(sum);
             share[r] = 1 / sum;
         }
-        average(a, s, from, count, table, step, values, out, a.out.token);
+        weighted_sum(a, s, from, count, table, step, values, out, a.out.token);
         for (long r = 0; r < count; r++)
             for (long d = 0; d < D; d++) out[(from + r) * a.out.token + d] *= share[r];
     }
 }
 
 // All queries of a span and of the heads that share one key head; `at` < n * key_heads. It may throw std::bad_alloc.
-static void attend_span(const Attention& a, long at, Room& room) {
+static void attend_span(const Attention& a, long at, Workspace& room) {
     Span s(a, at / a.key_heads);
     long head = at % a.key_heads, group = a.heads / a.key_heads, size = up(s.keys) * a.width;
-    float *keys = room.of(0, size), *values = room.of(1, size), *table = room.of(2, FEW * up(s.keys));
-    along(s.of(a.key, head), a.key.token, s.keys, a.width, keys);
-    across(s.of(a.value, head), a.value.token, s.keys, a.width, values);
-    for (long g = 0; g < group; g++) mix(a, s, head * group + g, keys, values, table);
+    float *keys = room.of(0, size), *values = room.of(1, size), *table = room.of(2, QUERY_BLOCK * up(s.keys));
+    pack_transposed(s.of(a.key, head), a.key.token, s.keys, a.width, keys);
+    pack_panels(s.of(a.value, head), a.value.token, s.keys, a.width, values);
+    for (long g = 0; g < group; g++) attend_queries(a, s, head * group + g, keys, values, table);
 }
 
 }  // namespace attention

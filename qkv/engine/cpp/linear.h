@@ -1,8 +1,8 @@
 // y = x W^T + b for weights in float32, int8 and int4, laid out in panels of 16 columns.
 //
 // A product of few rows is bound by reading W: a panel is read once, in the order in which it lies, and the sums stay in registers.
-// With many rows a panel stays in the nearest cache while tiles of rows pass by. Each row gets the same bits whatever other rows
-// stand beside it.
+// With many rows a panel stays in the nearest cache while tiles of rows pass by. The bits of a row do not depend on
+// the other rows.
 //
 // Integer products are exact. A row of x is rounded to int8 with one scale (or one for each group of inputs), weights to int8 with
 // one scale per column (or per column and group). A weight w is stored as the unsigned number w + offset, because the instructions
@@ -27,11 +27,11 @@
 #include "threads.h"
 #include "vectors.h"
 
-constexpr long PARTY = 4;    // panels of a chunk of work
+constexpr long CHUNK_PANELS = 4;    // panels of a chunk of work
 constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
 constexpr long CHUNK = 512;  // float32 products that are added up before they join the rest: long sums would lose digits
-constexpr long LOW = std::min(TALL, 8l);  // rows of a tile of integers: with more, GCC 12 does not keep the sums in registers
-constexpr long AHEAD = 16;   // for a single row, the weights of so many steps later are fetched now
+constexpr long INT_TILE_ROWS = std::min(TILE_ROWS, 8l);  // rows of a tile of integers: GCC 12 spills more
+constexpr long PREFETCH_STEPS = 16;   // for a single row, the weights of so many steps later are fetched now
 
 enum WeightType : long { FLOAT32, INT8, INT4 };
 
@@ -48,7 +48,7 @@ static inline long groups_of(const Linear& l) { return l.type == FLOAT32 ? 0 : (
 
 // --- rows of x in int8
 
-struct Rounded {        // rows of x as the integer products read them
+struct QuantizedRows {        // rows of x as the integer products read them
     int8_t* x;          // (rows, in rounded up to 8), filled up with 0
     float* scales;      // (rows, groups)
     int32_t* sums;      // (rows, groups): sum of x over a group
@@ -56,13 +56,13 @@ struct Rounded {        // rows of x as the integer products read them
     static long bytes(const Linear& l, long rows) {
         return l.type == FLOAT32 ? 0 : rows * (width(l) + groups_of(l) * (sizeof(float) + sizeof(int32_t)));
     }
-    Rounded(const Linear& l, long rows, void* room)
+    QuantizedRows(const Linear& l, long rows, void* room)
         : x((int8_t*)room), scales((float*)(x + rows * width(l))), sums((int32_t*)(scales + rows * groups_of(l))) {}
 };
 
 // x / scale to the nearest integer, scale = max |x| / 127. An infinite or undefined number makes the scale, and so the result, undefined.
-static void round_row(const Linear& l, const float* x, const Rounded& to, long row) {
-    long width = Rounded::width(l), groups = groups_of(l), group = std::min(l.group, l.in);
+static void quantize_row(const Linear& l, const float* x, const QuantizedRows& to, long row) {
+    long width = QuantizedRows::width(l), groups = groups_of(l), group = std::min(l.group, l.in);
     int8_t* out = to.x + row * width;
     memset(out + l.in, 0, width - l.in);
     for (long g = 0, from = 0; g < groups; g++, from += group) {
@@ -193,19 +193,19 @@ struct Bytes {
     uint8_t at[64];
 };
 struct Ints {
-    int32_t at[WIDE];
-    Ints(int32_t all = 0) { std::fill(at, at + WIDE, all); }
+    int32_t at[PANEL_WIDTH];
+    Ints(int32_t all = 0) { std::fill(at, at + PANEL_WIDTH, all); }
     void add_products(const Bytes& w, int32_t x) {
         int8_t bytes[4];
         memcpy(bytes, &x, 4);
-        for (int c = 0; c < WIDE; c++)
+        for (int c = 0; c < PANEL_WIDTH; c++)
             for (int j = 0; j < 4; j++) at[c] += (int32_t)w.at[4 * c + j] * bytes[j];
     }
     void add(const Ints& other) {
-        for (int c = 0; c < WIDE; c++) at[c] += other.at[c];
+        for (int c = 0; c < PANEL_WIDTH; c++) at[c] += other.at[c];
     }
     void store(float* to) const {
-        for (int c = 0; c < WIDE; c++) to[c] = (float)at[c];
+        for (int c = 0; c < PANEL_WIDTH; c++) to[c] = (float)at[c];
     }
 };
 static inline Bytes load_bytes(const uint8_t* from) {
@@ -294,12 +294,12 @@ static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, lon
 
 // y (rows, panels x 16) = x W^T + b for the first `rows` rows of x; scales and bias are those of these panels
 template <class Type, int rows, int panels, int ways>
-static void tile_integers(const Linear& l, const Rounded& x, long row, long column, float* y, long step, bool add) {
-    long width = Rounded::width(l), groups = groups_of(l), panel = up(l.in, Type::inputs) / Type::inputs * 64;
+static void tile_integers(const Linear& l, const QuantizedRows& x, long row, long column, float* y, long step, bool add) {
+    long width = QuantizedRows::width(l), groups = groups_of(l), panel = up(l.in, Type::inputs) / Type::inputs * 64;
     long group = std::min(l.group, l.in);
     const float* scales = l.scales + column * groups;
-    const uint8_t* w = (const uint8_t*)l.panels + column / WIDE * panel;
-    Vec total[rows][panels][PARTS] = {};
+    const uint8_t* w = (const uint8_t*)l.panels + column / PANEL_WIDTH * panel;
+    Vec total[rows][panels][PANEL_VECTORS] = {};
     for (long g = 0, from = 0; g < groups; g++, from += group) {
         Ints sums[rows][panels];
         group_sums<Type, rows, panels, ways>(w + from / Type::inputs * 64, panel, x.x + row * width + from, width,
@@ -308,12 +308,12 @@ static void tile_integers(const Linear& l, const Rounded& x, long row, long colu
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
             for (int p = 0; p < panels; p++) {
-                float whole[WIDE];
+                float whole[PANEL_WIDTH];
                 sums[r][p].store(whole);
 #pragma GCC unroll 16
-                for (int i = 0; i < PARTS; i++)
-                    total[r][p][i] += *(LooseVec*)(whole + i * LANES) * x.scales[(row + r) * groups + g] *
-                                      *(LooseVec*)(scales + (p * groups + g) * WIDE + i * LANES);
+                for (int i = 0; i < PANEL_VECTORS; i++)
+                    total[r][p][i] += *(UnalignedVec*)(whole + i * LANES) * x.scales[(row + r) * groups + g] *
+                                      *(UnalignedVec*)(scales + (p * groups + g) * PANEL_WIDTH + i * LANES);
             }
     }
 #pragma GCC unroll 16
@@ -321,19 +321,19 @@ static void tile_integers(const Linear& l, const Rounded& x, long row, long colu
 #pragma GCC unroll 16
         for (int p = 0; p < panels; p++)
 #pragma GCC unroll 16
-            for (int i = 0; i < PARTS; i++) {
-                long c = p * WIDE + i * LANES;
-                LooseVec* to = (LooseVec*)(y + r * step + c);
-                Vec result = total[r][p][i] + *(LooseVec*)(l.bias + column + c);
+            for (int i = 0; i < PANEL_VECTORS; i++) {
+                long c = p * PANEL_WIDTH + i * LANES;
+                UnalignedVec* to = (UnalignedVec*)(y + r * step + c);
+                Vec result = total[r][p][i] + *(UnalignedVec*)(l.bias + column + c);
                 *to = add ? *to + result : result;
             }
 }
 
 template <class Type, int panels>
-static void tile_integers_of(long rows, const Linear& l, const Rounded& x, long row, long column, float* y, long step, bool add) {
+static void tile_integers_of(long rows, const Linear& l, const QuantizedRows& x, long row, long column, float* y, long step, bool add) {
     switch (rows) {
         case 1: return tile_integers<Type, 1, panels, 4>(l, x, row, column, y, step, add);
-        case 2: return tile_integers<Type, 2, panels, 4 / PAIR>(l, x, row, column, y, step, add);
+        case 2: return tile_integers<Type, 2, panels, 4 / TILE_PANELS>(l, x, row, column, y, step, add);
         case 3: return tile_integers<Type, 3, panels, 2>(l, x, row, column, y, step, add);
         case 4: return tile_integers<Type, 4, panels, 2>(l, x, row, column, y, step, add);
         case 5: return tile_integers<Type, 5, panels, 1>(l, x, row, column, y, step, add);
@@ -347,13 +347,13 @@ static void tile_integers_of(long rows, const Linear& l, const Rounded& x, long 
 
 // Some panels for all rows, in tiles of nearly equal height
 template <class Type>
-static void column_integers(const Linear& l, const Rounded& x, long row, long rows, long column, long panels, float* y, long step,
+static void column_integers(const Linear& l, const QuantizedRows& x, long row, long rows, long column, long panels, float* y, long step,
                             bool add) {
-    long tiles = (rows + LOW - 1) / LOW;
+    long tiles = (rows + INT_TILE_ROWS - 1) / INT_TILE_ROWS;
     for (long t = 0, r = 0; t < tiles; t++) {
         long height = rows / tiles + (t < rows % tiles);
-        if (panels == PAIR && PAIR > 1)
-            tile_integers_of<Type, PAIR>(height, l, x, row + r, column, y + r * step, step, add);
+        if (panels == TILE_PANELS && TILE_PANELS > 1)
+            tile_integers_of<Type, TILE_PANELS>(height, l, x, row + r, column, y + r * step, step, add);
         else
             tile_integers_of<Type, 1>(height, l, x, row + r, column, y + r * step, step, add);
         r += height;
@@ -362,19 +362,19 @@ static void column_integers(const Linear& l, const Rounded& x, long row, long ro
 
 // --- float32
 
-// y[r][c] += sum_k x[r][k] panel[k][c], k < depth. Rows of x are `in` apart, so are panels in steps of WIDE. Meanwhile a
+// y[r][c] += sum_k x[r][k] panel[k][c], k < depth. Rows of x are `in` apart, so are panels in steps of PANEL_WIDTH. Meanwhile a
 // share of what comes next, one in `share`, is fetched.
 template <int rows, int panels>
 static void tile(const float* x, long in, long depth, const float* panel, float* y, long step, const float* next, long share) {
-    Vec sums[rows][panels][PARTS] = {};
+    Vec sums[rows][panels][PANEL_VECTORS] = {};
     for (long k = 0; k < depth; k++)
 #pragma GCC unroll 16
         for (int p = 0; p < panels; p++) {
-            const float* weights = panel + (p * in + k) * WIDE;
-            __builtin_prefetch(next + p * in * WIDE + k * share, 0, 2);  // into the second cache
+            const float* weights = panel + (p * in + k) * PANEL_WIDTH;
+            __builtin_prefetch(next + p * in * PANEL_WIDTH + k * share, 0, 2);  // into the second cache
 #pragma GCC unroll 16
-            for (int i = 0; i < PARTS; i++) {
-                Vec some = *(const LooseVec*)(weights + i * LANES);
+            for (int i = 0; i < PANEL_VECTORS; i++) {
+                Vec some = *(const UnalignedVec*)(weights + i * LANES);
 #pragma GCC unroll 16
                 for (int r = 0; r < rows; r++) sums[r][p][i] += x[r * in + k] * some;
             }
@@ -384,7 +384,7 @@ static void tile(const float* x, long in, long depth, const float* panel, float*
 #pragma GCC unroll 16
         for (int p = 0; p < panels; p++)
 #pragma GCC unroll 16
-            for (int i = 0; i < PARTS; i++) *(LooseVec*)(y + r * step + p * WIDE + i * LANES) += sums[r][p][i];
+            for (int i = 0; i < PANEL_VECTORS; i++) *(UnalignedVec*)(y + r * step + p * PANEL_WIDTH + i * LANES) += sums[r][p][i];
 }
 
 template <int panels>
@@ -413,14 +413,14 @@ template <int panels>
 static void column_floats(const Linear& l, const float* x, long rows, long column, float* y, long step, bool add) {
     const float *bias = l.bias + column, *panel = (const float*)l.panels + column * l.in;
     for (long r = 0; r < rows; r++)
-        for (long c = 0; c < panels * WIDE; c++) y[r * step + c] = bias[c] + (add ? y[r * step + c] : 0);
-    long tiles = (rows + TALL - 1) / TALL, share = (WIDE + tiles - 1) / tiles;
+        for (long c = 0; c < panels * PANEL_WIDTH; c++) y[r * step + c] = bias[c] + (add ? y[r * step + c] : 0);
+    long tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, share = (PANEL_WIDTH + tiles - 1) / tiles;
     for (long k = 0; k < l.in; k += CHUNK) {
         long depth = std::min(CHUNK, l.in - k);
-        const float* part = panel + k * WIDE;
+        const float* part = panel + k * PANEL_WIDTH;
         for (long t = 0, r = 0; t < tiles; t++) {
             long height = rows / tiles + (t < rows % tiles);
-            const float* next = rows == 1 ? part + AHEAD * WIDE : part + depth * (WIDE + t * share);
+            const float* next = rows == 1 ? part + PREFETCH_STEPS * PANEL_WIDTH : part + depth * (PANEL_WIDTH + t * share);
             tile_of<panels>(height, x + r * l.in + k, l.in, depth, part, y + r * step, step, next, share);
             r += height;
         }
@@ -431,50 +431,50 @@ static void column_floats(const Linear& l, const float* x, long rows, long colum
 
 struct Input {  // rows of x: as they are, or for integer weights rounded
     const float* x;
-    Rounded rounded;
+    QuantizedRows rounded;
 };
 
 static void column(const Linear& l, const Input& in, long row, long rows, long column, long panels, float* y, long step, bool add) {
     const float* x = in.x + row * l.in;
     if (l.type == INT8) return column_integers<Int8>(l, in.rounded, row, rows, column, panels, y, step, add);
     if (l.type == INT4) return column_integers<Int4>(l, in.rounded, row, rows, column, panels, y, step, add);
-    if (panels == PARTY) return column_floats<PARTY>(l, x, rows, column, y, step, add);
-    if (panels == PAIR && PAIR > 1) return column_floats<PAIR>(l, x, rows, column, y, step, add);
+    if (panels == CHUNK_PANELS) return column_floats<CHUNK_PANELS>(l, x, rows, column, y, step, add);
+    if (panels == TILE_PANELS && TILE_PANELS > 1) return column_floats<TILE_PANELS>(l, x, rows, column, y, step, add);
     return column_floats<1>(l, x, rows, column, y, step, add);
 }
 
-// Columns `from` to `end` of at most BLOCK rows; the last panel may be narrower than WIDE
+// Columns `from` to `end` of at most BLOCK rows; the last panel may be narrower than PANEL_WIDTH
 static void columns(const Linear& l, const Input& x, long row, long rows, float* y, bool add, long from, long end) {
-    // a single row of floats takes PARTY panels at once: the sums of one panel would wait for each other
-    long most = rows == 1 && l.type == FLOAT32 ? PARTY : PAIR;
+    // a single row of floats takes CHUNK_PANELS panels at once: the sums of one panel would wait for each other
+    long most = rows == 1 && l.type == FLOAT32 ? CHUNK_PANELS : TILE_PANELS;
     if (l.type != FLOAT32 && (rows <= 4 || l.group < l.in)) most = 1;  // with groups, sums of integers and of floats need registers
-    long whole = from + (end - from) / WIDE * WIDE;
+    long whole = from + (end - from) / PANEL_WIDTH * PANEL_WIDTH;
     for (long c = from; c < whole;) {
-        long panels = whole - c >= most * WIDE ? most : 1;
+        long panels = whole - c >= most * PANEL_WIDTH ? most : 1;
         column(l, x, row, rows, c, panels, y + c, l.out, add);
-        c += panels * WIDE;
+        c += panels * PANEL_WIDTH;
     }
     if (long rest = end - whole) {
-        float last[BLOCK * WIDE];
-        column(l, x, row, rows, whole, 1, last, WIDE, false);
+        float last[BLOCK * PANEL_WIDTH];
+        column(l, x, row, rows, whole, 1, last, PANEL_WIDTH, false);
         for (long r = 0; r < rows; r++)
             for (long c = 0; c < rest; c++) {
                 float& to = y[r * l.out + whole + c];
-                to = last[r * WIDE + c] + (add ? to : 0);
+                to = last[r * PANEL_WIDTH + c] + (add ? to : 0);
             }
     }
 }
 
-// y (rows, out) = x W^T + b, or with `add` y += x W^T + b. `room`: Rounded::bytes(l, rows), for integer weights.
+// y (rows, out) = x W^T + b, or with `add` y += x W^T + b. `room`: QuantizedRows::bytes(l, rows), for integer weights.
 static void product(const Team& team, const Linear& l, const float* x, long rows, float* y, void* room, bool add = false) {
-    Input input{x, Rounded(l, rows, room)};
+    Input input{x, QuantizedRows(l, rows, room)};
     if (l.type != FLOAT32) {
         long few = std::max(1l, 4096 / l.in);
         team.each((rows + few - 1) / few, [&](long chunk) {
-            for (long r = chunk * few; r < std::min(rows, (chunk + 1) * few); r++) round_row(l, x + r * l.in, input.rounded, r);
+            for (long r = chunk * few; r < std::min(rows, (chunk + 1) * few); r++) quantize_row(l, x + r * l.in, input.rounded, r);
         });
     }
-    long chunk = PARTY * WIDE, chunks = (l.out + chunk - 1) / chunk, blocks = (rows + BLOCK - 1) / BLOCK;
+    long chunk = CHUNK_PANELS * PANEL_WIDTH, chunks = (l.out + chunk - 1) / chunk, blocks = (rows + BLOCK - 1) / BLOCK;
     team.each(blocks * chunks, [&](long at) {
         long row = at / chunks * BLOCK, from = at % chunks * chunk;
         columns(l, input, row, std::min(BLOCK, rows - row), y + row * l.out, add, from, std::min(from + chunk, l.out));

@@ -1,6 +1,6 @@
 // The selective scan, forwards and backwards: x_t = exp(dt_t A) x_(t-1) + dt_t B_t u_t, y_t = C_t x_t.
 //
-// Eight channels go along the text together, each with its N states, which never leave the nearest cache: torch would write
+// Float8 channels go along the text together, each with its N states, which never leave the nearest cache: torch would write
 // (tokens, N, channels) numbers to memory several times over. The way forwards leaves a mark of x at every STRETCH tokens; the
 // way back goes from mark to mark and forms what lies between again.
 
@@ -21,13 +21,13 @@ struct Scan {
     float *du, *dstep, *ddecay, *denter, *dleave, *dfirst;  // ddecay (B, N, I): of each row by itself
 };
 
-static Eight at(const float* x) { return *(const Loose*)x; }
-static void put(float* x, Eight value) { *(Loose*)x = value; }
+static Float8 at(const float* x) { return *(const UnalignedFloat8*)x; }
+static void put(float* x, Float8 value) { *(UnalignedFloat8*)x = value; }
 static long stretches(const Scan& s) { return (s.tokens + STRETCH - 1) / STRETCH; }
 
 // What the token t of a row does to eight channels from i on.
 struct Token {
-    Eight u, step;
+    Float8 u, step;
     const float *enter, *leave;
     Token(const Scan& s, long row, long t, long i) {
         long token = row * s.tokens + t;
@@ -45,9 +45,9 @@ static void forwards(const Scan& s, long row, long i) {
             for (long n = 0; n < s.states; n++) put(mark + n * s.width, at(&x[8 * n]));
         }
         Token now(s, row, t, i);
-        Eight input = now.step * now.u, y = {};
+        Float8 input = now.step * now.u, y = {};
         for (long n = 0; n < s.states; n++) {
-            Eight new_x = exponential(now.step * at(s.decay + n * s.width + i)) * at(&x[8 * n]) + input * now.enter[n];
+            Float8 new_x = exponential(now.step * at(s.decay + n * s.width + i)) * at(&x[8 * n]) + input * now.enter[n];
             put(&x[8 * n], new_x);
             y += new_x * now.leave[n];
         }
@@ -56,24 +56,24 @@ static void forwards(const Scan& s, long row, long i) {
     for (long n = 0; n < s.states; n++) put(s.last + (row * s.states + n) * s.width + i, at(&x[8 * n]));
 }
 
-struct Room {  // what one thread needs on the way back
+struct Workspace {  // what one thread needs on the way back
     std::vector<float> x, fade, dx, denter, dleave;
-    explicit Room(const Scan& s)
+    explicit Workspace(const Scan& s)
         : x(8 * s.states * (STRETCH + 1)), fade(8 * s.states * STRETCH), dx(8 * s.states),
           denter(8 * s.states * s.tokens), dleave(8 * s.states * s.tokens) {}
 };
 
 // x before and after each token of a stretch, and how much of it was left
-static void again(const Scan& s, long row, long i, long from, long end, Room& room) {
+static void again(const Scan& s, long row, long i, long from, long end, Workspace& room) {
     const float* mark = s.marks + (row * stretches(s) + from / STRETCH) * s.states * s.width + i;
     for (long n = 0; n < s.states; n++) put(&room.x[8 * n], at(mark + n * s.width));
     for (long t = from; t < end; t++) {
         Token now(s, row, t, i);
-        Eight input = now.step * now.u;
+        Float8 input = now.step * now.u;
         float *before = &room.x[8 * s.states * (t - from)], *after = before + 8 * s.states;
         float* fade = &room.fade[8 * s.states * (t - from)];
         for (long n = 0; n < s.states; n++) {
-            Eight left = exponential(now.step * at(s.decay + n * s.width + i));
+            Float8 left = exponential(now.step * at(s.decay + n * s.width + i));
             put(fade + 8 * n, left);
             put(after + 8 * n, left * at(before + 8 * n) + input * now.enter[n]);
         }
@@ -81,19 +81,19 @@ static void again(const Scan& s, long row, long i, long from, long end, Room& ro
 }
 
 // One token on the way back: dx, the gradient of x after it, becomes that of x before it
-static void back(const Scan& s, long row, long i, long t, long from, Room& room) {
+static void back(const Scan& s, long row, long i, long t, long from, Workspace& room) {
     Token now(s, row, t, i);
     long place = (row * s.tokens + t) * s.width + i;
-    Eight dy = at(s.dy + place), input = now.step * now.u, dstep = {}, dinput = {};
+    Float8 dy = at(s.dy + place), input = now.step * now.u, dstep = {}, dinput = {};
     const float *before = &room.x[8 * s.states * (t - from)], *after = before + 8 * s.states;
     const float* fade = &room.fade[8 * s.states * (t - from)];
     float *denter = &room.denter[8 * s.states * t], *dleave = &room.dleave[8 * s.states * t];
     for (long n = 0; n < s.states; n++) {
-        Eight dx = at(&room.dx[8 * n]) + dy * now.leave[n], left = at(fade + 8 * n);
+        Float8 dx = at(&room.dx[8 * n]) + dy * now.leave[n], left = at(fade + 8 * n);
         put(dleave + 8 * n, at(dleave + 8 * n) + dy * at(after + 8 * n));
         put(denter + 8 * n, at(denter + 8 * n) + dx * input);
         dinput += dx * now.enter[n];
-        Eight exponent = dx * left * at(before + 8 * n);  // the gradient of dt A
+        Float8 exponent = dx * left * at(before + 8 * n);  // the gradient of dt A
         float* ddecay = s.ddecay + (row * s.states + n) * s.width + i;
         put(ddecay, at(ddecay) + exponent * now.step);
         dstep += exponent * at(s.decay + n * s.width + i);
@@ -103,7 +103,7 @@ static void back(const Scan& s, long row, long i, long t, long from, Room& room)
     put(s.dstep + place, dstep + dinput * now.u);
 }
 
-static void backwards(const Scan& s, long row, Room& room) {
+static void backwards(const Scan& s, long row, Workspace& room) {
     std::fill(room.denter.begin(), room.denter.end(), 0.0f);
     std::fill(room.dleave.begin(), room.dleave.end(), 0.0f);
     memset(s.ddecay + row * s.states * s.width, 0, s.states * s.width * sizeof(float));
@@ -143,10 +143,10 @@ extern "C" int scan_back(const Scan* arguments) {
     std::atomic<int> failed{0};
 #pragma omp parallel
     {
-        std::unique_ptr<Room> room;
+        std::unique_ptr<Workspace> room;
 #pragma omp for
         for (long row = 0; row < s.rows; row++) try {
-                if (!room) room.reset(new Room(s));
+                if (!room) room.reset(new Workspace(s));
                 backwards(s, row, *room);
             } catch (const std::exception&) {
                 failed = OUT_OF_MEMORY;

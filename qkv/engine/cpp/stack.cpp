@@ -49,7 +49,7 @@ struct Pass {  // T more tokens of each of R rows
     const bool* source_real;    // (sentences, source); null = all
     const float *cosine, *sine;  // (R or 1, T, D / 2): rotary positions; null = none
     long rotation_row;           // from one row to the next, 0 = the same for all
-    bool interleaved;            // neighbours are rotated together, otherwise numbers that are half a head apart
+    bool interleaved;            // neighbours are rotated heads_per_task, otherwise numbers that are half a head apart
     const float* bias;           // (R or 1, heads, T, past + T), added to the scaled scores; null = none
     long bias_row;
     const long* spans;  // (n, 3): row, first token and end of the texts, where nothing is kept
@@ -64,7 +64,7 @@ EXPORT_SIZE(Block)
 EXPORT_SIZE(Stack)
 EXPORT_SIZE(Pass)
 
-// body(i) for all i < count, in chunks that are worth a claim
+// body(i) for all i < count, in chunks that are large enough to amortise their claims
 template <class Body>
 static void each_item(const Team& team, long count, const Body& body) {
     long chunks = std::min(count, 16 * team.threads());
@@ -75,17 +75,17 @@ static void each_item(const Team& team, long count, const Body& body) {
 
 // --- softmax
 
-static Eight eight(const float* x, long count) {  // the first `count` of eight numbers, -infinity for the rest
-    Eight all = Eight{} - INFINITY;
-    if (count >= 8) return *(const Loose*)x;
+static Float8 load_float8(const float* x, long count) {  // the first `count` of eight numbers, -infinity for the rest
+    Float8 all = Float8{} - INFINITY;
+    if (count >= 8) return *(const UnalignedFloat8*)x;
     for (long i = 0; i < count; i++) all[i] = x[i];
     return all;
 }
 
 static float highest(const float* x, long n) {
-    Eight most = Eight{} - INFINITY;
+    Float8 most = Float8{} - INFINITY;
     for (long i = 0; i < n; i += 8) {
-        Eight some = eight(x + i, n - i);
+        Float8 some = load_float8(x + i, n - i);
         most = some > most ? some : most;
     }
     float one = most[0];
@@ -94,10 +94,10 @@ static float highest(const float* x, long n) {
 }
 
 // scores (n, a multiple of 8) -> exp(score - highest), and their sum
-static float exponentials(float* scores, long n) {
+static float softmax_numerators(float* scores, long n) {
     float most = highest(scores, n);
-    Eight sums = {};
-    for (long i = 0; i < n; i += 8) sums += *(Loose*)(scores + i) = exponential(*(Loose*)(scores + i) - most);
+    Float8 sums = {};
+    for (long i = 0; i < n; i += 8) sums += *(UnalignedFloat8*)(scores + i) = exponential(*(UnalignedFloat8*)(scores + i) - most);
     return total(sums);
 }
 
@@ -107,9 +107,9 @@ extern "C" void log_softmax(float* x, long rows, long width, long threads) {
         float *row = x + r * width, most = highest(row, width);
         double sum = 0;
         for (long from = 0; from < width; from += 8 * CHUNK) {
-            Eight sums = {};
+            Float8 sums = {};
             for (long i = from; i < std::min(from + 8 * CHUNK, width); i += 8)
-                sums += exponential(eight(row + i, width - i) - most);
+                sums += exponential(load_float8(row + i, width - i) - most);
             sum += total(sums);
         }
         float all = most + (float)log(sum);
@@ -127,8 +127,8 @@ typedef int Order __attribute__((vector_size(32)));
 #endif
 
 // The sums of the numbers of eight vectors: in three steps, pairs of them are mixed and added
-static Eight sums_of(const Eight (&x)[8]) {
-    Eight two[4], four[2];
+static Float8 sums_of(const Float8 (&x)[8]) {
+    Float8 two[4], four[2];
     for (int i = 0; i < 4; i++)
         two[i] = SHUFFLE(x[2 * i], x[2 * i + 1], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(x[2 * i], x[2 * i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
     for (int i = 0; i < 2; i++)
@@ -137,73 +137,73 @@ static Eight sums_of(const Eight (&x)[8]) {
     return SHUFFLE(four[0], four[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(four[0], four[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-constexpr long FETCHED = 16;  // keys, with their values, that are fetched ahead
+constexpr long PREFETCHED_KEYS = 16;  // keys, with their values, that are fetched ahead
 
-// scores (n, rounded up to 8) = q . k scale for keys (D) at `places`, eight at a time
-static void compare_keys(const float* query, const float* keys, const long* places, long n, long width, float scale, float* scores) {
+// scores (n, rounded up to 8) = q . k scale for keys (D) at `offsets`, eight at a time
+static void score_keys(const float* query, const float* keys, const long* offsets, long n, long width, float scale, float* scores) {
     long whole = width / 8 * 8;
     for (long s = 0; s < n; s += 8) {
         const float* key[8];
-        Eight sums[8] = {};
+        Float8 sums[8] = {};
         for (int j = 0; j < 8; j++) {
-            key[j] = keys + places[std::min(s + j, n - 1)];
-            const float* later = keys + places[std::min(s + j + FETCHED, n - 1)];
+            key[j] = keys + offsets[std::min(s + j, n - 1)];
+            const float* later = keys + offsets[std::min(s + j + PREFETCHED_KEYS, n - 1)];
             for (long i = 0; i < 2 * width; i += 16) __builtin_prefetch(later + i);
         }
         for (long i = 0; i < whole; i += 8) {
-            Eight some = *(const Loose*)(query + i);
+            Float8 some = *(const UnalignedFloat8*)(query + i);
 #pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) sums[j] += some * *(const Loose*)(key[j] + i);
+            for (int j = 0; j < 8; j++) sums[j] += some * *(const UnalignedFloat8*)(key[j] + i);
         }
-        Eight found = sums_of(sums);
+        Float8 found = sums_of(sums);
         for (long i = whole; i < width; i++)
             for (int j = 0; j < 8; j++) found[j] += query[i] * key[j][i];
-        *(Loose*)(scores + s) = found * scale;
+        *(UnalignedFloat8*)(scores + s) = found * scale;
     }
     std::fill(scores + n, scores + up(n, 8), -INFINITY);
 }
 
 // out (8 x parts) = sum of weights[s] values[s] for a part of the numbers of a head
 template <int parts>
-static void add_values(const float* weights, const float* values, const long* places, long n, float* out) {
-    Eight sums[parts] = {};
+static void add_values(const float* weights, const float* values, const long* offsets, long n, float* out) {
+    Float8 sums[parts] = {};
     for (long s = 0; s < n; s++) {
         if (weights[s] == 0) continue;  // 0 times what is not a number must be 0
-        const float* value = values + places[s];
+        const float* value = values + offsets[s];
 #pragma GCC unroll 8
-        for (int i = 0; i < parts; i++) sums[i] += weights[s] * *(const Loose*)(value + 8 * i);
+        for (int i = 0; i < parts; i++) sums[i] += weights[s] * *(const UnalignedFloat8*)(value + 8 * i);
     }
-    for (int i = 0; i < parts; i++) *(Loose*)(out + 8 * i) = sums[i];
+    for (int i = 0; i < parts; i++) *(UnalignedFloat8*)(out + 8 * i) = sums[i];
 }
 
-// out (D) = softmax(q K^T scale + bias) V for one query of one head. `places` (n): where the key of each token is; its value (D)
+// out (D) = softmax(q K^T scale + bias) V for one query of one head. `offsets` (n): where the key of each token is; its value (D)
 // stands behind it. `bias`, by the `indices` (n) of the tokens, may be null.
-static void attend_one(const float* query, const float* keys, const long* places, long n, long width, float scale, const float* bias,
+static void attend_one(const float* query, const float* keys, const long* offsets, long n, long width, float scale, const float* bias,
                        const long* indices, float* out) {
     thread_local std::vector<float> scores;
     scores.resize(up(n, 8));
-    compare_keys(query, keys, places, n, width, scale, scores.data());
+    score_keys(query, keys, offsets, n, width, scale, scores.data());
     if (bias)
         for (long s = 0; s < n; s++) scores[s] += bias[indices[s]];
-    float sum = exponentials(scores.data(), scores.size());
+    float sum = softmax_numerators(scores.data(), scores.size());
     for (long s = 0; s < n; s++) scores[s] /= sum;
     const float* values = keys + width;
     long i = 0;
-    for (; i + 64 <= width; i += 64) add_values<8>(scores.data(), values + i, places, n, out + i);
-    for (; i + 8 <= width; i += 8) add_values<1>(scores.data(), values + i, places, n, out + i);
+    for (; i + 64 <= width; i += 64) add_values<8>(scores.data(), values + i, offsets, n, out + i);
+    for (; i + 8 <= width; i += 8) add_values<1>(scores.data(), values + i, offsets, n, out + i);
     for (; i < width; i++) {
         out[i] = 0;
         for (long s = 0; s < n; s++)
-            if (scores[s] != 0) out[i] += scores[s] * values[places[s] + i];
+            if (scores[s] != 0) out[i] += scores[s] * values[offsets[s] + i];
     }
 }
 
 // The tokens that a query sees: which they are, and where their keys are
 struct Visible {
-    std::vector<long> indices, places;
+    std::vector<long> indices, offsets;
 };
 
-struct Run {  // one call: the network, the tokens, the threads, and whether memory was missing
+struct Run {  // one call: the network, the tokens, the threads, and whether an allocation failed
     const Stack& stack;
     const Pass& pass;
     const Team& team;
@@ -222,30 +222,30 @@ struct Run {  // one call: the network, the tokens, the threads, and whether mem
 };
 
 // The tokens that token `own` of a row sees. A padded one sees itself if `always`, so that every query sees something.
-static void find_visible(const Stack& d, const Pass& p, const Block& b, long row, long own, bool always, Visible& found) {
+static void find_visible_tokens(const Stack& d, const Pass& p, const Block& b, long row, long own, bool always, Visible& found) {
     long length = p.past + p.tokens, slot_size = d.key_heads * 2 * p.capacity * d.head_width;
     const long *positions = p.positions ? p.positions + row * length : nullptr, *slots = p.slot ? p.slot + row * length : nullptr;
     const bool* real = p.real ? p.real + row * length : nullptr;
     long place = positions ? positions[own] : own;
-    found.indices.clear(), found.places.clear();
+    found.indices.clear(), found.offsets.clear();
     for (long s = 0; s <= own; s++) {
         if (real && !real[s] && !(always && s == own)) continue;
         long other = positions ? positions[s] : s;
         if (b.window && place - other > b.window && other >= b.n_global && place >= b.n_global) continue;
         found.indices.push_back(s);
-        found.places.push_back((slots ? slots[s] : row) * slot_size + 2 * s * d.head_width);
+        found.offsets.push_back((slots ? slots[s] : row) * slot_size + 2 * s * d.head_width);
     }
 }
 
-constexpr long MANY = 16;  // real queries of a row from which blocks of them are computed together
+constexpr long MIN_BLOCK_QUERIES = 16;  // real queries of a row from which blocks of them are computed together
 
 // Whether the queries of a row are computed in blocks. It must not depend on other rows: each must get the same bits in any batch.
 static bool in_blocks(const Run& run, long layer, long row) {
     const Pass& p = run.pass;
-    if (run.stack.head_width % WIDE || run.stack.blocks[layer].window || p.tokens < MANY) return false;
+    if (run.stack.head_width % PANEL_WIDTH || run.stack.blocks[layer].window || p.tokens < MIN_BLOCK_QUERIES) return false;
     if (!p.real) return true;
     const bool* real = p.real + row * (p.past + p.tokens) + p.past;
-    return std::count(real, real + p.tokens, true) >= MANY;
+    return std::count(real, real + p.tokens, true) >= MIN_BLOCK_QUERIES;
 }
 
 // query (R * T, stride) begins with the heads' queries -> out (R * T, H D), one query at a time
@@ -255,16 +255,16 @@ static void attend_single(Run& run, long layer, const float* query, long stride,
     const Block& b = d.blocks[layer];
     long length = p.past + p.tokens, head_size = 2 * p.capacity * d.head_width, rows = p.rows * p.tokens;
     const float* keys = p.cache + layer * p.slots * d.key_heads * head_size;
-    long together = rows >= 4 * run.team.threads() ? d.heads : 1;  // heads of a row that one thread computes
-    run.each_guarded(rows * d.heads / together, [&](long at) {
+    long heads_per_task = rows >= 4 * run.team.threads() ? d.heads : 1;  // heads of a row that one thread computes
+    run.each_guarded(rows * d.heads / heads_per_task, [&](long at) {
         thread_local Visible visible;
-        long i = at * together / d.heads, row = i / p.tokens, first = at * together % d.heads;
+        long i = at * heads_per_task / d.heads, row = i / p.tokens, first = at * heads_per_task % d.heads;
         if (in_blocks(run, layer, row)) return;
-        find_visible(d, p, b, row, p.past + i % p.tokens, true, visible);
-        for (long head = first; head < first + together; head++) {
+        find_visible_tokens(d, p, b, row, p.past + i % p.tokens, true, visible);
+        for (long head = first; head < first + heads_per_task; head++) {
             const float* bias = p.bias ? p.bias + row * p.bias_row + (head * p.tokens + i % p.tokens) * length : nullptr;
             attend_one(query + i * stride + head * d.head_width, keys + head * d.key_heads / d.heads * head_size,
-                       visible.places.data(), visible.places.size(), d.head_width, b.scale, bias, visible.indices.data(),
+                       visible.offsets.data(), visible.offsets.size(), d.head_width, b.scale, bias, visible.indices.data(),
                        out + (i * d.heads + head) * d.head_width);
         }
     });
@@ -275,18 +275,18 @@ static void attend_source(Run& run, long layer, const float* query, float* out) 
     const Stack& d = run.stack;
     const Pass& p = run.pass;
     long head_size = 2 * p.source * d.head_width, layer_size = d.key_heads * head_size, rows = p.rows * p.tokens;
-    long share = rows / p.sentences, together = rows >= 4 * run.team.threads() ? d.heads : 1;
-    run.each_guarded(rows * d.heads / together, [&](long at) {
-        thread_local std::vector<long> places;
-        long i = at * together / d.heads, sentence = i / share;
+    long share = rows / p.sentences, heads_per_task = rows >= 4 * run.team.threads() ? d.heads : 1;
+    run.each_guarded(rows * d.heads / heads_per_task, [&](long at) {
+        thread_local std::vector<long> offsets;
+        long i = at * heads_per_task / d.heads, sentence = i / share;
         const bool* real = p.source_real ? p.source_real + sentence * p.source : nullptr;
-        places.clear();
+        offsets.clear();
         for (long s = 0; s < p.source; s++)
-            if (!real || real[s]) places.push_back(2 * s * d.head_width);
-        for (long head = at * together % d.heads, end = head + together; head < end; head++)
+            if (!real || real[s]) offsets.push_back(2 * s * d.head_width);
+        for (long head = at * heads_per_task % d.heads, end = head + heads_per_task; head < end; head++)
             attend_one(query + (i * d.heads + head) * d.head_width,
                        p.memory + (sentence * d.layers + layer) * layer_size + head * d.key_heads / d.heads * head_size,
-                       places.data(), places.size(), d.head_width, d.blocks[layer].scale, nullptr, nullptr,
+                       offsets.data(), offsets.size(), d.head_width, d.blocks[layer].scale, nullptr, nullptr,
                        out + (i * d.heads + head) * d.head_width);
     });
 }
@@ -309,7 +309,7 @@ static attention::Attention describe(const Run& run, long layer, const float* qu
 static void attend_texts(Run& run, long layer, const float* query_key_value, long stride, float* out) {
     attention::Attention a = describe(run, layer, query_key_value, stride, out);
     run.team.each(a.n * a.key_heads, [&](long at) {
-        thread_local attention::Room room;
+        thread_local attention::Workspace room;
         try {
             attention::attend_span(a, at, room);
         } catch (const std::exception&) {
@@ -320,30 +320,30 @@ static void attend_texts(Run& run, long layer, const float* query_key_value, lon
 
 // Many queries of a row and the heads that share one key head: the visible keys and values are copied into panels
 static void attend_row(Run& run, const attention::Attention& a, long layer, long row, long key_head) {
-    thread_local attention::Room room;
+    thread_local attention::Workspace room;
     thread_local Visible visible;
     thread_local std::vector<long> counts;
     const Stack& d = run.stack;
     const Pass& p = run.pass;
     long width = d.head_width, head_size = 2 * p.capacity * width, group = d.heads / d.key_heads;
-    find_visible(d, p, d.blocks[layer], row, p.past + p.tokens - 1, false, visible);
+    find_visible_tokens(d, p, d.blocks[layer], row, p.past + p.tokens - 1, false, visible);
     long n = visible.indices.size(), size = attention::up(n) * width;
     counts.resize(p.tokens);
-    for (long t = 0, k = 0; t < p.tokens; t++) {  // a padded query sees nothing, and its result is 0
+    for (long t = 0, k = 0; t < p.tokens; t++) {  // a padded query sees the real tokens before it: counts must not decrease
         while (k < n && visible.indices[k] <= p.past + t) k++;
-        counts[t] = k > 0 && visible.indices[k - 1] == p.past + t ? k : 0;
+        counts[t] = k;
     }
     const float* keys = p.cache + (layer * p.slots * d.key_heads + key_head) * head_size;
-    float *transposed = room.of(0, size), *values = room.of(1, size), *table = room.of(2, attention::FEW * attention::up(n));
-    attention::along(keys, visible.places.data(), n, width, transposed);
-    attention::across(keys + width, visible.places.data(), n, width, values);
+    float *transposed = room.of(0, size), *values = room.of(1, size), *table = room.of(2, attention::QUERY_BLOCK * attention::up(n));
+    attention::pack_transposed(keys, visible.offsets.data(), n, width, transposed);
+    attention::pack_panels(keys + width, visible.offsets.data(), n, width, values);
     attention::Span span(row, 0, p.tokens, n);
     span.counts = counts.data(), span.indices = visible.indices.data();
-    for (long g = 0; g < group; g++) attention::mix(a, span, key_head * group + g, transposed, values, table);
+    for (long g = 0; g < group; g++) attention::attend_queries(a, span, key_head * group + g, transposed, values, table);
 }
 
 static void attend_blocks(Run& run, long layer, const float* query_key_value, long stride, float* out) {
-    if (run.pass.tokens < MANY) return;
+    if (run.pass.tokens < MIN_BLOCK_QUERIES) return;
     attention::Attention a = describe(run, layer, query_key_value, stride, out);
     run.each_guarded(run.pass.rows * a.key_heads, [&](long at) {
         if (in_blocks(run, layer, at / a.key_heads)) attend_row(run, a, layer, at / a.key_heads, at % a.key_heads);
@@ -363,7 +363,7 @@ static void rotate(const Pass& p, long row, long token, float* x, long width) {
 }
 
 // Rotate queries and keys, and write new keys and values to the cache: row r to slot r.
-static void keep(Run& run, long layer, float* query_key_value, long stride) {
+static void write_cache(Run& run, long layer, float* query_key_value, long stride) {
     const Stack& d = run.stack;
     const Pass& p = run.pass;
     if (!p.cosine && !p.cache) return;
@@ -416,7 +416,7 @@ struct Buffers {
             for (const Residual* r : {&d.blocks[l].attention, &d.blocks[l].cross, &d.blocks[l].feedforward}) {
                 wide_size = std::max(wide_size, r->first.out);
                 inner_size = std::max(inner_size, r->last.in);
-                bytes = std::max({bytes, Rounded::bytes(r->first, rows), Rounded::bytes(r->last, rows)});
+                bytes = std::max({bytes, QuantizedRows::bytes(r->first, rows), QuantizedRows::bytes(r->last, rows)});
             }
         long floats = rows * (d.width + wide_size + inner_size);
         memory.reset(new (std::nothrow) char[floats * sizeof(float) + bytes + 64]);
@@ -440,7 +440,7 @@ static void residual(Run& run, const Residual& r, float* x, long rows, const Buf
 }
 
 static void attend(Run& run, long layer, const Buffers& b, long stride) {
-    keep(run, layer, b.wide, stride);
+    write_cache(run, layer, b.wide, stride);
     if (!run.pass.cache) return attend_texts(run, layer, b.wide, stride, b.inner);
     attend_single(run, layer, b.wide, stride, b.inner);
     attend_blocks(run, layer, b.wide, stride, b.inner);
@@ -480,7 +480,7 @@ extern "C" int run_stack(const Stack* stack, const Pass* pass) try {
 // x (rows, in) -> y (rows, out)
 extern "C" int linear(const Linear* l, const float* x, long rows, float* y, long threads) {
     std::unique_ptr<char[]> room;
-    if (long bytes = Rounded::bytes(*l, rows)) {
+    if (long bytes = QuantizedRows::bytes(*l, rows)) {
         room.reset(new (std::nothrow) char[bytes]);
         if (!room) return OUT_OF_MEMORY;
     }

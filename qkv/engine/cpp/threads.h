@@ -1,7 +1,7 @@
 // A thread pool for loops of a few microseconds: Team::each(n, f) calls f(0) ... f(n - 1) on several threads.
 //
 // Chunks of a loop are claimed one by one, and a loop ends when all its chunks are done, not when all threads have arrived: a
-// thread that the system has put aside takes no chunks and delays nobody, unless it was stopped within one. Idle threads spin for
+// descheduled thread claims no chunks and does not delay the loop, unless it was stopped within one. Idle threads spin for
 // some tens of microseconds, because the next loop usually follows at once, and then sleep in a futex: beside other
 // processes they cost nothing.
 
@@ -39,11 +39,11 @@ class Pool {
     Loop loops[2];  // that of generation g is loops[g % 2]
     alignas(64) std::atomic<uint64_t> ticket{0};  // generation << 32 | the next chunk
     alignas(64) std::atomic<uint32_t> done{0};
-    struct alignas(64) Bell {
+    struct alignas(64) Signal {
         std::atomic<uint32_t> rings{0};  // changes with each loop that the worker may take part in; it sleeps on it
         std::atomic<bool> sleeping{false};
     };
-    Bell bells[MAX_WORKERS];  // one for each worker: those that a loop does not need are not woken
+    Signal signals[MAX_WORKERS];  // one for each worker: those that a loop does not need are not woken
     int started = 0;
 
     // Claim a chunk of the current loop and run it. A chunk that was claimed keeps its loop open, so what was read of the loop
@@ -63,16 +63,16 @@ class Pool {
     }
 
     void work(int worker) {
-        Bell& bell = bells[worker];
+        Signal& signal = signals[worker];
         for (;;) {
             auto start = std::chrono::steady_clock::now();
             for (int idle = 1; idle % 64 || std::chrono::steady_clock::now() - start < SPIN; idle++)
                 if (run_chunk(worker)) start = std::chrono::steady_clock::now();
                 else pause_briefly();
-            bell.sleeping = true;
-            uint32_t now = bell.rings;
-            if (!run_chunk(worker)) bell.rings.wait(now);
-            bell.sleeping = false;
+            signal.sleeping = true;
+            uint32_t now = signal.rings;
+            if (!run_chunk(worker)) signal.rings.wait(now);
+            signal.sleeping = false;
         }
     }
 
@@ -99,8 +99,8 @@ class Pool {
         done.store(0, std::memory_order_relaxed);
         ticket.store(generation << 32, std::memory_order_release);
         for (int worker = 0; worker < workers; worker++) {
-            bells[worker].rings.fetch_add(1);
-            if (bells[worker].sleeping) bells[worker].rings.notify_one();
+            signals[worker].rings.fetch_add(1);
+            if (signals[worker].sleeping) signals[worker].rings.notify_one();
         }
         while (run_chunk(-1)) {
         }

@@ -42,9 +42,9 @@ static uint64_t splitmix64(uint64_t x) {  // as in random.py
     return x ^ x >> 31;
 }
 
-static Eight at(const float* from) { return *(const Loose*)from; }
-static void add(float* to, Eight x) { *(Loose*)to = at(to) + x; }
-static Eight all(float x) { return Eight{x, x, x, x, x, x, x, x}; }
+static Float8 at(const float* from) { return *(const UnalignedFloat8*)from; }
+static void add(float* to, Float8 x) { *(UnalignedFloat8*)to = at(to) + x; }
+static Float8 all(float x) { return Float8{x, x, x, x, x, x, x, x}; }
 
 struct Targets {  // output rows and their labels
     std::vector<int> rows;
@@ -59,7 +59,7 @@ class Learner {
     std::vector<int> kept, spans, around;
     Targets now, next;
     std::vector<float> x, dx, u, du, scores;
-    Eight product = all(1), excess = {};  // log(prod) = sum(log) with one call
+    Float8 product = all(1), excess = {};  // log(prod) = sum(log) with one call
     long factors = 0;
 
 public:
@@ -156,7 +156,7 @@ private:
     }
 
     void scatter(const int* words, long n) {  // each gets its share of dx
-        Eight share = all(1.0f / n);
+        Float8 share = all(1.0f / n);
         for (long j = 0; j < n; j++)
             for (long i = 0; i < wide; i += 8) add(w.input + words[j] * w.stride + i, share * at(&dx[i]));
     }
@@ -165,26 +165,26 @@ private:
 
     template <int K>
     void block(const float* u, float* du, const float* labels) {  // K rows and their labels
-        Eight sums[K] = {};
+        Float8 sums[K] = {};
         for (long i = 0; i < wide; i += 8)
             for (int k = 0; k < K; k++) sums[k] += at(&x[i]) * at(u + k * wide + i);
-        Eight s = all(100), label = all(1);  // unused lanes: correct with certainty, no loss
+        Float8 s = all(100), label = all(1);  // unused lanes: correct with certainty, no loss
         for (int k = 0; k < K; k++) s[k] = total(sums[k]), label[k] = labels[k];
-        Eight size = s < 0 ? -s : s, e = exponential(-size), one = all(1);
-        Eight sigma = (s < 0 ? e : one) / (one + e), error = rate * (label - sigma);
-        Eight wrong = label == 1 ? -s : s;
+        Float8 size = s < 0 ? -s : s, e = exponential(-size), one = all(1);
+        Float8 sigma = (s < 0 ? e : one) / (one + e), error = rate * (label - sigma);
+        Float8 wrong = label == 1 ? -s : s;
         product *= one + e;  // -log sigma(z) = log(1 + e^-|z|) + max(-z, 0)
-        excess += wrong < 0 ? Eight{} : wrong;  // in this order NaN is kept
+        excess += wrong < 0 ? Float8{} : wrong;  // in this order NaN is kept
         if (++factors == 100) settle();
-        Eight step[K];
+        Float8 step[K];
         for (int k = 0; k < K; k++) step[k] = all(error[k]);
         for (long i = 0; i < wide; i += 8) {
-            Eight here = at(&x[i]), change = at(&dx[i]);
+            Float8 here = at(&x[i]), change = at(&dx[i]);
             for (int k = 0; k < K; k++) {
                 change += step[k] * at(u + k * wide + i);
                 add(du + k * wide + i, step[k] * here);
             }
-            *(Loose*)&dx[i] = change;
+            *(UnalignedFloat8*)&dx[i] = change;
         }
     }
 
@@ -210,7 +210,7 @@ private:
         loss += log(sum);
         for (long r = 0; r < w.rows; r++) {
             float* row = w.output + r * w.stride;
-            Eight error = all(rate * ((r == word) - (float)(scores[r] / sum)));
+            Float8 error = all(rate * ((r == word) - (float)(scores[r] / sum)));
             for (long i = 0; i < wide; i += 8) {
                 add(&dx[i], error * at(row + i));
                 add(row + i, error * at(&x[i]));
@@ -222,7 +222,7 @@ private:
         double whole = 1;
         for (int lane = 0; lane < 8; lane++) whole *= product[lane];
         loss += log(whole) + total(excess);
-        product = all(1), excess = Eight{}, factors = 0;
+        product = all(1), excess = Float8{}, factors = 0;
     }
 };
 
