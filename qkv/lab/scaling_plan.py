@@ -317,7 +317,7 @@ def open_plan(source: Path, settings: Sequence[str], minutes: float, jobs: int, 
 
     ConfigError, and nothing is written, if `out` has runs of the recipe with other settings.
     """
-    wanted = {"recipe": override(read_toml(source), list(settings)), "minutes": minutes, "jobs": jobs}
+    wanted: dict[str, Any] = {"recipe": override(read_toml(source), list(settings)), "minutes": minutes, "jobs": jobs}
     file = out / "plan.json"
     kept = read_json(file) if file.is_file() else {}
     if kept.get("inputs") == wanted:
