@@ -23,10 +23,10 @@ from qkv.convert.files import new_folder, read_headers, read_json, read_tensors,
 from qkv.convert.folder import put
 from qkv.convert.manifest import seal, verify
 from qkv.data.batching import Position
+from qkv.distributed import all_gather, rank, world
 from qkv.errors import FileError
 from qkv.models.weights import weights
 from qkv.parts.state import State
-from qkv.train.workers import all_gather, rank, world
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
 RULES = 2

@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 from qkv.config import ModelConfig, Recipe
 from qkv.device import pick_device
+from qkv.distributed import WorkerLost, by_torchrun, process_group
 from qkv.errors import QkvError
 from qkv.models.build import skeleton
 from qkv.train import checkpoint
-from qkv.train.workers import WorkerLost, by_torchrun, process_group
 
 MOST_WEIGHTS = 100_000_000
 """Larger networks are held once: every worker has its own weights, gradients and optimiser state."""

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from qkv.batch import Batch
 from qkv.config import Interval, TrainConfig, TuneConfig, interval
 from qkv.device import isolate_random_state, pick_device
+from qkv.distributed import agree, broadcast, rank, world
 from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
@@ -31,7 +32,6 @@ from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import make_optimizer, moving_average
 from qkv.train.schedule import learning_rate, warmup_share
 from qkv.train.step import LossModule, data_parallel, loss_module, step
-from qkv.train.workers import agree, broadcast, rank, world
 
 Model = LossModule | DistributedDataParallel
 Mark = tuple[int, float, float]

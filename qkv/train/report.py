@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from qkv.convert.huggingface import exportable
+from qkv.distributed import world
 from qkv.tasks.base import Task
 from qkv.text.wording import format_duration, plural
 from qkv.train.checkpoint import Training
 from qkv.train.estimate import memory
 from qkv.train.loop import remaining_updates, share_of_run
 from qkv.train.throughput import ENOUGH_UPDATES, Forecast, Pace
-from qkv.train.workers import world
 
 SILENCE = 60.0
 """Seconds after which a line is printed to a file or pipe, whatever happens."""

@@ -31,6 +31,7 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
 from qkv.data.corpora import describe_headers
+from qkv.distributed import by_torchrun, is_first, rank_zero_first, world
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -49,7 +50,6 @@ from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.training_log import NAME, TrainingLog, cut_log, read_log
 from qkv.train.warm_start import check_start, start_from
-from qkv.train.workers import by_torchrun, is_first, rank_zero_first, world
 
 
 @dataclass

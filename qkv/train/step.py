@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from qkv.batch import Batch, Loss
+from qkv.distributed import all_reduce, rank, world
 from qkv.errors import QkvError
 from qkv.models.output import Output
 from qkv.parts.experts import Experts
 from qkv.parts.state import State
 from qkv.parts.tap import record
-from qkv.train.workers import all_reduce, rank, world
 
 Objective = Callable[[Output, Batch], Loss]
 UNCHANGED = "the weights are those before this update. Lower the learning rate, or inspect that batch"

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from qkv.config import Recipe
+from qkv.distributed import process_group
 from qkv.errors import QkvError
 from qkv.train.launch import HOST, offline_sockets
 from qkv.train.report import Report
 from qkv.train.run import train_in_group
-from qkv.train.workers import process_group
 
 
 def work(line: bytes) -> None:

@@ -2,7 +2,7 @@
 
 All hold the same weights: they start alike, take the mean of their gradients (DistributedDataParallel), and agree wherever a
 clock, a signal or a score decides. N workers so compute the update that one process computes. They are started by
-launch.py on one machine, or by torchrun on several (the run's folder is then on a shared disk):
+train/launch.py on one machine, or by torchrun on several (the run's folder is then on a shared disk):
 
     torchrun --nproc-per-node 2 -m qkv train recipes/demo.toml
 
