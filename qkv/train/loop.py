@@ -31,6 +31,7 @@ from qkv.train import lora
 from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import make_optimizer, moving_average
 from qkv.train.schedule import learning_rate, warmup_share
+from qkv.train.sharding import whole_network
 from qkv.train.step import LossModule, data_parallel, loss_module, step
 
 Model = LossModule | DistributedDataParallel
@@ -220,7 +221,7 @@ def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: T
 def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
-    network = (t.network if t.average is None else t.average.module).eval()
+    network = whole_network(t).eval()
     with isolate_random_state(device):  # evaluation must not change what is learned next
         with parametrize.cached():  # adds LoRA's matrices to the weights once, not at every decoding step
             scores = task.evaluate_all(network) if rank() == 0 else {}
