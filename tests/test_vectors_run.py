@@ -157,6 +157,24 @@ def test_killed_while_the_last_vectors_are_written(here: Path, run: Run, monkeyp
     assert results(here / "parts") == results(here / "whole")
 
 
+def test_a_run_with_a_damaged_checkpoint_resumes_from_the_one_before(
+    here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = ("train", "w2v.toml", "--set", "vectors.keep=2")
+    assert run(*recipe, "--out", "whole")[0] == 0
+    assert len(list((here / "whole").glob("checkpoint-*"))) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "learn", raising_after(9, kernel.learn))
+        assert run(*recipe, "--out", "parts")[0] == 9
+    newest = here / "parts" / "checkpoint-0000008" / "training.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    code, _, err = run(*recipe, "--out", "parts")
+    assert code == 0 and "renamed checkpoint-0000008.damaged, continuing from checkpoint-0000004" in err
+    assert results(here / "parts") == results(here / "whole")
+
+
 def test_the_text_is_numbered_again_where_its_row_is_lost(
     here: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,8 @@ class VectorsConfig(Strict):
     """Number of training threads, which update the vectors without locks; 0 = one per core. With 1, runs are reproducible bit for bit."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Random seed."""
+    keep: int = Field(default=1, gt=0, le=1_000_000)
+    """Number of checkpoints to keep. With 2 or more, a run whose newest checkpoint is damaged resumes from the one before."""
     similarity: tuple[str, ...] = ()
     """Files of word pairs with human similarity ratings (WordSim-353, SimLex-999), evaluated once, at the end."""
     analogies: str | None = None

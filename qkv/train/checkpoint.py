@@ -201,6 +201,12 @@ def all_of(run: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.partition("-")[2]))
 
 
+def remove_old(run: Path, keep: int) -> None:
+    """Delete interrupted checkpoints, and complete ones that are older than the newest `keep`."""
+    for old in (*run.glob(".checkpoint-*"), *all_of(run)[:-keep]):
+        shutil.rmtree(old, ignore_errors=True)
+
+
 def newest(run: Path) -> Path | None:
     """The newest checkpoint of a run."""
     found = all_of(run)

@@ -26,7 +26,7 @@ ENDS = ("train.steps", "train.epochs", "train.time_budget")
 """When training ends; also what most schedules are stretched over."""
 MAY_CHANGE = {
     *ENDS, "train.patience", "train.learning_rate",
-    "train.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
+    "train.keep", "vectors.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
     "train.device", "train.precision", "train.compile",  # how the same update is computed
     "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.length_formula", "decode.extra_length",
     "decode.batch_tokens",  # scored at the end

@@ -13,7 +13,6 @@ README.md              the model card, when the run has ended; also in best/. re
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -230,9 +229,7 @@ def store(r: Run, t: Training) -> None:
         to_disk(r.folder / NAME)
     checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t)
     if is_first():
-        interrupted, complete = r.folder.glob(".checkpoint-*"), checkpoint.all_of(r.folder)
-        for old in (*interrupted, *complete[: -r.recipe.train.keep]):
-            shutil.rmtree(old, ignore_errors=True)
+        checkpoint.remove_old(r.folder, r.recipe.train.keep)
 
 
 def usage_of(r: Run) -> Usage:

@@ -4,7 +4,7 @@ recipe.toml            the settings
 vocabulary.json        the words and their counts
 corpus.ids             the text as ids; removed at the end of the run
 log.jsonl              one line per part of the text
-checkpoint-0000116/    input and output vectors and the progress: after each epoch, and when interrupted
+checkpoint-0000116/    input and output vectors and the progress: after each epoch, and when interrupted; `vectors.keep` of them
 best/                  the word vectors, which `qkv nearest RUN` and `qkv analogy RUN` open
 tensorboard/ curves.svg README.md results.json    as in other runs, at the end
 """
@@ -12,7 +12,6 @@ tensorboard/ curves.svg README.md results.json    as in other runs, at the end
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -191,8 +190,7 @@ def save_checkpoint(r: VectorsRun) -> None:
         write_tensors(new / checkpoint.TENSORS, tensors)
         write_json(new / checkpoint.NUMBERS, asdict(r.progress))
         seal(new, (checkpoint.TENSORS, checkpoint.NUMBERS))
-    for old in checkpoint.all_of(r.folder)[:-1]:
-        shutil.rmtree(old, ignore_errors=True)
+    checkpoint.remove_old(r.folder, r.recipe.vectors.keep)
 
 
 def finish(r: VectorsRun) -> None:

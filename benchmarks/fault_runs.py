@@ -1,0 +1,189 @@
+"""Small training runs of three kinds as processes, for faults.py: start, watch, stop, and compare what they leave.
+
+transformer   the demo: a translator, with dropout, averaged weights, evaluations by BLEU, several epochs
+recurrent     an LSTM language model whose state is carried from each window to the next
+word2vec      word vectors by one thread
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.convert.manifest import MARKER
+
+NAP = 0.001
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A shipped recipe, made small."""
+
+    recipe: str
+    settings: dict[str, object]
+    evaluate: int = 0
+    """Updates between evaluations; 0 = none."""
+    save: int = 3
+    """Lines of the log between checkpoints."""
+
+    def command(self, folder: Path) -> list[str]:
+        changes = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
+        train = [sys.executable, "-m", "qkv", "train", self.recipe, "--out", str(folder), "--threads", "1"]
+        return [*train, *changes]
+
+
+KINDS = {
+    "transformer": Kind("demo", {
+        "model.d_model": 64, "model.n_layers": 1, "model.d_ff": 128, "model.dropout": 0.1, "data.vocab_size": 300,
+        "data.train": "[{ grammar = 400 }]", "data.valid": "{ grammar = 12 }", "data.test": "{ grammar = 4 }",
+        "data.batch_tokens": 600, "data.pool": 150, "train.steps": 120, "train.evaluate_every": 20, "train.save_every": 8,
+        "train.warmup": 20, "train.ema": 0.9, "train.keep": 2,
+    }, evaluate=20, save=8),
+    "recurrent": Kind("shakespeare-lstm", {
+        "model.d_model": 64, "model.n_layers": 1, "data.train": "[{ grammar = 2500 }]", "data.valid": "{ grammar = 20 }",
+        "data.test": "{ grammar = 10 }", "data.batch_tokens": 512, "data.max_length": 64, "train.time_budget": 1000,
+        "train.schedule": "constant", "train.steps": 160, "train.evaluate_every": 20, "train.save_every": 8,
+        "train.warmup": 10, "train.keep": 2,
+    }, evaluate=20, save=8),
+    "word2vec": Kind("word2vec", {
+        "data.train": "[{ grammar = 25000 }]", "vectors.epochs": 30, "vectors.width": 100, "vectors.workers": 1,
+        "vectors.keep": 2,
+    }),
+}  # fmt: skip
+
+
+class Process:
+    """`qkv train` in a folder; killed, if it still runs, at the end of the block."""
+
+    def __init__(self, kind: Kind, folder: Path, changes: dict[str, object] | None = None):
+        self.kind = Kind(kind.recipe, {**kind.settings, **(changes or {})}, kind.evaluate, kind.save)
+        self.folder = folder
+
+    def __enter__(self) -> Process:
+        self.begin, self.before = stored(self.folder), mark(self.folder)
+        self.left = half_written(self.folder)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by __exit__
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            self.kind.command(self.folder), stdout=subprocess.DEVNULL, stderr=self.errors, env=environment
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+        self.errors.close()
+
+    def until(self, condition: Callable[[], object], seconds: float = float("inf")) -> bool:
+        """Wait for a condition, or so long; False when the process ended before."""
+        end = time.monotonic() + seconds
+        while self.process.poll() is None:
+            if condition() or time.monotonic() > end:
+                return True
+            time.sleep(NAP)
+        return False
+
+    def has_begun(self) -> bool:
+        """Was the log of the attempt before cut to what was stored?"""
+        return mark(self.folder) not in (None, self.before)
+
+    def trains(self) -> bool:
+        """Wait until it begins."""
+        return self.until(self.has_begun)
+
+    def writes(self, name: str) -> bool:
+        """Is a folder of that name half written, by this process?"""
+        found = half_written(self.folder)
+        return any(path.startswith(f".{name}") and self.left.get(path) != when for path, when in found.items())
+
+    def said(self) -> str:
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait()
+
+    def finish(self) -> str:
+        """Wait for the end; empty, or how it failed."""
+        code = self.process.wait()
+        return "" if code == 0 else f"exit code {code}: {self.said()[-400:]}"
+
+
+def train(kind: Kind, folder: Path, changes: dict[str, object] | None = None) -> str:
+    """Train to the end; empty, or how it failed."""
+    with Process(kind, folder, changes) as p:
+        return p.finish()
+
+
+# --- what a run's folder shows
+
+
+def mark(folder: Path) -> tuple[int, int] | None:
+    """Changes when anything happens to the log."""
+    try:
+        found = (folder / "log.jsonl").stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+def logged(folder: Path) -> int:
+    """Lines of the log."""
+    log = folder / "log.jsonl"
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def stored(folder: Path) -> int:
+    """The update of the newest checkpoint."""
+    return max((int(p.name.partition("-")[2]) for p in checkpoints(folder)), default=0)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("checkpoint-*") if path.suffix != ".damaged")
+
+
+def half_written(folder: Path) -> dict[str, int]:
+    """Folders that have no name yet, and when they were made."""
+    found = {}
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if name.endswith(".partial"):
+            try:
+                found[name] = (folder / name).stat().st_ctime_ns
+            except FileNotFoundError:  # it has its name now
+                continue
+    return found
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All that must not depend on where the run was stopped; of the numbers, the seconds do."""
+    last = checkpoints(folder)[-1]
+    files = [folder / "log.jsonl", *(path for path in (folder / "best").iterdir() if path.suffix == ".safetensors")]
+    files += [path for name in ("tokenizer.json", "vocabulary.json") if (path := folder / name).exists()]
+    files += [path for path in last.iterdir() if path.name not in (MARKER, "training.json")]
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    numbers = json.loads((last / "training.json").read_text())
+    results = json.loads((folder / "results.json").read_text())
+    scores = {key: results[key] for key in ("test", "losses") if key in results}
+    return {**found, "progress": encoded(untimed(numbers)), "scores": encoded(scores)}
+
+
+def untimed(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Without the times: of training, and of the last evaluation (its third number, in minutes)."""
+    numbers = {**numbers, "progress": dict(numbers.get("progress", {}))}
+    numbers.pop("seconds", None)
+    numbers["progress"].pop("seconds", None)
+    numbers["progress"]["evaluated"] = numbers["progress"].get("evaluated", [])[:2]
+    return numbers
+
+
+def encoded(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
