@@ -1,15 +1,16 @@
-"""Nine ways of pre-training at equal minutes on one corpus, then the same GLUE tasks for each:
+"""Nine ways of pre-training with equal processor time on one corpus, then the same GLUE tasks for each:
 `python benchmarks/pretraining.py --data FOLDER --runs FOLDER [--minutes 10] [--jobs 2] [--only NAME] [--write docs/results.md]`.
 
 The data FOLDER contains imdb, glue_sst2, glue_mrpc, glue_cola, glue_rte and stsb. Every network is pre-trained on the training texts of
-IMDB for the same minutes of wall-clock time on one core, with the same optimiser and about the same number of parameters: four blocks of
-width 192, of which T5 and BART have two in the encoder and two in the decoder. Fine-tuning is the same for all: the recipes glue-*, with
-one learning rate, and per task as many updates as TASKS says. "scratch" is the network of BERT, with its vocabulary and without its
-weights. TASKS is chosen so that `--minutes 1.5 --jobs 2` ends within 30 minutes on two idle cores.
+IMDB with the same optimiser and about the same number of parameters: four blocks of width 192, of which T5 and BART have two in the
+encoder and two in the decoder. Fine-tuning is the same for all: the recipes glue-*, with one learning rate, and per task as many
+updates as TASKS says. "scratch" is the network of BERT, with its vocabulary and without its weights.
+
+Equal work does not depend on the load of the machine: the processor time of one update of each network is measured first, on one core and
+a small part of the corpus, and stored in RUNS/speeds.json; a network is then trained for the number of updates that take `--minutes`.
 
 Every run is `qkv train`: one that has ended is only read, one that was stopped is resumed, and a folder with a run of another recipe, such
-as of other minutes, is an error. Two runs at a time slow each other down, so no network is pre-trained while other cores are idle: those
-that are left over when NETWORKS is divided among the jobs are trained beside the first fine-tuning runs.
+as of other minutes, is an error.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from pages import machine, write
 
 from qkv.config.strict import merge, read_toml
 from qkv.convert.detect import open_config
-from qkv.convert.files import write_text
+from qkv.convert.files import read_json, write_json, write_text
 from qkv.errors import ConfigError, FileError, QkvError
 from qkv.lab.parallel_runs import PlannedRun, load_any, read_any, run_state
 from qkv.lab.runs_progress import train_with_progress
+from qkv.lab.training import open_task, time_updates
 from qkv.recipes import find
 from qkv.train.extend import differences
+from qkv.train.launch import one_thread
 from qkv.workflow import toml
 
 RECIPE = """task = "{task}"
@@ -59,14 +65,13 @@ tokenizer = "wordpiece"
 lower = true
 vocab_size = 8192
 max_length = 128
-batch_tokens = 4096
+batch_tokens = 2048
 
 [train]
-steps = 100000
 optimizer = "muon"
 learning_rate = 4e-3
 schedule = "linear"
-warmup = 100
+warmup = 30
 label_smoothing = 0.0
 evaluate_every = "100%"
 save_every = "25%"
@@ -95,7 +100,7 @@ class Network:
 NETWORKS = (
     Network("BERT", "masked", ("model.head=masked-next", "model.n_segments=2")),
     Network("BERT without next sentence", "masked"),
-    Network("RoBERTa-style", "masked", ("data.tokenizer=byte-bpe", "data.lower=false", "data.batch_tokens=8192")),
+    Network("RoBERTa-style", "masked", ("data.tokenizer=byte-bpe", "data.lower=false", "data.batch_tokens=4096")),
     Network("ELECTRA", "replaced", ("model.head=replaced",)),
     Network("RoFormer", "masked", ("model.position=rotary",)),
     Network("DeBERTa-like", "masked", ("model.position=disentangled",)),
@@ -120,7 +125,8 @@ TUNING = (
     "train.ema=0",
 )
 """One evaluation: the score is that of the last update, not the best of several on the set that is reported."""
-ABOUT = """Development sets (in brackets: examples), after the last update of fine-tuning, in per cent: accuracy (SST-2, RTE), F1 (MRPC, a
+ABOUT = """Minutes are processor time of the updates alone, converted into updates beforehand by the measured seconds of one update.
+Development sets (in brackets: examples), after the last update of fine-tuning, in per cent: accuracy (SST-2, RTE), F1 (MRPC, a
 tenth of the training set), Matthews' correlation (CoLA), Spearman's correlation (STS-B). One seed, and one learning rate for all networks
 (Muon, 4e-3; not tuned for any of them). Fine-tuning is 150 updates of 1,024 tokens (SST-2, STS-B), 100 (CoLA), 80 (MRPC) or 60 (RTE).
 Published scores are those of GLUE's test server, after pre-training on Wikipedia and books; their mean is that of all GLUE tasks."""
@@ -133,6 +139,10 @@ PUBLISHED: tuple[tuple[str, str, dict[str, float], str], ...] = (
     ("BERT large", "340 M", {}, "82.1"),
 )
 """Name, parameters, scores and mean."""
+
+SMALL_PART = 'data.train=[{dataset="imdb", share=[0.0, 0.04]}]'
+MEASURE = 6.0
+"""Seconds of processor time from which the speed of a network is taken."""
 
 
 # --- runs
@@ -150,8 +160,29 @@ def plan(options: argparse.Namespace, name: str, source: Path, settings: Iterabl
 def pretraining(network: Network, options: argparse.Namespace) -> PlannedRun:
     source = options.runs / "recipes" / f"{network.task}.toml"
     write_text(source, RECIPE.format(task=network.task))
-    budget = (f"data.root={options.data / 'imdb'}", f"train.time_budget={options.minutes:g}")
-    return plan(options, network.name, source, (*budget, *network.settings))
+    settings = (f"data.root={options.data / 'imdb'}", *network.settings)
+    updates = round(60 * options.minutes / seconds_per_update(network, source, settings, options))
+    return plan(options, network.name, source, (*settings, f"train.steps={updates}"))
+
+
+def stored_speeds(options: argparse.Namespace) -> dict[str, float]:
+    """Name of a network -> seconds of processor time per update."""
+    file = options.runs / "speeds.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def seconds_per_update(network: Network, source: Path, settings: Sequence[str], options: argparse.Namespace) -> float:
+    """Return the processor time of one update on one core; it is measured once and then stored."""
+    speeds = stored_speeds(options)
+    if network.name not in speeds:
+        with one_thread():
+            task = open_task(load_any(source, (*settings, SMALL_PART)))
+            batches = list(islice(task.batches, 8))
+            torch.manual_seed(1)
+            timed = time_updates(task, task.network(), batches, MEASURE, time.process_time)
+        speeds[network.name] = timed.seconds / timed.updates
+        write_json(options.runs / "speeds.json", speeds)
+    return speeds[network.name]
 
 
 def fine_tuning(network: Network, options: argparse.Namespace) -> dict[tuple[str, str], PlannedRun]:
@@ -181,17 +212,21 @@ def scratch(task: str, start: Path, options: argparse.Namespace) -> Path:
 
 def train_all(networks: Sequence[Network], options: argparse.Namespace) -> bool:
     """Train all that has not been trained; return whether no run failed."""
-    even = len(networks) - len(networks) % options.jobs
-    first, rest = networks[:even], networks[even:]
     failed: dict[str, str] = {}
-    for new, ready in ((first, ()), (rest, first), ((), rest)):
-        runs = [pretraining(network, options) for network in new]
-        runs += [run for network in ready for run in fine_tuning(network, options).values()]
-        outcome = train_with_progress(runs, options.jobs)
+    for make in (pretraining_runs, fine_tuning_runs):
+        outcome = train_with_progress(make(networks, options), options.jobs)
         if outcome.signal:
             sys.exit(128 + outcome.signal)
         failed |= outcome.failed
     return not failed
+
+
+def pretraining_runs(networks: Sequence[Network], options: argparse.Namespace) -> list[PlannedRun]:
+    return [pretraining(network, options) for network in networks]
+
+
+def fine_tuning_runs(networks: Sequence[Network], options: argparse.Namespace) -> list[PlannedRun]:
+    return [run for network in networks for run in fine_tuning(network, options).values()]
 
 
 # --- the table
@@ -207,25 +242,29 @@ def results(run: PlannedRun | None) -> dict[str, Any] | None:
 
 def table(options: argparse.Namespace) -> Iterator[str]:
     """Yield the lines of the table; what has not been trained is left blank."""
-    runs = {key: run for network in NETWORKS for key, run in fine_tuning(network, options).items()}
+    speeds = stored_speeds(options)
+    networks = [network for network in NETWORKS if network.name in speeds]
+    runs = {key: run for network in networks for key, run in fine_tuning(network, options).items()}
     tuned = {key: found["valid"] for key, run in runs.items() if (found := results(run)) is not None}
     sizes = {task: f" ({one['examples']:,})" for (_, task), one in tuned.items()}
     columns = [task.upper() + sizes.get(task, "") for task in TASKS]
-    yield f"| pre-trained as | updates | parameters | {' | '.join(columns)} | mean |"
-    yield "|---|---:|---:|" + "---:|" * (len(TASKS) + 1)
-    pretrained = {network.name: results(pretraining(network, options)) for network in NETWORKS}
+    yield f"| pre-trained as | seconds per update | updates | parameters | {' | '.join(columns)} | mean |"
+    yield "|---|---:|---:|---:|" + "---:|" * (len(TASKS) + 1)
+    pretrained = {network.name: results(pretraining(network, options)) for network in networks}
     for name, found in {**pretrained, "scratch": None}.items():
+        speed = f"{speeds[name]:.3f}" if found else ""
         updates = f"{found['training']['updates']:,}" if found else ""
         size = f"{found['model']['parameters']:,}" if found else ""
         scores = {task: tuned[name, task]["value"] for task in TASKS if (name, task) in tuned}
-        yield row(name, updates, size, scores, f"{fmean(scores.values()):.1f}" if len(scores) == len(TASKS) else "")
+        mean = f"{fmean(scores.values()):.1f}" if len(scores) == len(TASKS) else ""
+        yield row([name, speed, updates, size], scores, mean)
     for name, size, scores, mean in PUBLISHED:
-        yield row(f"published: {name}", "", size, scores, mean)
+        yield row([f"published: {name}", "", "", size], scores, mean)
 
 
-def row(name: str, updates: str, size: str, scores: dict[str, float], mean: str) -> str:
+def row(about: Sequence[str], scores: dict[str, float], mean: str) -> str:
     cells = [f"{scores[task]:.1f}" if task in scores else "" for task in TASKS]
-    return f"| {' | '.join([name, updates, size, *cells, mean])} |"
+    return f"| {' | '.join([*about, *cells, mean])} |"
 
 
 def chosen(names: Sequence[str] | None) -> list[Network]:
@@ -239,7 +278,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=10, help="of pre-training, each")
+    parser.add_argument("--minutes", type=float, default=10, help="processor time of the updates of each pre-training")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, one core each")
     parser.add_argument("--only", action="append", help="a network of the table; may be repeated")
     parser.add_argument("--collect", action="store_true", help="train nothing")
@@ -258,7 +297,7 @@ def main() -> int:
         f"python benchmarks/pretraining.py --data DATA --runs RUNS --minutes {options.minutes:g} --jobs {options.jobs}"
     )
     text = "\n".join(
-        [f"## Pre-training at equal minutes\n\n`{command}`, one core each, on {machine()}.\n{ABOUT}\n", *lines]
+        [f"## Pre-training at equal processor time\n\n`{command}`, one core each, on {machine()}.\n{ABOUT}\n", *lines]
     )
     print(text)
     if options.write:

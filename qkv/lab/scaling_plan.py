@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count as count_from
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,16 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_json, write_json, write_text
 from qkv.errors import ConfigError
 from qkv.lab.parallel_runs import PlannedRun, load_any
+from qkv.lab.training import time_updates
 from qkv.memory import keep_freed_memory
 from qkv.models.build import build
 from qkv.models.params import count
-from qkv.parts.state import State
 from qkv.tasks.base import Say, Task, task_of
 from qkv.tasks.language import LanguageTask
 from qkv.train.artifacts import save_words
 from qkv.train.extend import SPANNING
 from qkv.train.launch import one_thread
-from qkv.train.loop import collate, prepare
 from qkv.train.run import check_recipe
-from qkv.train.step import loss_module, step
 from qkv.workflow import toml
 
 FACTORS = (0.25, 0.35, 0.5, 0.7, 1.0)
@@ -216,19 +213,8 @@ def plan_run(base: Path, out: Path, run: ScalingRun, warmup: int, place: str = "
 
 def measure_rate(task: Task, c: ModelConfig, size: ModelSize, batches: Sequence[list[Any]]) -> float:
     """Train for a moment on one core; return the tokens per second."""
-    recipe = task.recipe
-    t = prepare(build(c.changed(**size.fields)), recipe.train, recipe.tune)
-    model = loss_module(t.network.train(), task.objective, t.half)
-    carried = [State()] if task.carries else None
-    tokens, start = 0, 0.0
-    for number in count_from(0):
-        if number == 1:  # the first update also allocates memory
-            start, tokens = time.monotonic(), 0
-        batch = collate(task, batches[number % len(batches)], recipe.train.seed)
-        tokens += step(model, t.optimizer, [batch], recipe.train.clip, carried).count
-        if number >= 3 and time.monotonic() - start > MEASURE:
-            break
-    return tokens / (time.monotonic() - start)
+    timed = time_updates(task, build(c.changed(**size.fields)), batches, MEASURE)
+    return timed.targets / timed.seconds
 
 
 def make_plan(source: Path, settings: Sequence[str], minutes: float, jobs: int, out: Path, say: Say) -> ScalingPlan:

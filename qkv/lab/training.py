@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from qkv.config import DataConfig, DecodeConfig, ModelConfig, Recipe, TrainConfig, TuneConfig
 from qkv.config.strict import Strict, merge, validate
@@ -16,9 +19,11 @@ from qkv.config.task import AugmentConfig, CorruptConfig
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
 from qkv.errors import QkvError
+from qkv.parts.state import State
 from qkv.tasks.base import Task, Words, task_of, unused
 from qkv.train.checkpoint import Training
-from qkv.train.loop import Hooks, prepare, train
+from qkv.train.loop import Hooks, collate, prepare, train
+from qkv.train.step import loss_module, step
 from qkv.train.warm_start import start_from
 
 Table = Mapping[str, Any]
@@ -114,3 +119,33 @@ def save_network(trained: TrainedNetwork, folder: Path) -> None:
     """Write a trained network as a model folder, which other trainings can start from (tune.start)."""
     task = trained.task
     ours.save(folder, task.config, task.kept(trained.network), task.words.source, task.words.target, task.usage())
+
+
+class TimedUpdates(NamedTuple):
+    """Updates that were timed."""
+
+    seconds: float
+    updates: int
+    targets: int
+
+
+def time_updates(task: Task, network: nn.Module, batches: Sequence[list[Any]], enough: float,
+                 clock: Callable[[], float] = time.monotonic) -> TimedUpdates:  # fmt: skip
+    """Train a network on these batches in turn, for at least three updates and `enough` seconds.
+
+    The first update, which also allocates memory, is not counted. clock: time.process_time counts the processor time of this process,
+    which depends on other processes far less than the time that passes.
+    """
+    c = task.recipe.train
+    t = prepare(network, c, task.recipe.tune)
+    model = loss_module(t.network.train(), task.objective, t.half)
+    carried = [State()] if task.carries else None
+    targets, start = 0, 0.0
+    for number in count():
+        if number == 1:
+            start, targets = clock(), 0
+        batch = collate(task, batches[number % len(batches)], c.seed)
+        targets += step(model, t.optimizer, [batch], c.clip, carried).count
+        if number >= 3 and clock() - start > enough:
+            break
+    return TimedUpdates(clock() - start, number, targets)
