@@ -36,7 +36,7 @@ def test_every_file_says_what_it_is() -> None:
 # --- imports go one way
 
 RANKS = [
-    {"errors", "memory", "device", "distributed"},
+    {"errors", "memory", "device", "distributed", "shared_work"},
     {"config", "presets", "recipes", "pretrained"},
     {"batch"},
     {"parts", "text", "data"},

@@ -35,7 +35,7 @@ from qkv.models.output import Output
 from qkv.objectives import span
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import by_length, encode_texts, windows
+from qkv.tasks.windows import encode_texts, map_by_length, windows
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
@@ -135,15 +135,18 @@ class QuestionAnswerer:
         )  # scores are logarithms up to the end: far from 0 they still differ
         none = [0.0] * len(pairs)
         todo = [(n, window) for n, cut in enumerate(self.cut(pairs)) for window in cut]
-        for some in by_length([len(window.ids) for _, window in todo], batch_tokens):
-            rows = [todo[i][1] for i in some]
+
+        def compute(numbers: list[int]) -> list[tuple[float, int, int, float]]:
+            rows = [todo[i][1] for i in numbers]
             logits = self.network(collate(rows, self.config).to(device)).logits.float().cpu()  # (B, T, 2)
-            for i, (score, first, last, nothing) in zip(some, spans(logits, rows, max_answer), strict=True):
-                n, window = todo[i]
-                none[n] = min(none[n], nothing)
-                if score > best[n].score:
-                    start, end = window.offsets[first][0], window.offsets[last][1]
-                    best[n] = AnswerSpan(pairs[n][1][start:end], score, start, end)
+            return spans(logits, rows, max_answer)
+
+        answers = map_by_length(compute, [len(window.ids) for _, window in todo], batch_tokens)
+        for (n, window), (score, first, last, nothing) in zip(todo, answers, strict=True):
+            none[n] = min(none[n], nothing)
+            if score > best[n].score:
+                start, end = window.offsets[first][0], window.offsets[last][1]
+                best[n] = AnswerSpan(pairs[n][1][start:end], score, start, end)
         found = zip(best, none, strict=True)
         chosen = [AnswerSpan("", nothing, 0, 0) if no_answer and nothing > one.score else one for one, nothing in found]
         return [one._replace(score=math.exp(one.score)) for one in chosen]

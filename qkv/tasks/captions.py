@@ -29,8 +29,9 @@ from qkv.generate.sequence import Hypothesis
 from qkv.generate.translate import Translation, TranslationParams, suppressed_tokens, with_n_best
 from qkv.models.output import Output
 from qkv.objectives import translation
+from qkv.shared_work import shared_map, shared_sums
 from qkv.tasks.base import Say, Words
-from qkv.tasks.images import PictureTask, read
+from qkv.tasks.images import PictureTask, open_images, slices
 from qkv.tasks.translation import HYPOTHESIS, REFERENCE, beam_of, decoding_defaults, describe_search, one_line, settings
 from qkv.tasks.vocabulary import end_only, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
@@ -61,7 +62,8 @@ class Captioner:
         self, given: Sequence[Any], beam: BeamParams = BEAM, max_length: int | None = None
     ) -> list[Translation]:
         """A caption of each picture: paths, Pillow images or arrays of uint8."""
-        return [one for images in read(given, self.config) for one in self.batch(images, beam, max_length)]
+        parts = slices(given, self.config)
+        return [one for some in parts for one in self.batch(open_images(some, self.config), beam, max_length)]
 
     def batch(self, images: Tensor, beam: BeamParams, max_length: int | None) -> list[Translation]:
         """Some pictures (B, C, H, W) together."""
@@ -152,18 +154,29 @@ class CaptionsTask(PictureTask):
 
     def evaluate(self, network: Any) -> dict[str, float]:
         """Captions that are right word for word, in per cent; BLEU; the loss per token."""
-        found = Captioner(self.config, network, self.tokenizer).describe([r[0] for r in self.valid], GREEDY)
-        written, wanted = [one.text for one in found], [r[1] for r in self.valid]
+        written, wanted = self.write(network, self.valid, GREEDY), [r[1] for r in self.valid]
         return {"exact": exact(written, wanted), "bleu": bleu(written, wanted), "loss": self.loss(network)}
+
+    def write(
+        self, network: Any, records: Sequence[Record], beam: BeamParams, max_length: int | None = None
+    ) -> list[str]:
+        """Describe the pictures of some records, shared by the workers."""
+        captioner = Captioner(self.config, network, self.tokenizer)
+        describe = lambda some: [one.text for one in captioner.describe([r[0] for r in some], beam, max_length)]  # noqa: E731
+        return [text for texts in shared_map(describe, slices(records, self.config)) for text in texts]
 
     @torch.no_grad()
     def loss(self, network: nn.Module) -> float:
-        rows = [row[: self.config.max_length - 1] for row in self.tokenizer.plain([r[1] for r in self.valid])]
-        total, count, at, device = 0.0, 0, 0, next(network.parameters()).device
-        for images in read([r[0] for r in self.valid], self.config):
-            batch = self.forced(images, rows[at : at + len(images)]).to(device)
+        device = next(network.parameters()).device
+
+        def compute(records: Sequence[Record]) -> tuple[float, int]:
+            images = open_images([r[0] for r in records], self.config)
+            rows = [row[: self.config.max_length - 1] for row in self.tokenizer.plain([r[1] for r in records])]
+            batch = self.forced(images, rows).to(device)
             found = translation(network(batch), batch, smoothing=0.0)
-            total, count, at = total + found.sum.item(), count + found.count, at + len(images)
+            return found.sum.item(), found.count
+
+        total, count = shared_sums(compute, slices(self.valid, self.config))
         return total / max(count, 1)
 
     def test(self, network: Any, folder: Path, say: Say) -> dict[str, Any] | None:
@@ -174,9 +187,8 @@ class CaptionsTask(PictureTask):
         for reason, count in self.left_out.items():
             say(f"left out of the test set: {count:,} {reason}")
         network = pack(network) if next(network.parameters()).device.type == "cpu" else network
-        captioner = Captioner(self.config, network, self.tokenizer)
-        found = captioner.describe([r[0] for r in records], beam_of(decode), decode.max_length)
-        written, wanted = [one_line(one.text) for one in found], [one_line(r[1]) for r in records]
+        found = self.write(network, records, beam_of(decode), decode.max_length)
+        written, wanted = list(map(one_line, found)), [one_line(r[1]) for r in records]
         for name, texts in ((REFERENCE, wanted), (HYPOTHESIS, written)):
             write_text(folder / name, "".join(text + "\n" for text in texts))
         scores = [

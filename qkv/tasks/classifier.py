@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.tasks.windows import by_length
+from qkv.tasks.windows import map_by_length
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
@@ -165,8 +165,10 @@ class Classifier:
     def logits(self, rows: Sequence[TextRow], batch_tokens: int = 4096) -> Tensor:
         """Return a score for each class, (N, n_classes), or the number of a regression, (N, 1)."""
         device = next(self.network.parameters()).device
-        found = torch.zeros(len(rows), self.config.n_classes)
-        for some in by_length([len(row.ids) for row in rows], batch_tokens):
-            batch = collate([rows[i] for i in some], self.config).to(device)
-            found[some] = self.network(batch).logits.float().cpu()
-        return found
+
+        def compute(numbers: list[int]) -> list[Tensor]:
+            batch = collate([rows[i] for i in numbers], self.config).to(device)
+            return list(self.network(batch).logits.float().cpu())
+
+        found = map_by_length(compute, [len(row.ids) for row in rows], batch_tokens)
+        return torch.stack(found) if found else torch.zeros(0, self.config.n_classes)

@@ -42,7 +42,7 @@ from qkv.tasks.base import Say, Task, Words, held_out, usable
 from qkv.tasks.losses import token_losses
 from qkv.tasks.predictions import ANSWERS
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import by_length
+from qkv.tasks.windows import map_by_length
 from qkv.text.chat import ROLE_TOKENS, TEMPLATE
 from qkv.text.tokenizer import Tokenizer
 
@@ -174,8 +174,8 @@ class ConversationTask(Task):
     def answer_losses(self, network: nn.Module, rows: Sequence[Encoded]) -> list[list[tuple[float, int]]]:
         """Return (-log p, tokens) of each answer of each conversation."""
         device = next(network.parameters()).device
-        found: list[list[tuple[float, int]]] = [[] for _ in rows]
-        for numbers in by_length([len(row.ids) for row in rows], EVALUATED):
+
+        def compute(numbers: list[int]) -> list[list[tuple[float, int]]]:
             examples = [Chunk(np.array(rows[i].ids, dtype=np.int32), False) for i in numbers]
             batch = collate([[example.ids] for example in examples], self.config.pad_id)
             targets: Any = torch.full_like(batch.targets, IGNORED)  # type: ignore[arg-type]
@@ -185,24 +185,26 @@ class ConversationTask(Task):
             losses = token_losses(network(batch.to(device)), targets.to(device)).double()
             sizes = [a.stop - a.start for i in numbers for a in rows[i].answers]
             parts = iter(zip(losses.split(sizes), sizes, strict=True))
-            for i in numbers:
-                found[i] = [(float(part.sum()), size) for part, size in (next(parts) for _ in rows[i].answers)]
-        return found
+            return [
+                [(float(part.sum()), size) for part, size in (next(parts) for _ in rows[i].answers)] for i in numbers
+            ]
+
+        return map_by_length(compute, [len(row.ids) for row in rows], EVALUATED)
 
     def greedy_answers(self, network: Any, rows: Sequence[Encoded]) -> list[list[str]]:
         """Generate every answer of some conversations, each after the reference conversation before it; "" if it does not end."""
         device, ends = next(network.parameters()).device, self.config.eos_ids
         fast = pack(network) if device.type == "cpu" else network
         asked = [(i, answer) for i, row in enumerate(rows) for answer in row.answers]
-        texts: list[str] = [""] * len(asked)
-        for numbers in by_length([answer.start for _, answer in asked], EVALUATED):
+
+        def compute(numbers: list[int]) -> list[str]:
             prompts = [rows[asked[n][0]].ids[: asked[n][1].start] for n in numbers]
             limits = [min(asked[n][1].stop - asked[n][1].start + MARGIN, self.config.max_length - len(prompt) + 1)
                       for n, prompt in zip(numbers, prompts, strict=True)]  # fmt: skip
             rows_of_ids = greedy(fast, make_batch(prompts, pad_id=self.config.pad_id).to(device), limits, ends)
-            for n, ids in zip(numbers, rows_of_ids, strict=True):
-                texts[n] = self.decode(ids) if ids[-1] in ends else ""
-        parts = iter(texts)
+            return [self.decode(ids) if ids[-1] in ends else "" for ids in rows_of_ids]
+
+        parts = iter(map_by_length(compute, [answer.start for _, answer in asked], EVALUATED))
         return [[next(parts) for _ in row.answers] for row in rows]
 
     def exact_matches(self, row: Encoded, texts: Sequence[str]) -> list[bool]:

@@ -21,6 +21,7 @@ from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.output import Output
 from qkv.objectives import masked_lm, replaced_token_detection
+from qkv.shared_work import shared_sums
 from qkv.tasks.base import Words
 from qkv.tasks.pretraining import Pretraining, hits, marks_of
 from qkv.tasks.windows import frame_rows
@@ -131,18 +132,18 @@ class ReplacedTask(Pretraining):
             raise QkvError(
                 "what is asked of a discriminator comes from its generator, which is not kept: its scores are in log.jsonl"
             )
-        total, count, right, found, named, true = 0.0, 0, 0, 0, 0, 0
         device = next(network.parameters()).device
-        with isolate_random_state(device):
-            torch.manual_seed(0)  # the generator draws alike at every look
-            for batch in (one.to(device) for one in batches):
+
+        def compute(numbered: tuple[int, Batch]) -> tuple[float, ...]:
+            number, batch = numbered[0], numbered[1].to(device)
+            with isolate_random_state(device):
+                torch.manual_seed(number)  # the generator draws alike at every evaluation
                 both = network(batch)
-                loss = self.objective(both, batch)
-                total, count = total + loss.sum.item(), count + loss.count
-                right += int(hits(both.generator, batch.targets))  # type: ignore[arg-type]
-                said, is_so = both.discriminator.logits > 0, both.batch.targets == 1
-                real = both.batch.targets != IGNORED
-                found, named, true = (n + int(x.sum()) for n, x in
-                                      ((found, said & is_so), (named, said & real), (true, is_so)))  # fmt: skip
-        return {"loss": total / max(count, 1), "generator_accuracy": 100 * right / max(count, 1),
+            loss, hit = self.objective(both, batch), hits(both.generator, batch.targets)  # type: ignore[arg-type]
+            said, is_so = both.discriminator.logits > 0, both.batch.targets == 1
+            real = both.batch.targets != IGNORED
+            return loss.sum.item(), loss.count, *(int(x.sum()) for x in (hit, said & is_so, said & real, is_so))
+
+        nats, count, right, found, named, true = shared_sums(compute, list(enumerate(batches)))
+        return {"loss": nats / max(count, 1), "generator_accuracy": 100 * right / max(count, 1),
                 "recall": 100 * found / max(true, 1), "precision": 100 * found / max(named, 1)}  # fmt: skip

@@ -31,7 +31,7 @@ from qkv.generate.detokenize import cut_at_stop
 from qkv.generate.scoring import continuation_log_probs
 from qkv.generate.search import greedy
 from qkv.models.decoder import Decoder
-from qkv.tasks.windows import by_length
+from qkv.tasks.windows import map_by_length
 from qkv.text.tokenizer import Tokenizer
 
 SCHEMA = Schema("few-shot evaluation", (TEXT, Column("label", (*LABEL_NAMES, "answer", "output", "completion"))),
@@ -139,16 +139,15 @@ class FewShot:
         choices = [self.label_ids(label) for label in labels]
         room = max(map(len, choices)) + (10 if self.how.generate else 0)
         prompts = [self.prompt(number, record, room) for number, record in enumerate(records)]
-        found: list[tuple[str, str]] = [("", "")] * len(records)
-        for numbers in by_length([len(prompt) for prompt in prompts], TOKENS):
+
+        def compute(numbers: list[int]) -> list[tuple[str, str]]:
             some = [prompts[n] for n in numbers]
             if self.how.generate:
-                answers = [(text, text) for text in self.generate(some, room)]
-            else:
-                sums = continuation_log_probs(self.network, some, [choices] * len(some), self.config.pad_id)
-                answers = [best_labels(row, labels) for row in sums]
-            for n, answer in zip(numbers, answers, strict=True):
-                found[n] = answer
+                return [(text, text) for text in self.generate(some, room)]
+            sums = continuation_log_probs(self.network, some, [choices] * len(some), self.config.pad_id)
+            return [best_labels(row, labels) for row in sums]
+
+        found = map_by_length(compute, [len(prompt) for prompt in prompts], TOKENS)
         return [a for a, _ in found], [b for _, b in found]
 
     def generate(self, prompts: Sequence[list[int]], most: int) -> list[str]:

@@ -6,7 +6,7 @@ the same for every task with pictures is in PictureTask; captions.py has the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from qkv.evaluate.scores import Score
 from qkv.models.build import n_patches
 from qkv.models.output import Output
 from qkv.objectives import classification
+from qkv.shared_work import shared_map
 from qkv.tasks.base import Say, Task, Words, digest, held_out
 from qkv.tasks.classifier import Classification
 
@@ -65,16 +66,24 @@ class ImageClassifier:
     def log_probs(self, given: Sequence[Any]) -> Tensor:
         """(N, n): the logarithm of each class's probability."""
         device = next(self.network.parameters()).device
-        tables = [self.network(Batch(images=images.to(device))).logits.float().log_softmax(-1).cpu()
-                  for images in read(given, self.config)]  # fmt: skip
+
+        def compute(some: Sequence[Any]) -> Tensor:
+            batch = Batch(images=open_images(some, self.config).to(device))
+            return self.network(batch).logits.float().log_softmax(-1).cpu()  # type: ignore[no-any-return]
+
+        tables = list(shared_map(compute, slices(given, self.config)))
         return torch.cat(tables) if tables else torch.zeros(0, self.config.n_classes)
 
 
-def read(given: Sequence[Any], c: ModelConfig) -> Iterator[Tensor]:
-    """Pictures of any kind in batches (B, C, H, W), opened as they are needed."""
+def slices(given: Sequence[Any], c: ModelConfig) -> list[Sequence[Any]]:
+    """Pictures, or what belongs to them, in batches."""
     rows = max(1, ASKED // (1 + n_patches(c)))
-    for at in range(0, len(given), rows):
-        yield normal(stack_pixels([pixels(one, c.image_size or 0, c.n_channels) for one in given[at : at + rows]]))
+    return [given[at : at + rows] for at in range(0, len(given), rows)]
+
+
+def open_images(given: Sequence[Any], c: ModelConfig) -> Tensor:
+    """Pictures of any kind as a batch: (B, C, H, W)."""
+    return normal(stack_pixels([pixels(one, c.image_size or 0, c.n_channels) for one in given]))
 
 
 def stack_pixels(tables: Sequence[Pixels]) -> Tensor:

@@ -190,11 +190,11 @@ class Looker:
 
     def picture(self, given: Any) -> Tensor:
         """(1, channels, height, width)."""
-        from qkv.tasks.images import read
+        from qkv.tasks.images import open_images
 
         if isinstance(given, Tensor) and given.is_floating_point():
             return given if given.dim() == 4 else given[None]
-        return next(iter(read([given], self.config)))
+        return open_images([given], self.config)
 
     def words(self) -> Tokenizer:
         if self.source is None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qkv.batch import Batch, Loss
 from qkv.config import CorpusConfig, DataConfig, ModelConfig, Recipe
@@ -38,6 +38,7 @@ from qkv.models.inputs import carries, packs
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy
 from qkv.parts.state import State
+from qkv.shared_work import shared_map, shared_sums
 from qkv.tasks.base import Say, Task, Words
 from qkv.tasks.losses import Losses, blocks, token_losses
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
@@ -182,50 +183,58 @@ class LanguageTask(Task):
     def measure(self, network: nn.Module, text: Text) -> dict[str, float]:
         """The whole text in windows of data.max_length that do not overlap: every token, the end token too, is predicted
         once, from what stands before it in its window (with data.carry: in its document)."""
-        total, targets = 0.0, 0
-        for output, batch, _ in self.outputs(network, text):
-            found = cross_entropy(output, batch.targets)
-            total, targets = total + found.sum.item(), targets + found.count
-        return text.numbers(total, targets)
 
-    def outputs(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
-        """What the network says of every window of a text, and the windows in the order of the batch's targets."""
-        return (self.carried_on if self.carries else self.apart)(network, text)
+        def compute(group: list[Any]) -> tuple[float, int]:
+            losses = [cross_entropy(output, batch.targets) for output, batch, _ in self.outputs(network, group)]
+            return sum(loss.sum.item() for loss in losses), sum(loss.count for loss in losses)
 
-    def apart(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
-        """Each window for itself."""
-        rows = rows_of(text.documents, self.data.max_length, self.packs)
-        rows.sort(key=length)
-        count, device = max(1, EVALUATED // self.data.max_length), next(network.parameters()).device
-        for at in range(0, len(rows), count):
-            batch = collate(rows[at : at + count], self.config.pad_id).to(device)
-            yield network(batch), batch, [window for row in rows[at : at + count] for window in row]
+        total, targets = shared_sums(compute, self.groups(text))
+        return text.numbers(total, int(targets))
 
-    def carried_on(self, network: nn.Module, text: Text) -> Iterator[tuple[Output, Batch, list[Ids]]]:
-        """Each document from its beginning to its end, documents of like length side by side."""
-        longest_first = sorted(text.documents, key=len, reverse=True)
-        count, device = max(1, EVALUATED // self.data.max_length), next(network.parameters()).device
-        for at in range(0, len(longest_first), count):
-            state = State()
-            side = longest_first[at : at + count]
-            for rows in side_by_side(side, EVALUATED // len(side)):  # how it is cut changes nothing
-                batch = collate([[row] for row in rows], self.config.pad_id).to(device)
-                output = network(batch, state.select(torch.arange(len(rows), device=device)))
-                state = output.state.carried()
-                yield output, batch, rows
+    def groups(self, text: Text) -> list[list[Any]]:
+        """A text in groups that are read independently of each other: rows of windows of like length; with data.carry, documents
+        of like length, each from its beginning to its end."""
+        rows: list[Any] = sorted(text.documents, key=len, reverse=True)
+        if not self.carries:
+            rows = sorted(rows_of(text.documents, self.data.max_length, self.packs), key=length)
+        count = max(1, EVALUATED // self.data.max_length)
+        return [rows[at : at + count] for at in range(0, len(rows), count)]
+
+    def outputs(self, network: nn.Module, group: list[Any]) -> Iterator[tuple[Output, Batch, list[Ids]]]:
+        """What the network says of every window of a group, and the windows in the order of the batch's targets."""
+        device = next(network.parameters()).device
+        if not self.carries:
+            batch = collate(group, self.config.pad_id).to(device)
+            yield network(batch), batch, [window for row in group for window in row]
+            return
+        state = State()
+        for rows in side_by_side(group, EVALUATED // len(group)):  # how it is cut changes nothing
+            batch = collate([[row] for row in rows], self.config.pad_id).to(device)
+            output = network(batch, state.select(torch.arange(len(rows), device=device)))
+            state = output.state.carried()
+            yield output, batch, rows
 
     @torch.no_grad()
     def losses(self, network: nn.Module, text: Text) -> Losses:
         """The loss of every block of a text."""
         nats = [np.zeros(len(document) - 1, np.float32) for document in text.documents]
         number = {document.ctypes.data: i for i, document in enumerate(text.documents)}
-        for output, batch, windows in self.outputs(network, text):
-            assert batch.targets is not None
-            found = token_losses(output, batch.targets).split([len(window) - 1 for window in windows])
-            for window, own in zip(windows, found, strict=True):
-                document = window if window.base is None else window.base  # a window is a view of its document
-                start = (window.ctypes.data - document.ctypes.data) // window.itemsize
-                nats[number[document.ctypes.data]][start : start + len(own)] = own.numpy()
+
+        def compute(group: list[Any]) -> list[tuple[int, int, Tensor]]:
+            """(document, first token, losses) of each window."""
+            found = []
+            for output, batch, windows in self.outputs(network, group):
+                assert batch.targets is not None
+                losses = token_losses(output, batch.targets).split([len(window) - 1 for window in windows])
+                for window, own in zip(windows, losses, strict=True):
+                    document = window if window.base is None else window.base  # a window is a view of its document
+                    start = (window.ctypes.data - document.ctypes.data) // window.itemsize
+                    found.append((number[document.ctypes.data], start, own))
+            return found
+
+        for windows in shared_map(compute, self.groups(text)):
+            for i, start, own in windows:
+                nats[i][start : start + len(own)] = own.numpy()
         found = blocks(nats, self.ends(text), "".join(record[0] for record in text.records))
         return replace(found, bytes=0) if text.lossy else found
 

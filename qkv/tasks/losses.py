@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from qkv.convert.files import read_json, write_text
 from qkv.errors import FileError
 from qkv.models.output import Output
 from qkv.objectives import copy_losses, real_rows
+from qkv.shared_work import shared_map
 
 FILE = "test.losses.json"
 BLOCKS, SMALLEST = 1000, 50
@@ -87,20 +88,24 @@ def blocks(nats: Sequence[np.ndarray], ends: Sequence[np.ndarray], text: str) ->
 
 
 @torch.no_grad()
-def window_losses(network: nn.Module, batches: Iterable[Batch], for_words: Callable[[Output], Output]) -> Losses:
+def window_losses(network: nn.Module, batches: Sequence[Batch], for_words: Callable[[Output], Output]) -> Losses:
     """The loss of every row of some batches, and how many of its targets have the highest score."""
-    digest, nats, tokens, right = hashlib.sha256(), [], [], []
     device = next(network.parameters()).device
-    for batch in batches:
+
+    def compute(batch: Batch) -> list[tuple[float, int, int]]:
+        """(-log p, targets, right ones) of each row."""
         targets: Any = batch.targets
-        for table in (batch.inputs, batch.source, targets):
-            digest.update(b"" if table is None else table.numpy().tobytes())
         output = for_words(network(batch.to(device)))
         counts = (targets != IGNORED).sum(1).tolist()  # (B,)
         rows = token_losses(output, targets.to(device)).split(counts)
         hidden, real = real_rows(output.hidden, targets.to(device))
         hits = torch.cat([output.head(h).argmax(-1) for h in hidden.split(ROWS)]).eq(real).cpu().split(counts)
-        nats += [float(row.double().sum()) for row in rows]
-        tokens += counts
-        right += [int(row.sum()) for row in hits]
-    return Losses(digest.hexdigest(), 0, tuple(nats), tuple(tokens), tuple(right))
+        sums = ((float(row.double().sum()), int(hit.sum())) for row, hit in zip(rows, hits, strict=True))
+        return [(nats, count, right) for count, (nats, right) in zip(counts, sums, strict=True)]
+
+    digest = hashlib.sha256()
+    for table in (table for batch in batches for table in (batch.inputs, batch.source, batch.targets)):
+        digest.update(b"" if table is None else table.numpy().tobytes())
+    found = [row for rows in shared_map(compute, batches) for row in rows]
+    nats, tokens, right = zip(*found, strict=True)
+    return Losses(digest.hexdigest(), 0, nats, tokens, right)

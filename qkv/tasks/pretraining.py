@@ -33,6 +33,7 @@ from qkv.data.sources import Record
 from qkv.errors import ConfigError, QkvError
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy, masked_next
+from qkv.shared_work import shared_sums
 from qkv.tasks.base import Say, Task, Words, held_out, usable
 from qkv.tasks.losses import window_losses
 from qkv.tasks.translation import collate_pairs
@@ -186,14 +187,24 @@ class Pretraining(Task):
     @torch.no_grad()
     def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
         """Loss in nats per token that is asked for, exp(loss), and how many per cent of these tokens are guessed right."""
-        total, right, count, device = 0.0, 0, 0, next(network.parameters()).device
-        for batch in (one.to(device) for one in batches):
-            output = self.for_words(network(batch))
-            assert batch.targets is not None
-            found = cross_entropy(output, batch.targets)
-            right += int(hits(output, batch.targets))
-            total, count = total + found.sum.item(), count + found.count
-        loss = total / max(count, 1)
+        device = next(network.parameters()).device
+
+        def compute(batch: Batch) -> tuple[float, ...]:
+            batch = batch.to(device)
+            return self.counts(network(batch), batch)
+
+        return self.scores(*shared_sums(compute, batches))
+
+    def counts(self, output: Output, batch: Batch) -> tuple[float, ...]:
+        """Of one batch: the loss, the number of tokens that are asked for, and of those that are right."""
+        assert batch.targets is not None
+        words = self.for_words(output)
+        found = cross_entropy(words, batch.targets)
+        return found.sum.item(), found.count, int(hits(words, batch.targets))
+
+    def scores(self, nats: float, count: float, right: float) -> dict[str, float]:
+        """The scores from the sums of `counts`."""
+        loss = nats / max(count, 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": 100 * right / max(count, 1)}
 
     def for_words(self, output: Output) -> Output:
@@ -323,16 +334,18 @@ class MaskedTask(Pretraining):
         head: Any = output.head
         return Output(output.hidden, head.words, output.keys) if self.pairs else output
 
-    @torch.no_grad()
-    def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
-        found = super().measure(network, batches)
+    def counts(self, output: Output, batch: Batch) -> tuple[float, ...]:
+        """With two sentences also the number of pairs, and of those that are right."""
+        found = super().counts(output, batch)
         if not self.pairs:
             return found
-        right, device = [], next(network.parameters()).device
-        for batch in (one.to(device) for one in batches):
-            output = network(batch)
-            right.append(output.head.next(output.hidden, output.keys).argmax(-1) == batch.answers)
-        return found | {"next_accuracy": 100 * torch.cat(right).float().mean().item()}
+        head: Any = output.head
+        right = head.next(output.hidden, output.keys).argmax(-1) == batch.answers  # (B,)
+        return *found, len(right), int(right.sum())
+
+    def scores(self, nats: float, count: float, right: float, pairs: float = 0, follow: float = 0) -> dict[str, float]:
+        found = super().scores(nats, count, right)
+        return found | {"next_accuracy": 100 * follow / pairs} if self.pairs else found
 
     # --- telling
 

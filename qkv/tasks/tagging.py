@@ -36,7 +36,7 @@ from qkv.models.output import Output
 from qkv.objectives import tagging
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
-from qkv.tasks.windows import by_length, pieces_of_words, windows
+from qkv.tasks.windows import map_by_length, pieces_of_words, windows
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer
 
@@ -124,12 +124,17 @@ class Tagger:
         device = next(self.network.parameters()).device
         found = [torch.zeros(len(words), len(self.labels)) for words in sentences]
         todo = [(n, window) for n, cut in enumerate(self.cut(sentences)) for window in cut]
-        for some in by_length([len(window.ids) for _, window in todo], batch_tokens):
-            batch = collate([todo[i][1] for i in some], self.config).to(device)
-            table = self.network(batch).logits.float().log_softmax(-1).cpu()  # (B, T, n)
-            for row, i in enumerate(some):
-                number, window = todo[i]
-                found[number][list(window.words)] = table[row, list(window.places)]
+
+        def compute(numbers: list[int]) -> list[Tensor]:
+            rows = [todo[i][1] for i in numbers]
+            table = (
+                self.network(collate(rows, self.config).to(device)).logits.float().log_softmax(-1).cpu()
+            )  # (B, T, n)
+            return [own[list(row.places)] for own, row in zip(table, rows, strict=True)]
+
+        tables = map_by_length(compute, [len(window.ids) for _, window in todo], batch_tokens)
+        for (number, window), table in zip(todo, tables, strict=True):
+            found[number][list(window.words)] = table
         return found
 
 

@@ -18,7 +18,7 @@ from qkv.generate.translate import Translator
 from qkv.models.inputs import carries
 from qkv.parts.heads import ClassesWords, MaskedNext
 from qkv.tasks.fill import Filler
-from qkv.tasks.images import read as read_images
+from qkv.tasks.images import open_images
 from qkv.tasks.losses import token_losses
 from qkv.tasks.summary import Summarizer
 from qkv.tasks.windows import by_length, encode_texts, windows
@@ -239,7 +239,7 @@ class TextScorer:
         c = self.config
         forced = [] if c.forced_id is None else [c.forced_id]
         if c.image_size is not None:
-            (image,) = next(iter(read_images([source], c)))  # (C, H, W)
+            (image,) = open_images([source], c)  # (C, H, W)
             return [c.first_id or 0, *forced], image
         ids, _ = self.reader.read(source)
         if len(ids) > c.max_length:

@@ -30,6 +30,7 @@ from qkv.generate.beam import BeamParams
 from qkv.generate.translate import TranslationParams, Translator
 from qkv.models.output import Output
 from qkv.objectives import cross_entropy
+from qkv.shared_work import shared_parts, shared_sums
 from qkv.tasks.base import Say, Task, Words, held_out
 from qkv.tasks.vocabulary import end_only, given_target, given_tokenizer, learn_tokenizer
 from qkv.text.tokenizer import Tokenizer
@@ -37,6 +38,8 @@ from qkv.text.tokenizer import Tokenizer
 SOURCE, REFERENCE, HYPOTHESIS = "test.src.txt", "test.ref.txt", "test.hyp.txt"
 """Files of a run: the test set, its reference translations, and those of the model. This command gives the same scores:
 `sacrebleu test.ref.txt < test.hyp.txt`."""
+EVALUATED = 64
+"""Pairs per batch in evaluation."""
 
 
 SCHEMA = Schema("translation", TRANSLATIONS, "give one table with source and target columns (.tsv, .csv, .jsonl), or two text "
@@ -232,7 +235,12 @@ class TranslationTask(Task):
         """Translate greedily, with the same length limits as `qkv translate`: a translation is the same in any batch."""
         fast = pack(network) if next(network.parameters()).device.type == "cpu" else network
         params = replace(self.request(), beam=BeamParams(1))
-        return [one.text for one in self.translator(fast).translate(texts, params)]
+        return [text for text, _ in self.write(fast, texts, params)]
+
+    def write(self, network: Any, texts: Sequence[str], params: TranslationParams) -> list[tuple[str, str]]:
+        """Translate texts, shared by the workers; return each translation, and the problem where there is none."""
+        translator = self.translator(network)
+        return shared_parts(lambda some: [(one.text, one.problem) for one in translator.translate(some, params)], texts)
 
     def loss(self, network: nn.Module) -> float:
         """Return the loss per target token of the whole held-out set."""
@@ -245,10 +253,17 @@ class TranslationTask(Task):
     @torch.no_grad()
     def mean_loss(self, network: nn.Module, rows: list[Any]) -> float:
         """Return the loss per target of some rows."""
-        total, count, device = 0.0, 0, next(network.parameters()).device
-        for batch in (self.scored(rows[at : at + 64]).to(device) for at in range(0, len(rows), 64)):
-            found = cross_entropy(network(batch), batch.targets, weights=batch.weights)
-            total, count = total + found.sum.item(), count + found.count
+        device = next(network.parameters()).device
+
+        def compute(some: list[Any]) -> tuple[float, int]:
+            batch = self.scored(some).to(device)
+            loss = cross_entropy(network(batch), batch.targets, weights=batch.weights)
+            return loss.sum.item(), loss.count
+
+        total, count = shared_sums(compute, [rows[at : at + EVALUATED] for at in range(0, len(rows), EVALUATED)]) or (
+            0.0,
+            0,
+        )
         return total / max(count, 1)
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
@@ -271,10 +286,10 @@ class TranslationTask(Task):
         say(f"reading the test set: {len(texts):,} texts, {describe_search(self.recipe.decode)}")
         device = next(network.parameters()).device
         network = pack(network) if device.type == "cpu" else network
-        found = self.translator(network).translate(texts, self.request())
-        for problem, count in Counter(one.problem for one in found if one.problem).most_common():
+        found = self.write(network, texts, self.request())
+        for problem, count in Counter(problem for _, problem in found if problem).most_common():
             say(f"not read, and scored as empty: {count:,} of {problem}")
-        return [one_line(one.text) for one in found]
+        return [one_line(text) for text, _ in found]
 
     def translator(self, network: Any) -> Translator:
         return Translator(self.config, network, self.source, self.target)

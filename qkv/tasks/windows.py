@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import tokenizers
 
 from qkv.batch import IGNORED, Batch, pad
+from qkv.shared_work import shared_map
 from qkv.text.tokenizer import Tokenizer, in_words
 
 
@@ -67,3 +69,14 @@ def by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
         some = max(1, tokens // max(1, lengths[order[-1]]))
         yield order[-some:]
         order = order[:-some]
+
+
+def map_by_length(compute: Callable[[list[int]], Sequence[Any]], lengths: Sequence[int], tokens: int) -> list[Any]:
+    """The result of every row, in order. `compute` takes the numbers of the rows of a batch, which has at most `tokens` padded
+    tokens, and returns a result for each; workers that share their work (shared_work.py) compute some of the batches each."""
+    batches = list(by_length(lengths, tokens))
+    found: list[Any] = [None] * len(lengths)
+    for numbers, results in zip(batches, shared_map(compute, batches), strict=True):
+        for number, result in zip(numbers, results, strict=True):
+            found[number] = result
+    return found

@@ -25,6 +25,7 @@ from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
 from qkv.parts.state import State
+from qkv.shared_work import share_work
 from qkv.tasks.base import Task
 from qkv.text.wording import format_duration
 from qkv.train import lora
@@ -219,14 +220,17 @@ def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: T
 
 
 def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
-    """Score the held-out examples; keep these weights if they are the best so far."""
+    """Score the held-out examples, of which each worker computes a share; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
     network = whole_network(t).eval()
     with isolate_random_state(device):  # evaluation must not change what is learned next
-        with parametrize.cached():  # adds LoRA's matrices to the weights once, not at every decoding step
-            scores = task.evaluate_all(network) if rank() == 0 else {}
+        with (
+            parametrize.cached(),
+            share_work(),
+        ):  # LoRA's matrices are added to the weights once, not at every decoding step
+            scores = task.evaluate_all(network)
         sign = -1 if task.metric == "loss" else 1
-        (score,) = broadcast([sign * scores.get(task.metric, 0.0)])
+        (score,) = broadcast([sign * scores[task.metric]])
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.waited = 0

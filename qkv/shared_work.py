@@ -1,0 +1,84 @@
+"""Work that the workers of distributed.py divide among them: independent items in, the results of all of them on every worker.
+
+    with share_work():                            # all workers enter it and make the same calls
+        sums = list(shared_map(loss_of, batches))  # each worker computes its own batches
+
+Results are combined in the order of the items, so a sum has the same bits with any number of workers. Outside of `share_work`
+these functions compute everything themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from qkv.distributed import all_gather_data, rank, world
+from qkv.errors import QkvError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+sharing = False
+"""Whether work is divided now."""
+
+
+@contextmanager
+def share_work() -> Iterator[None]:
+    """Divide the work of `shared_map` and `shared_parts` over the workers within the block."""
+    global sharing
+    before, sharing = sharing, True
+    try:
+        yield
+    finally:
+        sharing = before
+
+
+def shares() -> int:
+    """Return the number of workers that divide the work."""
+    return world() if sharing else 1
+
+
+def shared_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yield `function(item)` of each item in order, on every worker; worker r of n computes items r, r + n, r + 2n ...
+
+    A result is plain data: JSON (a tuple becomes a list) with tensors in it. A QkvError is raised on all workers, where its
+    result would be.
+    """
+    if shares() == 1:
+        yield from map(function, items)
+        return
+    found = [iter(own) for own in all_gather_data(results_of(function, items[rank() :: world()]))]
+    for number in range(len(items)):
+        result, problem = next(found[number % world()])
+        if problem:
+            raise QkvError(problem)
+        yield result
+
+
+def results_of(function: Callable[[Item], Any], items: Sequence[Item]) -> list[tuple[Any, str]]:
+    """Return (result, "") of each item, up to the first error: (None, its message)."""
+    found: list[tuple[Any, str]] = []
+    for item in items:
+        try:
+            found.append((function(item), ""))
+        except QkvError as error:
+            return [*found, (None, str(error))]
+    return found
+
+
+def shared_sums(function: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[float]:
+    """Apply a function that returns several numbers to each item; return the sum of each of these numbers, added up in order."""
+    totals: list[float] = []
+    for numbers in shared_map(function, items):
+        totals = [a + b for a, b in zip(totals or [0] * len(numbers), numbers, strict=True)]
+    return totals
+
+
+def shared_parts(function: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item]) -> list[Any]:
+    """Apply a function that computes many items together, and none of them differently for that, to a part of them per worker;
+    return the result of each item in order."""
+    count = shares()
+    found: list[Any] = [None] * len(items)
+    for number, results in enumerate(shared_map(function, [items[k::count] for k in range(count)])):
+        found[number::count] = results
+    return found
