@@ -36,7 +36,7 @@ class WorkerLost(QkvError):
 TIMEOUT = timedelta(hours=1)
 """How long a worker waits for the others within an update; one that has died is noticed at once, its connection closes."""
 LONGEST = timedelta(days=365)
-"""How long the other workers wait while rank 0 alone prepares data or evaluates, which may take any time."""
+"""How long the other workers wait while rank 0 prepares data or one of them computes its share of an evaluation."""
 waiting_group: dist.ProcessGroup | None = None
 """The workers again, with that timeout."""
 
@@ -90,7 +90,7 @@ def by_torchrun() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this worker, also before it joins the others; rank 0 writes and evaluates."""
+    """Return the number of this worker, also before it joins the others; rank 0 writes."""
     if dist.is_initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if by_torchrun() else 0
