@@ -34,7 +34,8 @@ from qkv.tasks import electra
 from qkv.tasks.base import Task, task_of
 from qkv.tasks.electra import ReplacedTask, sample_tokens
 from qkv.tasks.fill import Filler
-from qkv.tasks.pretraining import MaskedTask, marks_of, mask_token, sentinels_of
+from qkv.tasks.gaps import marks_of, mask_token, sentinels_of
+from qkv.tasks.pretraining import MaskedTask
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import train_tokenizer
 from qkv.train import run as training

@@ -23,7 +23,8 @@ from qkv.models.output import Output
 from qkv.objectives import masked_lm, replaced_token_detection
 from qkv.shared_work import shared_sums
 from qkv.tasks.base import Words
-from qkv.tasks.pretraining import Pretraining, hits, marks_of
+from qkv.tasks.gaps import marks_of
+from qkv.tasks.pretraining import Pretraining, hits
 from qkv.tasks.windows import frame_rows
 from qkv.text.kinds import around
 

@@ -12,7 +12,7 @@ from torch import nn
 from qkv.batch import Batch, pad
 from qkv.config import ModelConfig
 from qkv.errors import QkvError
-from qkv.tasks.pretraining import MASKS, mask_token
+from qkv.tasks.gaps import MASKS, mask_token
 from qkv.tasks.windows import by_length
 from qkv.text.kinds import around
 from qkv.text.tokenizer import Tokenizer

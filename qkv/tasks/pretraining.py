@@ -26,7 +26,6 @@ from qkv.config.usage import Usage
 from qkv.data import corrupt
 from qkv.data.batching import Unusable
 from qkv.data.corpora import corpus, plain_texts, training
-from qkv.data.corrupt import Marks
 from qkv.data.grammar_tasks import short_documents
 from qkv.data.schema import Schema
 from qkv.data.sources import Record
@@ -35,54 +34,18 @@ from qkv.models.output import Output
 from qkv.objectives import cross_entropy, masked_next
 from qkv.shared_work import shared_sums
 from qkv.tasks.base import Say, Task, Words, held_out, usable
+from qkv.tasks.gaps import MASKS, SENTINELS, marks_of, mask_token, sentinels_of
 from qkv.tasks.losses import window_losses
 from qkv.tasks.translation import collate_pairs
 from qkv.tasks.vocabulary import given_tokenizer, learn_tokenizer
 from qkv.tasks.windows import by_length, frame_rows
 from qkv.text.kinds import around, put_around
-from qkv.text.tokenizer import Tokenizer
 from qkv.text.train import BOS, EOS
 
-MASKS = ("[MASK]", "<mask>")
-SENTINELS = [f"<extra_id_{i}>" for i in range(100)]
-"""T5's names of the spans that are taken out."""
 STOPS = ".!?"
 """What ends a sentence."""
 EVALUATED = 4096
 """Tokens that are read at once where nothing is learned."""
-
-
-# --- what a vocabulary has for it
-
-
-def mask_token(tokenizer: Tokenizer) -> str:
-    """The name of the token that hides another one."""
-    names = (tokenizer.special_names().get("mask_token", ""), *MASKS)
-    found = next((name for name in names if name and tokenizer.id_of(name) is not None), None)
-    if found is None:
-        raise QkvError("this vocabulary has no mask token ([MASK] or <mask>): take one that has, or learn a new one")
-    return found
-
-
-def special_tokens(tokenizer: Tokenizer) -> frozenset[int]:
-    added = tokenizer.backend.get_added_tokens_decoder()
-    return frozenset(i for i, token in added.items() if token.special)
-
-
-def marks_of(tokenizer: Tokenizer, whole_words: bool = False) -> Marks:
-    names, special = tokenizer.backend.get_vocab(with_added_tokens=True), special_tokens(tokenizer)
-    mask = names[mask_token(tokenizer)]
-    inside = corrupt.inner_pieces(names) if whole_words else frozenset()
-    return Marks(mask, sorted(set(names.values()) - special), special, inside)
-
-
-def sentinels_of(tokenizer: Tokenizer) -> list[int]:
-    """T5's sentinels that the vocabulary has, from <extra_id_0> on."""
-    ids = [tokenizer.id_of(name) for name in SENTINELS]
-    found = [i for i in ids if i is not None]
-    if len(found) < 2:
-        raise QkvError("this vocabulary has no sentinels (<extra_id_0>, ...): take one that has, or learn a new one")
-    return found
 
 
 # --- what all of them share
