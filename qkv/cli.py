@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from qkv.commands import version
-from qkv.errors import QkvError
+from qkv.errors import QkvError, explain
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: hide warnings of its C++ code
 VERBS = (
@@ -55,23 +55,13 @@ def main() -> None:
     """Run the command; errors that the user can correct are one line on stderr and exit code 2."""
     try:
         app()
-    except QkvError as error:
-        fail(str(error))
-    except OSError as error:  # a full disk, no permission, a name that no file can have
-        fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-    except UnicodeError as error:
-        reason = error.reason if isinstance(error, UnicodeDecodeError) else error
-        fail(f"the input is not UTF-8 text ({reason}): convert it to UTF-8")
-    except MemoryError:
-        fail("not enough memory: use a smaller model, or smaller batches")
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def fail(problem: str) -> None:
-    """Print one line to stderr and exit with code 2."""
-    print(f"error: {problem}", file=sys.stderr)
-    sys.exit(2)
+    except Exception as error:
+        if not (problem := explain(error)):
+            raise
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(error.exit_code if isinstance(error, QkvError) else 2)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Data-parallel workers: processes that train one network together, each on its own rows of every batch.
 
 All hold the same weights: they start alike, take the mean of their gradients (DistributedDataParallel), and agree wherever a
-clock, a signal or a score decides. N workers so compute the update that one process computes. They are started by
-train/launch.py on one machine, or by torchrun on several (the run's folder is then on a shared disk):
+clock, a signal or a score decides. N workers so compute the update that one process computes. They are started by torch's
+elastic agent: that of train/launch.py on one machine, or torchrun, also on several (the run's folder is then on a shared disk):
 
     torchrun --nproc-per-node 2 -m qkv train recipes/demo.toml
 
-A single process acts as rank 0; the helpers are no-ops.
+Both agents set the same environment variables, and start all workers again when one of them is lost. A single process acts as
+rank 0; the helpers are no-ops.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ import base64
 import gc
 import json
 import os
+import signal
+import threading
+import time
 import traceback
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,16 +30,20 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from qkv.errors import QkvError
 
 
 class WorkerLost(QkvError):
-    """The connection to another worker is lost."""
+    """The connection to another worker is lost: all workers have to start again from the last checkpoint."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
-TIMEOUT = timedelta(hours=1)
-"""How long a worker waits for the others within an update; one that has died is noticed at once, its connection closes."""
+MINUTES = 10.0
+"""How long workers wait for each other, at the start and within an update, unless the recipe says otherwise. A process that has
+ended is noticed at once, since its connections close; a machine that has vanished is not."""
 LONGEST = timedelta(days=365)
 """How long the other workers wait while rank 0 prepares data or one of them computes its share of an evaluation."""
 waiting_group: dist.ProcessGroup | None = None
@@ -42,25 +51,24 @@ waiting_group: dist.ProcessGroup | None = None
 
 
 @contextmanager
-def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1) -> Iterator[None]:
-    """Join the other workers: those of `store`, or those that torchrun has started, if any."""
-    if dist.is_initialized() or (world == 1 and not by_torchrun()):
+def process_group(minutes: float = MINUTES) -> Iterator[None]:
+    """Join the other workers that an agent has started, if any. `minutes`: how long to wait for the others within an update."""
+    if dist.is_initialized() or not by_torchrun():
         yield
         return
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(os.getppid())
     # the default arguments of its functions are the group that exists when it is imported. DistributedDataParallel imports it,
     # and the first group of a process would then never close its connections: the other workers would wait for ever
-    import torch.distributed.nn
+    import torch.distributed.nn  # noqa: F401
 
-    if by_torchrun():
-        # gradients go from GPU to GPU; decisions and random states are on the CPU
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
-    else:
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     global waiting_group
-    waiting_group = dist.new_group(backend="gloo", timeout=LONGEST)
     try:
+        join(timedelta(minutes=minutes))
+        waiting_group = dist.new_group(backend="gloo", timeout=LONGEST)
         yield
     except BaseException as error:
+        ignore_termination()
         release(error)
         raise (
             WorkerLost("another worker has ended; its own message says why") if is_connection_loss(error) else error
@@ -68,7 +76,59 @@ def process_group(store: dist.Store | None = None, rank: int = 0, world: int = 1
     finally:
         gc.collect()
         waiting_group = None
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(timeout: timedelta) -> None:
+    """Make the process group of the workers that have been started together."""
+    start = timedelta(minutes=MINUTES)
+    store, number, count = next(rendezvous("env://", timeout=start))
+    # gradients go from GPU to GPU; decisions and random states are on the CPU
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    store = new_store(store, number, count, time.monotonic() + start.total_seconds())
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=timeout)
+
+
+def new_store(store: dist.Store, number: int, count: int, deadline: float) -> dist.Store:
+    """Return a part of the agents' store that these workers alone use.
+
+    An agent keeps its store when it starts workers again, and the addresses of the workers before are still in it. So rank 0
+    names a new part, and replies to the requests of the others with this name until all have it. The keys of requests are
+    the same at every start, those of replies are not: no worker reads a reply to an earlier one.
+    """
+    own = uuid.uuid4().hex
+    if number > 0:
+        store.set(f"request/{number}", own)
+        name = store.get(f"reply/{own}").decode()
+        store.add(f"{name}/joined", 1)
+        return dist.PrefixStore(name, store)
+    while store.add(f"{own}/joined", 0) < count - 1:
+        for request in (f"request/{other}" for other in range(1, count)):
+            if store.check([request]):
+                store.set(f"reply/{store.get(request).decode()}", own)
+        if time.monotonic() > deadline:
+            raise WorkerLost(f"not all of the {count} workers have started within {MINUTES:g} minutes")
+        time.sleep(0.01)
+    return dist.PrefixStore(own, store)
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent ends, even by SIGKILL: workers have sessions of their own, nothing else would end them."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def ignore_termination() -> None:
+    """Ignore SIGTERM from now on, in a process that is ending because of an error. An agent sends it to all workers as soon as one
+    of them has ended, and this error may be the cause that has to be reported."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def release(error: BaseException | None) -> None:
@@ -85,8 +145,13 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def by_torchrun() -> bool:
-    """Whether torchrun has started this process with others."""
+    """Whether an agent, such as torchrun, has started this process with others."""
     return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def restarted() -> bool:
+    """Whether the agent has started the workers again after one was lost."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def rank() -> int:

@@ -4,6 +4,9 @@
 class QkvError(Exception):
     """Invalid input: the message says what is wrong, what is allowed and what to do."""
 
+    exit_code = 2
+    """Of a command that ends with this error."""
+
     def __str__(self) -> str:
         """Return one line: control characters, such as line ends in the names of a damaged file, are escaped."""
         return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in super().__str__())
@@ -15,3 +18,15 @@ class ConfigError(QkvError):
 
 class FileError(QkvError):
     """Missing, damaged, unsafe or unexpected file."""
+
+
+def explain(error: BaseException) -> str:
+    """Return in one line what a user can do something about; empty for any other error."""
+    if isinstance(error, OSError):  # a full disk, no permission, a name that no file can have
+        return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+    if isinstance(error, UnicodeError):
+        reason = error.reason if isinstance(error, UnicodeDecodeError) else error
+        return f"the input is not UTF-8 text ({reason}): convert it to UTF-8"
+    if isinstance(error, MemoryError):
+        return "not enough memory: use a smaller model, or smaller batches"
+    return str(error) if isinstance(error, QkvError) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import multiprocessing
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch import nn
 
 import qkv
@@ -148,13 +150,17 @@ def test_what_ends_one_worker_ends_both(event: str, first: str, second: str, tmp
     assert [line["step"] for line in log(tmp_path / "run")] == [1, 2]
 
 
-def test_another_number_of_workers_does_not_go_on(tmp_path: Path) -> None:
-    run(tmp_path / "run", recipe(steps=3))
-    last = checkpoint.newest(tmp_path / "run")
-    assert last is not None
-    states = torch.stack([torch.get_rng_state()] * 2)
-    with pytest.raises(FileError, match="2 workers"):
-        checkpoint.put_random_states({"random": states}, last)
+def test_a_run_continues_with_another_number_of_workers(workers: Callable, tmp_path: Path) -> None:
+    """Without dropout its losses are those of a run that never changed; what it says is one line."""
+    r = recipe(dropout=0.0, steps=8)
+    training.run(r, "recipe", tmp_path / "whole", Report(quiet=True))
+    run(tmp_path / "parts", r.changed(train=r.train.changed(steps=3)))
+    workers(tmp_path / "parts", r, "signal")
+    said = io.StringIO()
+    training.run(r, "recipe", tmp_path / "parts", Report(Console(file=said)))
+    losses = [[line["loss"] for line in log(tmp_path / name)] for name in ("whole", "parts")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert said.getvalue().count("continuing with 1 workers instead of 2") == 1
 
 
 # --- workers that `qkv train` starts
@@ -173,56 +179,82 @@ def children_of(pid: int) -> list[int]:
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_one_command_trains_with_workers_and_resumes_exactly_with_as_many(tmp_path: Path) -> None:
-    """Killed with SIGKILL in the middle: the workers end by themselves, and the same command continues to the same bits."""
-    subprocess.run(command(tmp_path / "whole", "--workers", "2"), check=True, capture_output=True)
-    killed = subprocess.Popen(
-        command(tmp_path / "parts", "--workers", "2"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    while checkpoint.newest(tmp_path / "parts") is None and killed.poll() is None:
-        time.sleep(0.01)
-    children = children_of(killed.pid)
-    killed.kill()
-    killed.wait()
-    assert len(children) == 1
-    while any(Path(f"/proc/{pid}").exists() for pid in children):  # they notice that their parent is gone
-        time.sleep(0.01)
-    done = subprocess.run(
-        command(tmp_path / "parts"), check=True, capture_output=True, text=True
-    )  # its checkpoint says how many
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """What a run of two workers leaves that nothing happens to."""
+    folder = tmp_path_factory.mktemp("workers") / "whole"
+    done = subprocess.run(command(folder, "--workers", "2"), check=True, capture_output=True, text=True)
     assert "2 workers with a thread each share every batch" in done.stderr
-    same(contents(tmp_path / "whole"), contents(tmp_path / "parts"))
-    results = json.loads((tmp_path / "parts" / "results.json").read_text())["training"]
+    assert "best validation BLEU" in done.stdout and "qkv translate" in done.stdout
+    results = json.loads((folder / "results.json").read_text())["training"]
     assert results["workers"] == 2 and results["threads"] == 1
+    return contents(folder)
 
 
-def test_one_interrupt_ends_all_workers_with_the_shells_code(tmp_path: Path) -> None:
-    """Ctrl-C reaches every process of the terminal's group."""
-    process = subprocess.Popen(command(tmp_path / "run", "--workers", "2", steps=100_000), stdout=subprocess.DEVNULL,
+@contextmanager
+def started(folder: Path, *more: str, steps: int = 8) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A command with two workers that has written a checkpoint, and its workers."""
+    process = subprocess.Popen(command(folder, "--workers", "2", *more, steps=steps), stdout=subprocess.DEVNULL,
                                stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
-    while checkpoint.newest(tmp_path / "run") is None and process.poll() is None:
+    while checkpoint.newest(folder) is None and process.poll() is None:
         time.sleep(0.01)
-    children = children_of(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130, said
-    assert "Traceback" not in said and "stopped by SIGINT; run the same command again" in said
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    with process:
+        yield process, children_of(process.pid)
 
 
-def test_a_worker_that_dies_is_reported_in_one_line(tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path / "run", "--workers", "2", steps=100_000), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
-    while checkpoint.newest(tmp_path / "run") is None and process.poll() is None:
+def wait_for_end_of(processes: list[int]) -> None:
+    while any(Path(f"/proc/{pid}").exists() for pid in processes):
         time.sleep(0.01)
-    for pid in children_of(process.pid):
-        os.kill(pid, signal.SIGKILL)
-    said = process.communicate()[1].splitlines()
-    assert (
-        process.returncode == 2
-        and said[-1].startswith("error: another worker has ended")
-        and "exit code -9" in said[-1]
+
+
+def test_workers_end_with_the_agent_and_the_same_command_resumes_exactly(whole: tuple, tmp_path: Path) -> None:
+    with started(tmp_path / "run") as (process, children):
+        process.kill()
+    assert len(children) == 2
+    wait_for_end_of(children)
+    done = subprocess.run(command(tmp_path / "run"), capture_output=True, text=True)  # its checkpoint says how many
+    assert "2 workers with a thread each share every batch" in done.stderr
+    same(whole, contents(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_lost_worker_is_replaced_and_the_run_ends_in_the_same_bits(number: int, whole: tuple, tmp_path: Path) -> None:
+    with started(tmp_path / "run") as (process, children):
+        os.kill(children[number], signal.SIGKILL)
+        said = process.communicate()[1]
+    assert process.returncode == 0, said
+    assert f"worker {number} was ended by SIGKILL: restarting all workers (1 of 3)" in said
+    same(whole, contents(tmp_path / "run"))
+
+
+def test_a_worker_that_is_lost_once_too_often_is_reported_in_one_line(tmp_path: Path) -> None:
+    with started(tmp_path / "run", "--max-restarts", "0", steps=100_000) as (process, children):
+        os.kill(children[1], signal.SIGKILL)
+        said = process.communicate()[1].splitlines()
+    assert process.returncode == 75 and said[-1].startswith(
+        "error: worker 1 was ended by SIGKILL; run the same command"
     )
+    assert sum("error" in line for line in said) == 1
+
+
+def test_an_error_of_a_worker_is_reported_once_and_not_tried_again(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path / "run", "--workers", "2", "--set", "data.valid={ files = ['no', 'no'] }"),
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2 and "restarting" not in done.stderr and "Traceback" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [done.stderr.splitlines()[-1]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_ends_all_workers_with_the_shells_code(number: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C reaches the agent alone, which passes it on; what was learned is in a checkpoint."""
+    with started(tmp_path / "run", steps=100_000) as (process, children):
+        os.killpg(process.pid, number)
+        said = process.communicate()[1]
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said and f"stopped by {number.name}; run the same command again" in said
+    last = checkpoint.newest(tmp_path / "run")
+    assert last is not None and checkpoint.read_progress(last).step == len(log(tmp_path / "run"))
+    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
 def test_narrow_networks_stay_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from qkv.commands.train import BUDGET, Threads, Workers, train_recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from qkv.train.run import Run
+    from qkv.train.outcome import Outcome
 
 GOOD = 95.0
 """BLEU on held-out sentences from which on the translator counts as trained."""
@@ -72,7 +72,7 @@ def run(
     console.print(f"Output: {out}\n", markup=False, soft_wrap=True)
     changes = list(settings or [])
     finished = until_good(console, changes, out, time_budget, threads, workers)
-    good = finished.training.progress.best >= GOOD
+    good = finished.progress.best >= GOOD
     if good:
         show(console, out)
         console.print()
@@ -95,7 +95,7 @@ def run(
 
 
 def until_good(console: Console, changes: list[str], out: Path, time_budget: str, threads: int | None,
-               workers: int | None) -> Run:  # fmt: skip
+               workers: int | None) -> Outcome:  # fmt: skip
     """Train; while the score is below the target and there is time, continue with more updates, unless the user set their
     number."""
     from qkv.train.report import digits
@@ -103,8 +103,8 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
     fixed, more = any(change.startswith("train.steps=") for change in changes), list[str]()
     while True:
         finished = train_recipe("demo", [*changes, *more], out, time_budget, threads, workers)
-        score, steps = finished.training.progress.best, int(MORE * finished.recipe.train.steps)
-        if fixed or score >= GOOD or finished.training.progress.step < finished.recipe.train.steps:
+        score, steps = finished.progress.best, int(MORE * finished.recipe.train.steps)
+        if fixed or score >= GOOD or finished.progress.step < finished.recipe.train.steps:
             return finished
         console.print(
             f"{digits(score)} BLEU on held-out sentences is below the target of {GOOD:g}: continuing to {steps:,} updates"
@@ -112,12 +112,12 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
         more = [f"train.steps={steps}"]
 
 
-def explain_low_score(finished: Run, time_budget: str, changes: list[str]) -> str:
+def explain_low_score(finished: Outcome, time_budget: str, changes: list[str]) -> str:
     """Explain why the score is below the target, and how to continue."""
     from qkv.config import minutes
     from qkv.train.report import digits
 
-    p, c = finished.training.progress, finished.recipe.train
+    p, c = finished.progress, finished.recipe.train
     kept = [change for change in changes if not change.startswith("train.steps=")]
     more = f"--time-budget {3 * minutes(time_budget):g}m"
     if p.step >= c.steps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +11,7 @@ from qkv.commands.common import Settings
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qkv.train.run import Run
+    from qkv.train.outcome import Outcome
 
 RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of one that ships with qkv.")
 OUT = typer.Option(help="Folder of the run; default: runs/NAME.")
@@ -22,6 +21,10 @@ WORKERS = typer.Option(
     min=1, max=1024, help="Data-parallel worker processes; default: one per core where that is faster."
 )
 Workers = Annotated[int | None, WORKERS]
+RESTARTS = typer.Option(
+    min=0, max=1_000_000, help="Restart the workers up to this many times when one is lost; default: 3."
+)
+Restarts = Annotated[int | None, RESTARTS]
 Changed = Annotated[bool, typer.Option("--changed-data", help="Resume a run even if its training data have changed.")]
 
 
@@ -32,6 +35,7 @@ def run(
     time_budget: Annotated[str | None, BUDGET] = None,
     threads: Threads = None,
     workers: Workers = None,
+    max_restarts: Restarts = None,
     changed_data: Changed = False,
 ) -> None:
     """Train a model of any task, score it on the test set, and write a model card.
@@ -41,7 +45,8 @@ def run(
     depends on the clock. Ctrl-C and SIGTERM finish the current update, write a
     checkpoint and exit with code 130 or 143; a second Ctrl-C exits at once, and
     updates after the last checkpoint are repeated. More updates, epochs, time or
-    patience, or another learning rate, extend the run in its folder. To write
+    patience, or another learning rate, extend the run in its folder. When one of
+    several workers is lost, all start again from the last checkpoint. To write
     your own recipe, copy runs/demo/recipe.toml. qkv config lists all fields.
 
     [dim]qkv train demo                      # a recipe that ships with qkv[/]
@@ -50,6 +55,7 @@ def run(
     [dim]qkv train my.toml --out runs/wide --set model.d_model=256[/]
     [dim]qkv train my.toml --time-budget 1h[/]
     [dim]qkv train my.toml --set train.steps=20000          # extend the run[/]
+    [dim]qkv train my.toml --workers 4       # also: torchrun --nproc-per-node 4 -m qkv train my.toml[/]
     [dim]tensorboard --logdir runs           # show the curves[/]
     """
     from qkv.config.vectors import learns_vectors
@@ -61,8 +67,10 @@ def run(
     if learns_vectors(find(recipe), settings):
         word_vectors(recipe, list(settings or []), out, time_budget, threads)
         return
-    finished = train_recipe(recipe, list(settings or []), out, time_budget, threads, workers, changed_data)
-    folder, progress = finished.folder, finished.training.progress
+    finished = train_recipe(
+        recipe, list(settings or []), out, time_budget, threads, workers, changed_data, max_restarts
+    )
+    folder, progress = finished.folder, finished.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
     for name, one in finished.results["extra_valid"].items():
@@ -70,7 +78,7 @@ def run(
     for line in (*score_lines(finished.results), *describe_baseline(finished.results)):
         print(line)
     print(f"model: {folder / 'best'}, model card: {folder / 'README.md'}, learning curves: {folder / 'curves.svg'}")
-    print(f"use it: {finished.task.use(shlex.quote(str(folder)))[0]}")
+    print(f"use it: {finished.use}")
 
 
 def word_vectors(
@@ -109,7 +117,7 @@ def kept_text(path: Path, changes: list[str]) -> str:
 
 
 def train_recipe(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
-            workers: int | None = None, changed_data: bool = False) -> Run:  # fmt: skip
+            workers: int | None = None, changed_data: bool = False, max_restarts: int | None = None) -> Outcome:  # fmt: skip
     """Train to the end; where a signal stops it, exit with 128 + its number, as shells do."""
     import torch
 
@@ -130,7 +138,7 @@ def train_recipe(recipe: str, changes: list[str], out: Path | None, time_budget:
     if workers is None and threads is not None:
         workers = 1
     folder = out or Path("runs") / path.stem
-    finished = training.run(loaded, kept_text(path, changes), folder, Report(), workers, changed_data)
+    finished = training.run(loaded, kept_text(path, changes), folder, Report(), workers, changed_data, max_restarts)
     if finished.ending.signal:
         raise typer.Exit(128 + finished.ending.signal)
     if not finished.results:  # one of several workers: rank 0 reports

@@ -218,6 +218,8 @@ class TrainConfig(Strict):
     """Use torch.compile. Compilation takes a minute or more; on a CPU it was never faster in our measurements."""
     workers: int | None = Field(default=None, gt=0, le=1024)
     """Number of data-parallel worker processes on a CPU, one thread each; default: one per core where that is faster than threads."""
+    worker_timeout: float = Field(default=10.0, gt=0, le=10**6)
+    """Minutes after which a worker that waits for the others within an update gives up, since a machine or connection is lost."""
     device: str = "auto"
     """cpu, cuda or cuda:1; auto = a GPU if available."""
     seed: int = Field(default=1, ge=0, lt=2**63)

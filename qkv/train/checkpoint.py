@@ -105,7 +105,7 @@ def load(folder: Path, t: Training) -> None:
         t.optimizer.load_state_dict({"state": _unflatten(parts["optimizer"]), "param_groups": groups})
         t.progress = progress_of(numbers["progress"])
         put_average(t, parts["average"])
-        put_random_states(random, folder)
+        put_random_states(random)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise FileError(
@@ -157,11 +157,10 @@ def workers_of(folder: Path) -> int:
     return 1 if random is None else random.shape[0]
 
 
-def put_random_states(states: dict[str, Tensor], folder: Path) -> None:
-    """Each worker takes its own."""
-    count = len(states["random"])
-    if count != world():
-        raise FileError(f"{folder} was written by {count} workers, these are {world()}: start as many to go on exactly")
+def put_random_states(states: dict[str, Tensor]) -> None:
+    """Each worker takes its own; another number of workers has new ones."""
+    if len(states["random"]) != world():
+        return
     torch.set_rng_state(states["random"][rank()].clone())
     if "random_cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["random_cuda"][rank()].clone())

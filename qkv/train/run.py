@@ -13,11 +13,11 @@ README.md              the model card, when the run has ended; also in best/. re
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
 from qkv.data.corpora import describe_headers
-from qkv.distributed import by_torchrun, is_first, rank_zero_first, world
+from qkv.distributed import by_torchrun, is_first, process_group, rank, rank_zero_first, restarted, world
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -42,59 +42,66 @@ from qkv.train.card import card
 from qkv.train.checkpoint import Training
 from qkv.train.extend import R, check_rules, extend
 from qkv.train.input_checksums import check_data, check_network, check_words, word_checksums
-from qkv.train.launch import local_workers, worker_count
+from qkv.train.launch import RESTARTS, launch, worker_count
 from qkv.train.lock import lock_folder
-from qkv.train.loop import Ending, Hooks, end_reason, prepare, train
+from qkv.train.loop import Ending, Hooks, end_reason, prepare, seed_of, train
+from qkv.train.outcome import Outcome
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.training_log import NAME, TrainingLog, cut_log, read_log
 from qkv.train.warm_start import check_start, start_from
 
 
-@dataclass
-class Run:
-    """A run and its folder."""
+@dataclass(kw_only=True)
+class Run(Outcome):
+    """A run that is open in this process."""
 
-    folder: Path
-    recipe: Recipe
     config: ModelConfig
     words: Words
     training: Training
     task: Task
     workers: int = 1
     """How many processes share each batch."""
-    ending: Ending = field(default_factory=lambda: Ending(""))
-    """Why training ended, for now or for good."""
-    results: dict[str, Any] = field(default_factory=dict)
-    """Of a run that has ended for good: what results.json holds."""
-
-    @property
-    def why(self) -> str:
-        """Why training ended, as a sentence."""
-        return self.ending.reason
 
 
 def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | None = 1,
-        changed_data: bool = False) -> Run:  # fmt: skip
+        changed_data: bool = False, max_restarts: int | None = None) -> Outcome:  # fmt: skip
     """Train a recipe in `folder`, from the start or from where it stopped.
 
     text: the recipe as TOML, which the folder keeps.
     workers: processes that share each batch; None = chosen by launch.worker_count.
     changed_data: continue although the training data have changed since the run began.
+    max_restarts: how often several workers are started again when one is lost; None = launch.RESTARTS.
     """
-    if by_torchrun() and workers not in (None, 1):
-        raise ConfigError(f"--workers {workers}: torchrun has started the workers already; leave --workers out")
+    if by_torchrun() and (workers not in (None, 1) or max_restarts is not None):
+        raise ConfigError(
+            "torchrun has started the workers already: leave --workers out, and give --max-restarts to torchrun"
+        )
     check_recipe(recipe)
-    with lock_folder(folder) if is_first() else nullcontext(), report.heartbeat():
+    with lock_folder(folder) if is_first() else nullcontext():
         if is_first():
             checkpoint.set_aside_damaged_checkpoints(folder, report.say)
             check_rules(folder, recipe)
             claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
-        with local_workers(worker_count(recipe, folder) if workers is None else workers, recipe, folder):
+        count = worker_count(recipe, folder) if workers is None else workers
+        if count > 1:
+            return launch(
+                recipe, folder, count, RESTARTS if max_restarts is None else max_restarts, report, changed_data
+            )
+        return train_as_worker(recipe, folder, report, changed_data)
+
+
+def train_as_worker(
+    recipe: Recipe, folder: Path, report: Report, changed_data: bool = False, threads: int | None = None
+) -> Run:
+    """Train alone, or as one of several workers; then rank 0 scores the model, with so many threads."""
+    with report.heartbeat():
+        with process_group(recipe.train.worker_timeout):
             r = train_in_group(recipe, folder, report, changed_data)
         if is_first():
+            torch.set_num_threads(threads or torch.get_num_threads())
             conclude(r, report)
-        return r
+    return r
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -130,6 +137,7 @@ def conclude(r: Run, report: Report) -> None:
         ours.replace_usage(r.folder / "best", usage_of(r))
         for place in (r.folder, r.folder / "best"):
             write_text(place / "README.md", card(r.task, r.results, r.folder.resolve().name))
+        r.use = r.task.use(shlex.quote(str(r.folder)))[0]
 
 
 def learn(r: Run, report: Report) -> Ending:
@@ -147,6 +155,8 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     """Begin the run in `folder`, or load its newest checkpoint."""
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
+        if is_first() and restarted():
+            checkpoint.set_aside_damaged_checkpoints(folder, report.say)
         last = checkpoint.newest(folder)
         old_words, old_data = checkpoint.inputs_of(last) if last is not None else ({}, {})
         if last is not None:
@@ -164,6 +174,9 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
+        if (before := checkpoint.workers_of(last)) != world():
+            torch.manual_seed(seed_of(recipe.train.seed, rank(), world(), training.progress.step))
+            report.say(f"continuing with {world()} workers instead of {before}: equal up to rounding and dropout masks")
     if is_first() and not end_reason(training.progress, recipe.train):
         training.words = word_checksums(folder)
         training.data = check_data(task.batches.source, old_data, changed_data, report.say)
@@ -176,7 +189,9 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
             for reason, count in one.left_out.items():
                 report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
         cut_log(folder, training.progress.step)
-    return Run(folder, recipe, config, words, training, task, world())
+    return Run(
+        folder, recipe, training.progress, config=config, words=words, training=training, task=task, workers=world()
+    )
 
 
 def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:

@@ -1,58 +1,61 @@
-"""A worker process: reads its job from a pipe and trains as one rank of a run. Started by launch.py."""
+"""A worker process that the agent has started (agent.py): trains as one rank of a run. Rank 0 also reports, and scores the model."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
+import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from qkv.config import Recipe
-from qkv.distributed import process_group
-from qkv.errors import QkvError
-from qkv.train.launch import HOST, offline_sockets
+from qkv.distributed import WorkerLost, end_with, is_first
+from qkv.errors import explain
+from qkv.train.launch import JOB, OUTCOME, cores
+from qkv.train.outcome import Outcome, write_outcome
 from qkv.train.report import Report
-from qkv.train.run import train_in_group
+from qkv.train.run import train_as_worker
 
 
-def work(line: bytes) -> None:
+def work(place: Path, job: dict[str, Any]) -> Outcome:
     """Train as one rank of a run until it ends."""
-    job = json.loads(line)
-    offline_sockets()
     torch.set_num_threads(1)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # rank 0 decides; while updates run, the loop listens
-    store = dist.TCPStore(HOST, job["port"], job["world"], is_master=False)
-    store.set(f"worker {job['rank']}", "ready")
-    with process_group(store, job["rank"], job["world"]):
-        recipe = Recipe.model_validate_json(job["recipe"])
-        train_in_group(recipe, Path(job["folder"]), Report(quiet=True))
+    recipe, folder = Recipe.model_validate_json(job["recipe"]), Path(job["folder"])
+    report = Report(quiet=job["quiet"] or not is_first())
+    # rank 0 scores the model alone, when the other workers have ended
+    r = train_as_worker(recipe, folder, report, job["changed_data"], threads=cores())
+    if is_first():
+        write_outcome(place / OUTCOME, r)
+    return r
 
 
-def end_with_parent() -> None:
-    """Exit at once when the pipe from the parent closes."""
-    sys.stdin.buffer.read()
-    os._exit(1)
+def write_error(error: BaseException) -> int:
+    """Write an error where the agent finds it; return the exit code of this process."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    code = getattr(error, "exit_code", 2) if explain(error) else 1
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        code = WorkerLost.exit_code
+    message = explain(error) or "".join(traceback.format_exception(error))
+    data = {"message": message, "timestamp": int(time.time()), "kind": type(error).__name__}
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(data))
+    return code
 
 
-def main() -> None:
-    """Read the job from standard input and run it."""
-    line = sys.stdin.buffer.readline()
-    threading.Thread(target=end_with_parent, daemon=True).start()
+def main(place: Path) -> int:
+    """Do the job in this folder; return the exit code."""
+    job = json.loads((place / JOB).read_text())
+    end_with(job["agent"])
     try:
-        work(line)
+        number = work(place, job).ending.signal
+        return 128 + number if number else 0
     except BaseException as error:
-        text = f"error: {error}" if isinstance(error, QkvError) else traceback.format_exc()
-        print(text, file=sys.stderr, flush=True)
-        os._exit(2 if isinstance(error, QkvError) else 1)
-    os._exit(0)  # skip the interpreter's shutdown: the thread that reads the pipe holds one of its locks
+        return write_error(error)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(Path(sys.argv[1])))

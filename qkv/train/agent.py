@@ -1,0 +1,198 @@
+"""torch's elastic agent for the workers of one machine: it starts them, watches them, and starts all again when one is lost.
+
+torchrun uses the same agent (torch.distributed.elastic). Three of its parts are replaced: where the workers meet, which needs
+no network here; where their messages go, which for rank 0 is this terminal; and what happens when one fails: all start again
+if it was lost, while an error that would come again ends the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from qkv import errors
+from qkv.distributed import WorkerLost
+from qkv.errors import QkvError
+
+HOST = "127.0.0.1"
+LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+"""The network interface that is available without a network."""
+PATIENCE = 24 * 3600
+"""Seconds for the workers to finish their update and write a checkpoint when the run is stopped; a second signal ends them."""
+
+
+def run_workers(
+    arguments: list[str], workers: int, restarts: int, place: Path, say: Callable[[str], None]
+) -> signal.Signals | None:
+    """Run Python with these arguments in several processes until all have ended; return the signal that stopped them, if any.
+
+    place: a folder for their messages. Raises the QkvError of a worker, WorkerLost where one is lost too often, and
+    RuntimeError with the traceback of any other error.
+    """
+    spec = WorkerSpec(
+        "worker", workers, OneMachine(), entrypoint=sys.executable, args=tuple(arguments), max_restarts=restarts
+    )
+    agent = Agent(spec, Messages(place), say)
+    with own_signals():
+        try:
+            result = agent.run()
+        except SignalException as stopped:
+            return stopped.sigval
+    codes = {failure.exitcode for failure in result.failures.values()}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if 128 + number in codes:  # sent to a worker itself
+            return number
+    if result.failures:
+        raise cause(result.failures)
+    return None
+
+
+class Agent(LocalElasticAgent):
+    """An agent that starts lost workers again, and only those."""
+
+    def __init__(self, spec: WorkerSpec, messages: LogsSpecs, say: Callable[[str], None]):
+        super().__init__(spec, messages, start_method="spawn", shutdown_timeout=PATIENCE)
+        self.say = say
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.state != WorkerState.FAILED:
+            return result
+        if not all(is_lost(failure) for failure in result.failures.values()):
+            self._remaining_restarts = 0
+        elif self._remaining_restarts:
+            number = worker_group.spec.max_restarts - self._remaining_restarts + 1
+            self.say(
+                f"{describe_loss(result.failures)}: restarting all workers ({number} of {worker_group.spec.max_restarts})"
+            )
+        return result
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        """Stop the workers; a second signal meanwhile ends them at once."""
+        try:
+            super()._shutdown(death_sig, timeout)
+        except SignalException:
+            super()._shutdown(signal.SIGKILL, timeout)
+            raise
+
+
+class OneMachine(RendezvousHandler):
+    """The meeting point of the workers of a single agent: a new store at every start."""
+
+    store: dist.TCPStore
+
+    use_agent_store = True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        return RendezvousInfo(self.store, 0, 1, RendezvousStoreInfo(HOST, self.store.port))
+
+    def get_backend(self) -> str:
+        return "one-machine"
+
+    def get_run_id(self) -> str:
+        return "qkv"
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class Messages(LogsSpecs):
+    """Rank 0 writes to this process's terminal, the others to files; errors are in files. Also the environment of the workers."""
+
+    def __init__(self, place: Path):
+        super().__init__(str(place))
+        self.place = place
+
+    @property
+    def root_log_dir(self) -> str:
+        return str(self.place)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return the files of one start of the workers."""
+        place = self.place / envs[0]["TORCHELASTIC_RESTART_COUNT"]
+        place.mkdir()
+        files = LogsDest()
+        for rank, environment in envs.items():
+            files.error_files[rank] = environment["TORCHELASTIC_ERROR_FILE"] = str(place / f"{rank}.json")
+            files.stdouts[rank] = files.stderrs[rank] = str(place / f"{rank}.txt") if rank else ""
+            environment["OMP_NUM_THREADS"] = "1"
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            if sys.platform in LOOPBACK:
+                environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
+        return files
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Let the agent handle SIGINT and SIGTERM within the block, and restore their handlers afterwards. Its warnings are left out."""
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGTERM"
+    for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- what failed
+
+
+def is_lost(failure: ProcessFailure) -> bool:
+    """Whether a worker has lost its connections, was ended by a signal, or had no memory left: another attempt may succeed."""
+    return failure.exitcode < 0 or failure.exitcode == WorkerLost.exit_code
+
+
+def describe_loss(failures: dict[int, ProcessFailure]) -> str:
+    """Describe the worker that was lost first: the others have lost the connection to it, or were ended by the agent."""
+    order = sorted(
+        failures.items(), key=lambda item: (item[1].exitcode in (WorkerLost.exit_code, -signal.SIGTERM), item[0])
+    )
+    rank, failure = order[0]
+    what = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else data_of(failure).get("message", "ended")
+    return f"worker {rank} {what}" if failure.exitcode < 0 else f"worker {rank}: {what}"
+
+
+def cause(failures: dict[int, ProcessFailure]) -> Exception:
+    """Return the error to raise in this process for those of the workers."""
+    for failure in failures.values():
+        if failure.exitcode == QkvError.exit_code:
+            data = data_of(failure)
+            return getattr(errors, data["kind"], QkvError)(data["message"])
+    for rank, failure in failures.items():
+        if not is_lost(failure):
+            return RuntimeError(
+                f"worker {rank} failed with exit code {failure.exitcode}\n{data_of(failure).get('message', '')}"
+            )
+    return WorkerLost(f"{describe_loss(failures)}; run the same command again to continue from the last checkpoint")
+
+
+def data_of(failure: ProcessFailure) -> dict[str, Any]:
+    """Return what a worker has written about its error."""
+    return failure.error_file_data if isinstance(failure.error_file_data.get("kind"), str) else {}

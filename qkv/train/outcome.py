@@ -1,0 +1,45 @@
+"""How a run stands when its processes have ended: what whoever started it needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qkv.config import Recipe
+from qkv.convert.files import read_json, write_json
+from qkv.train.checkpoint import Progress, progress_of
+from qkv.train.loop import Ending
+
+
+@dataclass
+class Outcome:
+    """A run that has ended, for now or for good."""
+
+    folder: Path
+    recipe: Recipe
+    progress: Progress
+    ending: Ending = field(default_factory=lambda: Ending(""))
+    """Why training ended."""
+    results: dict[str, Any] = field(default_factory=dict)
+    """Of a run that has ended for good: what results.json holds."""
+    use: str = ""
+    """Of a run that has ended for good: a command that uses its model."""
+
+    @property
+    def why(self) -> str:
+        """Why training ended, as a sentence."""
+        return self.ending.reason
+
+
+def write_outcome(path: Path, o: Outcome) -> None:
+    """Write it for the process that has started this one."""
+    write_json(path, {"progress": asdict(o.progress), "ending": asdict(o.ending), "results": o.results, "use": o.use})
+
+
+def read_outcome(path: Path, folder: Path, recipe: Recipe) -> Outcome:
+    """Read what the first worker has written."""
+    found = read_json(path)
+    return Outcome(
+        folder, recipe, progress_of(found["progress"]), Ending(**found["ending"]), found["results"], found["use"]
+    )
