@@ -55,7 +55,8 @@ def run(
     [dim]qkv train my.toml --out runs/wide --set model.d_model=256[/]
     [dim]qkv train my.toml --time-budget 1h[/]
     [dim]qkv train my.toml --set train.steps=20000          # extend the run[/]
-    [dim]qkv train my.toml --workers 4       # also: torchrun --nproc-per-node 4 -m qkv train my.toml[/]
+    [dim]qkv train my.toml --workers 4       # data-parallel processes[/]
+    [dim]torchrun --nproc-per-node 4 -m qkv train my.toml       # the same[/]
     [dim]tensorboard --logdir runs           # show the curves[/]
     """
     from qkv.config.vectors import learns_vectors
