@@ -149,9 +149,9 @@ def by_torchrun() -> bool:
     return os.environ.get("WORLD_SIZE", "1") != "1"
 
 
-def restarted() -> bool:
-    """Whether the agent has started the workers again after one was lost."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+def restart_count() -> int:
+    """Return how often the agent has started the workers again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def rank() -> int:

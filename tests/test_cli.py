@@ -202,7 +202,7 @@ def test_the_demo_trains_until_the_held_out_score_is_good(
         given.append(changes)
         steps = int(changes[-1].partition("=")[2]) if changes else 1500
         train = SimpleNamespace(steps=steps)
-        return SimpleNamespace(training=SimpleNamespace(progress=SimpleNamespace(best=next(scores), step=step[0])),
+        return SimpleNamespace(progress=SimpleNamespace(best=next(scores), step=step[0]),
                                recipe=SimpleNamespace(train=train), why=why[0], results={"test": None}, folder=tmp_path)  # fmt: skip
 
     monkeypatch.setattr("qkv.commands.demo.train_recipe", train_recipe)

@@ -16,7 +16,7 @@ from qkv.commands.train import BUDGET, Threads, Workers, train_recipe
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from qkv.train.outcome import Outcome
+    from qkv.train.outcome import RunOutcome
 
 GOOD = 95.0
 """BLEU on held-out sentences from which on the translator counts as trained."""
@@ -95,7 +95,7 @@ def run(
 
 
 def until_good(console: Console, changes: list[str], out: Path, time_budget: str, threads: int | None,
-               workers: int | None) -> Outcome:  # fmt: skip
+               workers: int | None) -> RunOutcome:  # fmt: skip
     """Train; while the score is below the target and there is time, continue with more updates, unless the user set their
     number."""
     from qkv.train.report import digits
@@ -112,7 +112,7 @@ def until_good(console: Console, changes: list[str], out: Path, time_budget: str
         more = [f"train.steps={steps}"]
 
 
-def explain_low_score(finished: Outcome, time_budget: str, changes: list[str]) -> str:
+def explain_low_score(finished: RunOutcome, time_budget: str, changes: list[str]) -> str:
     """Explain why the score is below the target, and how to continue."""
     from qkv.config import minutes
     from qkv.train.report import digits

@@ -11,7 +11,7 @@ from qkv.commands.common import Settings
 from qkv.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qkv.train.outcome import Outcome
+    from qkv.train.outcome import RunOutcome
 
 RECIPE = typer.Argument(help="A recipe: the path of a TOML file, or the name of one that ships with qkv.")
 OUT = typer.Option(help="Folder of the run; default: runs/NAME.")
@@ -118,7 +118,7 @@ def kept_text(path: Path, changes: list[str]) -> str:
 
 
 def train_recipe(recipe: str, changes: list[str], out: Path | None, time_budget: str | None, threads: int | None,
-            workers: int | None = None, changed_data: bool = False, max_restarts: int | None = None) -> Outcome:  # fmt: skip
+            workers: int | None = None, changed_data: bool = False, max_restarts: int | None = None) -> RunOutcome:  # fmt: skip
     """Train to the end; where a signal stops it, exit with 128 + its number, as shells do."""
     import torch
 

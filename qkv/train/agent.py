@@ -72,7 +72,7 @@ class Agent(LocalElasticAgent):
         result = super()._monitor_workers(worker_group)
         if result.state != WorkerState.FAILED:
             return result
-        if not all(is_lost(failure) for failure in result.failures.values()):
+        if not all(may_recover(failure) for failure in result.failures.values()):
             self._remaining_restarts = 0
         elif self._remaining_restarts:
             number = worker_group.spec.max_restarts - self._remaining_restarts + 1
@@ -164,7 +164,7 @@ def own_signals() -> Iterator[None]:
 # --- what failed
 
 
-def is_lost(failure: ProcessFailure) -> bool:
+def may_recover(failure: ProcessFailure) -> bool:
     """Whether a worker has lost its connections, was ended by a signal, or had no memory left: another attempt may succeed."""
     return failure.exitcode < 0 or failure.exitcode == WorkerLost.exit_code
 
@@ -186,7 +186,7 @@ def cause(failures: dict[int, ProcessFailure]) -> Exception:
             data = data_of(failure)
             return getattr(errors, data["kind"], QkvError)(data["message"])
     for rank, failure in failures.items():
-        if not is_lost(failure):
+        if not may_recover(failure):
             return RuntimeError(
                 f"worker {rank} failed with exit code {failure.exitcode}\n{data_of(failure).get('message', '')}"
             )

@@ -23,7 +23,7 @@ from qkv.distributed import by_torchrun
 from qkv.models.build import skeleton
 from qkv.train import checkpoint
 from qkv.train.loop import Ending
-from qkv.train.outcome import Outcome, read_outcome
+from qkv.train.outcome import RunOutcome, read_outcome
 from qkv.train.report import Report
 
 MOST_WEIGHTS = 100_000_000
@@ -68,7 +68,7 @@ def with_classes(c: ModelConfig) -> ModelConfig:
     return c if c.head not in ("classes", "classes-words", "tags") or c.n_classes else c.changed(n_classes=2)
 
 
-def launch(recipe: Recipe, folder: Path, workers: int, restarts: int, report: Report, changed_data: bool) -> Outcome:
+def launch(recipe: Recipe, folder: Path, workers: int, restarts: int, report: Report, changed_data: bool) -> RunOutcome:
     """Train a recipe in a folder with several workers on this machine, and wait until they have ended.
 
     Whatever they cannot recover from is raised here, as if this process had trained.
@@ -85,7 +85,7 @@ def launch(recipe: Recipe, folder: Path, workers: int, restarts: int, report: Re
             return read_outcome(place / OUTCOME, folder, recipe)
         last = checkpoint.newest(folder)
         progress = checkpoint.Progress() if last is None else checkpoint.read_progress(last)
-        return Outcome(folder, recipe, progress, Ending(f"stopped by {number.name} at once", number))
+        return RunOutcome(folder, recipe, progress, Ending(f"stopped by {number.name} at once", number))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from qkv.train.loop import Ending
 
 
 @dataclass
-class Outcome:
+class RunOutcome:
     """A run that has ended, for now or for good."""
 
     folder: Path
@@ -32,14 +32,14 @@ class Outcome:
         return self.ending.reason
 
 
-def write_outcome(path: Path, o: Outcome) -> None:
+def write_outcome(path: Path, o: RunOutcome) -> None:
     """Write it for the process that has started this one."""
     write_json(path, {"progress": asdict(o.progress), "ending": asdict(o.ending), "results": o.results, "use": o.use})
 
 
-def read_outcome(path: Path, folder: Path, recipe: Recipe) -> Outcome:
+def read_outcome(path: Path, folder: Path, recipe: Recipe) -> RunOutcome:
     """Read what the first worker has written."""
     found = read_json(path)
-    return Outcome(
+    return RunOutcome(
         folder, recipe, progress_of(found["progress"]), Ending(**found["ending"]), found["results"], found["use"]
     )

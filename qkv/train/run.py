@@ -30,7 +30,7 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
 from qkv.data.corpora import describe_headers
-from qkv.distributed import by_torchrun, is_first, process_group, rank, rank_zero_first, restarted, world
+from qkv.distributed import by_torchrun, is_first, process_group, rank, rank_zero_first, restart_count, world
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -45,7 +45,7 @@ from qkv.train.input_checksums import check_data, check_network, check_words, wo
 from qkv.train.launch import RESTARTS, launch, worker_count
 from qkv.train.lock import lock_folder
 from qkv.train.loop import Ending, Hooks, end_reason, prepare, seed_of, train
-from qkv.train.outcome import Outcome
+from qkv.train.outcome import RunOutcome
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
 from qkv.train.training_log import NAME, TrainingLog, cut_log, read_log
@@ -53,7 +53,7 @@ from qkv.train.warm_start import check_start, start_from
 
 
 @dataclass(kw_only=True)
-class Run(Outcome):
+class Run(RunOutcome):
     """A run that is open in this process."""
 
     config: ModelConfig
@@ -65,7 +65,7 @@ class Run(Outcome):
 
 
 def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | None = 1,
-        changed_data: bool = False, max_restarts: int | None = None) -> Outcome:  # fmt: skip
+        changed_data: bool = False, max_restarts: int | None = None) -> RunOutcome:  # fmt: skip
     """Train a recipe in `folder`, from the start or from where it stopped.
 
     text: the recipe as TOML, which the folder keeps.
@@ -155,7 +155,7 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     """Begin the run in `folder`, or load its newest checkpoint."""
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
-        if is_first() and restarted():
+        if is_first() and restart_count():
             checkpoint.set_aside_damaged_checkpoints(folder, report.say)
         last = checkpoint.newest(folder)
         old_words, old_data = checkpoint.inputs_of(last) if last is not None else ({}, {})
@@ -174,24 +174,34 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
-        if (before := checkpoint.workers_of(last)) != world():
-            torch.manual_seed(seed_of(recipe.train.seed, rank(), world(), training.progress.step))
-            report.say(f"continuing with {world()} workers instead of {before}: equal up to rounding and dropout masks")
+        change_workers(checkpoint.workers_of(last), recipe.train.seed, training, report)
     if is_first() and not end_reason(training.progress, recipe.train):
         training.words = word_checksums(folder)
         training.data = check_data(task.batches.source, old_data, changed_data, report.say)
     if is_first():
-        for line in [] if recipe.tune.start else config_warnings(config):
-            report.say(line)
-        for reason, count in task.left_out.items():
-            report.say(f"left out of the valid set: {count:,} {reason}")
-        for name, one in task.extra.items():  # problems are reported now
-            for reason, count in one.left_out.items():
-                report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
+        report_warnings(recipe, config, task, report)
         cut_log(folder, training.progress.step)
     return Run(
         folder, recipe, training.progress, config=config, words=words, training=training, task=task, workers=world()
     )
+
+
+def change_workers(before: int, seed: int, t: Training, report: Report) -> None:
+    """Continue with another number of workers than wrote the checkpoint: each draws new random numbers."""
+    if before != world():
+        torch.manual_seed(seed_of(seed, rank(), world(), t.progress.step))
+        report.say(f"continuing with {world()} workers instead of {before}: equal up to rounding and dropout masks")
+
+
+def report_warnings(recipe: Recipe, config: ModelConfig, task: Task, report: Report) -> None:
+    """Report what is unusual about the configuration and the held-out sets."""
+    for line in [] if recipe.tune.start else config_warnings(config):
+        report.say(line)
+    for reason, count in task.left_out.items():
+        report.say(f"left out of the valid set: {count:,} {reason}")
+    for name, one in task.extra.items():  # problems are reported now
+        for reason, count in one.left_out.items():
+            report.say(f"left out of data.extra_valid.{name}: {count:,} {reason}")
 
 
 def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:

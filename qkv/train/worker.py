@@ -16,12 +16,12 @@ from qkv.config import Recipe
 from qkv.distributed import WorkerLost, end_with, is_first
 from qkv.errors import explain
 from qkv.train.launch import JOB, OUTCOME, cores
-from qkv.train.outcome import Outcome, write_outcome
+from qkv.train.outcome import RunOutcome, write_outcome
 from qkv.train.report import Report
 from qkv.train.run import train_as_worker
 
 
-def work(place: Path, job: dict[str, Any]) -> Outcome:
+def work(place: Path, job: dict[str, Any]) -> RunOutcome:
     """Train as one rank of a run until it ends."""
     torch.set_num_threads(1)
     recipe, folder = Recipe.model_validate_json(job["recipe"]), Path(job["folder"])
