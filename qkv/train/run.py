@@ -188,8 +188,10 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
 
 def change_workers(before: int, seed: int, t: Training, report: Report) -> None:
     """Continue with another number of workers than wrote the checkpoint: each draws new random numbers."""
-    if before != world():
-        torch.manual_seed(seed_of(seed, rank(), world(), t.progress.step))
+    if before == world():
+        return
+    torch.manual_seed(seed_of(seed, rank(), world(), t.progress.step))
+    if is_first():
         report.say(f"continuing with {world()} workers instead of {before}: equal up to rounding and dropout masks")
 
 
