@@ -60,17 +60,21 @@ def run(
     [dim]tensorboard --logdir runs           # show the curves[/]
     """
     from qkv.config.vectors import learns_vectors
-    from qkv.evaluate.baseline import describe_baseline
     from qkv.recipes import find
-    from qkv.train.evaluation import score_lines
-    from qkv.train.report import digits, in_words
 
     if learns_vectors(find(recipe), settings):
         word_vectors(recipe, list(settings or []), out, time_budget, threads)
-        return
-    finished = train_recipe(
-        recipe, list(settings or []), out, time_budget, threads, workers, changed_data, max_restarts
-    )
+    else:
+        changes = list(settings or [])
+        print_results(train_recipe(recipe, changes, out, time_budget, threads, workers, changed_data, max_restarts))
+
+
+def print_results(finished: RunOutcome) -> None:
+    """Print the scores of a run, and where its model is."""
+    from qkv.evaluate.baseline import describe_baseline
+    from qkv.train.evaluation import score_lines
+    from qkv.train.report import digits, in_words
+
     folder, progress = finished.folder, finished.progress
     valid = finished.results["valid"]
     print(f"best validation {in_words(valid['metric'])} {digits(valid['value'])}, at update {progress.best_step:,}")
