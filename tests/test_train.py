@@ -3,9 +3,11 @@
 import json
 import math
 import random
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,6 +217,38 @@ def test_minutes_and_a_time_budget_give_points_on_a_slow_machine() -> None:
                 last, points = now, points + 1
         assert points == expected, every
     assert loop.Clock(Progress(step=10, seconds=300.0), c, []).mark == (10, 0.5, 5.0)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_run_with_a_time_budget_resumes_at_its_place_in_the_schedule(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only updates move, 15 s each, a budget of 5 minutes is 20 updates, whether they are interrupted or not."""
+    r = recipe(steps=1000, time_budget=5.0, schedule="cosine", save_every=3, evaluate_every="20%")
+    update, now = loop.one_update, [0.0]
+
+    def timed(t, *rest):  # noqa: ANN001, ANN002, ANN202
+        now[0] += 15
+        if how == "stopped" and t.progress.step == stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        return update(t, *rest)
+
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(loop, "one_update", timed)
+    stop_at = -1
+    run(tmp_path / "whole", r)
+    stop_at = 7
+    if how == "stopped":
+        assert run(tmp_path / "parts", r).ending.signal == signal.SIGTERM
+    else:
+        with pytest.raises(Killed):
+            run(tmp_path / "parts", r, 8)
+    stop_at = -1
+    now[0] = 1e6  # much later, and counted from elsewhere
+    ended = run(tmp_path / "parts", r)
+    whole, parts = ((tmp_path / name / "log.jsonl").read_text() for name in ("whole", "parts"))
+    assert parts == whole and whole.count("\n") == 20
+    assert ended.training.progress.seconds == 300 and "time budget" in ended.why
 
 
 @pytest.mark.parametrize("schedule", ["inverse-sqrt", "cosine", "linear", "stable-decay", "constant"])
