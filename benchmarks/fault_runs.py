@@ -104,6 +104,14 @@ class Process:
         found = half_written(self.folder)
         return any(path.startswith(f".{name}") and self.left.get(path) != when for path, when in found.items())
 
+    def processor_time(self) -> float:
+        """Seconds that the process has used, however busy the machine is (Linux)."""
+        try:
+            used = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        except FileNotFoundError:
+            return 0.0
+        return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+
     def said(self) -> str:
         self.errors.seek(0)
         return self.errors.read()

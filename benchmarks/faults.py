@@ -64,10 +64,9 @@ class RunFaults:
 
     def prepare(self) -> None:
         """The run that nothing happens to."""
-        start = time.monotonic()
         with Process(self.kind, self.place / "whole") as p:
             p.trains()
-            self.startup = time.monotonic() - start
+            self.startup = p.processor_time()
             if problem := p.finish():
                 raise SystemExit(f"{self.name}: {problem}")
         self.whole = contents(self.place / "whole")
@@ -127,7 +126,8 @@ class RunFaults:
         """Wait for a moment; False when the process ended before."""
         folder, kind, r = p.folder, self.kind, self.r
         if moment == "start":
-            return p.until(lambda: False, r.random() * self.startup)
+            goal = r.random() * self.startup
+            return p.until(lambda: p.processor_time() >= goal)
         if not p.trains():
             return False
         if moment == "evaluating" and kind.evaluate:
