@@ -154,6 +154,18 @@ def test_a_run_of_earlier_rules_goes_on_only_where_they_are_the_same(
     assert (tmp_path / "run" / "results.json").exists()  # nothing of it was touched
 
 
+def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    """And nobody is told to remove its checkpoint."""
+    train(tmp_path / "run", "train.steps=4")
+    numbers = checkpoint.newest(tmp_path / "run") / checkpoint.NUMBERS
+    stored = json.loads(numbers.read_text())
+    stored["progress"] |= {"rules": stored["progress"]["rules"] + 1, "unknown": 0}
+    numbers.write_text(json.dumps(stored))
+    (numbers.parent / MARKER).unlink()
+    with pytest.raises(FileError, match=r"^[^;]*newer version of qkv: update qkv$"):
+        train(tmp_path / "run", "train.steps=6")
+
+
 @pytest.mark.parametrize(("fields", "refused"), [
     ({"norm_eps": 1e-6}, "model.norm_eps is 1e-05 there and 1e-06 here"),
     ({"d_ff": 24}, "model.d_ff is 32 there and 24 here"),

@@ -43,7 +43,7 @@ def test_what_is_written_today_is_among_them() -> None:
     models = {read_json(path / "config.json").get("format", "0.1") for path in MODELS}
     assert {"0.1", folder.FORMAT, folder.INTEGER_FORMAT} <= models
     progress = [read_json(path).get("progress", {}) for path in FORMATS.glob("*/*/checkpoint-*/training.json")]
-    assert set(range(1, checkpoint.RULES + 1)) <= {one.get("rules", 1) for one in progress}
+    assert set(range(1, checkpoint.Progress().rules + 1)) <= {one.get("rules", 1) for one in progress}
 
 
 @pytest.mark.parametrize("path", MODELS, ids=label)

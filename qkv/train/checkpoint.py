@@ -125,6 +125,8 @@ def put_average(t: Training, stored: dict[str, Tensor]) -> None:
 
 def progress_of(stored: dict[str, Any]) -> Progress:
     """From JSON, which has neither records nor tuples."""
+    if stored.get("rules", 1) > Progress().rules:
+        raise FileError("the run was begun by a newer version of qkv: update qkv")
     position, evaluated = Position(**stored["position"]), stored.get("evaluated", (stored["step"], 0.0, 0.0))
     return Progress(**{"rules": 1, **stored, "position": position, "evaluated": tuple(evaluated)})
 
