@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,7 +23,7 @@ from qkv.lab.claims.c26_residual_stream import reconstruction
 from qkv.lab.experiment import Experiment, Verdict
 from qkv.lab.report import CLASSES, STYLE
 from qkv.lab.statistics import difference, estimate
-from qkv.lab.training import make_recipe, train_network
+from qkv.lab.training import make_recipe, open_task, time_updates, train_network
 from qkv.lab.workers import MeasurementPool
 from qkv.train.lock import lock_folder
 
@@ -127,6 +128,16 @@ def test_a_short_training_learns_and_repeats() -> None:
     assert first.losses == second.losses and len(first.losses) == 12 and first.losses[-1] < first.losses[0] - 0.5
     assert first.last["loss"] == second.last["loss"] < first.losses[0] and not first.diverged
     assert train_network(short_recipe(seed=2)).losses != first.losses
+
+
+def test_the_first_update_is_not_timed() -> None:
+    """By a clock that advances by one at each reading. The first one is after the first update, one follows each update from the third
+    on, and the last one is at the end."""
+    task = open_task(short_recipe())
+    batches = list(islice(task.batches, 3))
+    counts = [task.collate(one).count for one in batches]
+    timed = time_updates(task, task.network(), batches, enough=1.5, clock=iter(range(100)).__next__)
+    assert timed == (3, 4, counts[1] + counts[2] + counts[0] + counts[1])
 
 
 def test_a_training_that_diverges_says_so() -> None:
