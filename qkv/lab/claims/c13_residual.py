@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,6 +31,10 @@ SYSTEMS: dict[str, tuple[bool, str]] = {
 PAIRS = (("residuals, with norms", "none, with norms"), ("residuals, without norms", "none, without norms"))
 ALIVE, VANISHED = 0.1, 0.01
 """Gradient norm of the first block relative to the last: above the first it is alive, below the second it has vanished."""
+PANELS: dict[str, Callable[[dict[str, float]], float]] = {
+    "gradient norm, first / last block, log10": lambda one: math.log10(one["gradient"]),
+    "cosine of gradients before and after a step": lambda one: one["smoothness"],
+}
 EFFECTS = ("keep the gradient from vanishing", "make the surface smoother", "lower the loss")
 WORDS = {True: "shown", False: "refuted", None: "undecided"}
 Effects = tuple[bool | None, ...]
@@ -93,11 +99,10 @@ def run(lab: Experiment) -> ClaimResult:
     rows = [[name, str(depth), f"{one['gradient'].mean:.2g}", one["smoothness"].text(2),
              learned[name].text(2) if depth == TRAINED else ""] for (name, depth), one in means.items()]  # fmt: skip
     panels = {
-        title: {name: [(depth, means[name, depth][key].mean) for depth in DEPTHS] for name in SYSTEMS}
-        for key, title in (
-            ("gradient", "gradient norm, first / last block"),
-            ("smoothness", "cosine of gradients before and after a step"),
-        )
+        title: {
+            name: [(depth, fmean(value(one) for one in found[name, depth])) for depth in DEPTHS] for name in SYSTEMS
+        }
+        for title, value in PANELS.items()
     }
     told = "; ".join(
         f"{name}: {deep[name]['gradient'].mean:.2g}, {deep[name]['smoothness'].mean:.2f}, {learned[name].text(2)}"
@@ -107,8 +112,7 @@ def run(lab: Experiment) -> ClaimResult:
         judge(*(part for own in effects for part in own)),
         f"Gradient norm of the first block relative to the last, cosine of the gradients before and after a step (both with {DEPTHS[-1]} "
         f"layers), held-out loss after training (with {TRAINED} layers): {told}. "
-        + "; ".join(sentence(pair, one) for pair, one in zip(PAIRS, effects, strict=True))
-        + ".",
+        + " ".join(sentence(pair, one) for pair, one in zip(PAIRS, effects, strict=True)),
         Table(
             ["network", "layers", "gradient norm, first / last block", "cosine around a step", "held-out loss"],
             rows,
@@ -129,9 +133,9 @@ def compare(
 
 
 def sentence(pair: tuple[str, str], effects: Effects) -> str:
-    """with norms, residuals lower the loss: shown, ..."""
-    said = [f"{name}: {WORDS[effect]}" for name, effect in zip(EFFECTS, effects, strict=True)]
-    return f"{pair[0].split(', ')[1]}, residuals {', '.join(said)}"
+    """With norms, residuals lower the loss: shown, ..."""
+    parts = [f"{name}: {WORDS[effect]}" for name, effect in zip(EFFECTS, effects, strict=True)]
+    return f"{pair[0].split(', ')[1].capitalize()}, residuals {', '.join(parts)}."
 
 
 CLAIM = Claim(

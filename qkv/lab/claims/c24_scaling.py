@@ -103,7 +103,7 @@ def run(lab: Experiment) -> ClaimResult:
         f"{means['scatter'].text(1)} %. Predicted from the smaller sizes, the losses of the largest one are off by "
         + ", ".join(f"{means[name].text(1)} % ({name})" for name in (LAW, *RIVALS)) + ".",
         Table(["parameters N", "tokens D", "operations 6 N D", "held-out loss", "fitted"], rows),
-        curves(panels, "Loss of language models of the standard library", "training tokens", log_x=True, log_y=True),
+        curves(panels, "Loss of language models of the standard library", "training tokens", log_x=True),
         f"{lab.basis}, one fit for each",
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ CLAIM = Claim(
     "000",
     "Language models of Python's standard library of four widths (full version: five), evaluated during training at a constant learning "
     "rate: fit of L = E + A / N^a + B / D^b (Hoffmann et al. 2022) to the runs of each seed, because the points of one training curve are "
-    "not independent. `qkv scale` plans such runs for a recipe and a time budget.",
+    "not independent. The command qkv scale plans such runs for a recipe and a time budget.",
     f"An exponent, of parameters or of tokens, of {SMALLEST} or less; a power law fitted to the smaller sizes that predicts the losses of "
     "the largest size no better than L = c + p log N + q log D, or than the losses of the second largest size (mean relative error). Each "
     "is shown or refuted if the 95 % interval over the seeds does not contain the threshold. Only some shown: holds in part.",
