@@ -1,7 +1,7 @@
 """Nine ways of pre-training with equal processor time on one corpus, then the same GLUE tasks for each:
 `python benchmarks/pretraining.py --data FOLDER --runs FOLDER [--minutes 10] [--jobs 2] [--only NAME] [--write docs/results.md]`.
 
-The data FOLDER contains imdb, glue_sst2, glue_mrpc, glue_cola, glue_rte and stsb. Every network is pre-trained on the training texts of
+The data FOLDER contains imdb, glue_sst2, glue_mrpc, glue_cola, glue_rte and stsb. Every network is pre-trained on 10,000 texts of
 IMDB with the same optimiser and about the same number of parameters: two blocks of width 128, of which T5 and BART have one in the
 encoder and one in the decoder (larger networks learn less in a few minutes). Fine-tuning is the same for all: the recipes glue-*, with
 one learning rate, and per task as many updates as TASKS says. "scratch" is the network of BERT, with its vocabulary and without its
@@ -60,7 +60,7 @@ tie = "output"
 dropout = 0.0
 
 [data]
-train = [{{ dataset = "imdb" }}]
+train = [{{ dataset = "imdb", share = [0.0, 0.4] }}]
 valid = {{ dataset = "imdb", share = [0.0, 0.02] }}
 tokenizer = "wordpiece"
 lower = true

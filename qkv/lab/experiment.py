@@ -77,7 +77,7 @@ class Experiment:
         self.progress, self.pool = progress or (lambda name, done, planned: None), pool or MeasurementPool(1)
         self.file = folder / "measurements.json"
         self.measured: dict[str, Any] = read_json(self.file) if self.file.is_file() else {}
-        self.done = self.planned = 0
+        self.done = self.planned = self.new = 0
 
     @staticmethod
     def folder_of(out: Path, claim: str, full: bool = False) -> Path:
@@ -130,6 +130,7 @@ class Experiment:
 
     def keep(self, name: str, arguments: Sequence[Any], value: Any) -> None:
         """Write a measurement to the folder."""
+        self.new += 1
         self.measured[name] = {"arguments": json.dumps(arguments), "value": value}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_text(self.file, json.dumps(self.measured))

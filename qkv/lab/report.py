@@ -36,12 +36,18 @@ CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails", 
 
 
 def write_result(claim: Claim, result: ClaimResult, lab: Experiment, command: str, seconds: float) -> dict[str, Any]:
-    """Write the files of one experiment and return the contents of results.json."""
+    """Write the files of one experiment and return the contents of results.json.
+
+    seconds: of this command; one that has measured nothing keeps those of the command that has.
+    """
+    file = lab.folder / "results.json"
+    if not lab.new and file.is_file():
+        seconds = read_json(file)["seconds"]
     found = to_json(claim, result) | {
         "seeds": list(lab.seeds), "full": lab.full, "command": command, "seconds": round(seconds, 1), **describe_measurement(),
     }  # fmt: skip
     lab.folder.mkdir(parents=True, exist_ok=True)
-    write_json(lab.folder / "results.json", found)
+    write_json(file, found)
     write_text(lab.folder / "table.md", result.table.markdown() + "\n")
     write_text(lab.folder / "figure.svg", result.figure)
     write_text(lab.folder / "index.html", page(f"{claim.id}: {result.verdict}", [section(found, result.figure)]))

@@ -45,7 +45,7 @@ def run(lab: Experiment) -> ClaimResult:
         judge(*most, *grows),
         " ".join(describe_share(key, found) for key in JUDGED)
         + f" Within the blocks it is {min(blocks):.1%} to {max(blocks):.1%} of the parameters.",
-        Table(["model", "parameters", "share of parameters", "share of block parameters", f"share of operations, {LENGTH:,} tokens"],
+        Table(["model", "parameters", "share of parameters", "share within blocks", "share of operations"],
               [[name, f"{int(one['parameters']):,}", *(f"{one[key]:.1%}" for key in COLUMNS)] for name, one in (found | printed).items()]),
         lines({key: [(one["parameters"], 100 * one[key]) for one in sizes] for key in JUDGED},
               "Feed-forward layers in GPT-3", "parameters", "share, %", log_x=True),
@@ -73,7 +73,7 @@ CLAIM = Claim(
     "C15",
     "Most parameters and most operations of a Transformer are in its feed-forward layers, and their share grows with the model.",
     "000, 001",
-    f"The eight sizes of GPT-3: parameters and operations by part with {LENGTH:,} tokens of context, as counted by `qkv cost`. "
+    f"The eight sizes of GPT-3: parameters and operations by part with {LENGTH:,} tokens of context, as counted by qkv cost. "
     "The lecture prints 24 heads of 128 for XL, which are wider than its d_model of 2,048: it is judged with 16; the printed size is in "
     "the table.",
     "Four parts, for parameters and for operations: a size with a share of one half or less; a size with a share that is no higher than "
