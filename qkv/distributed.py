@@ -212,6 +212,17 @@ def all_gather(value: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def broadcast_data(value: Any) -> Any:
+    """Return the data of rank 0 (JSON with tensors in it), however long it takes to make them."""
+    if not dist.is_initialized():
+        return value
+    data = to_bytes(value)
+    (size,) = broadcast([len(data)])
+    data = data if is_first() else data.new_empty(int(size))
+    dist.broadcast(data, 0, waiting_group)
+    return from_bytes(data)
+
+
 def all_gather_data(value: Any) -> list[Any]:
     """Return the data of all workers by rank, however long one takes: JSON with tensors in it, so that nothing read is code."""
     if not dist.is_initialized():

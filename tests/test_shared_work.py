@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +19,13 @@ import torch
 import torch.distributed as dist
 
 from qkv import recipes
+from qkv.cli import app
+from qkv.commands import workers
 from qkv.config import load_recipe
-from qkv.distributed import from_bytes, process_group, rank, to_bytes
+from qkv.distributed import WorkerLost, from_bytes, process_group, rank, to_bytes
 from qkv.errors import QkvError
 from qkv.generate.translate import Translator
+from qkv.pretrained import find
 from qkv.shared_work import share_work, shared_map, shared_parts, shared_sums
 from qkv.tasks import conversation, images, language, pretraining, translation, windows
 from qkv.tasks.base import task_of
@@ -191,3 +200,86 @@ def test_two_workers_score_what_one_scores(pair: Pair) -> None:
         assert first[1] + second[1] == one[1] and min(first[1], second[1]) > 0, kind
         assert first[2] + second[2] == one[2], kind
         assert min(first[2], second[2]) > 0 or kind.split(",")[0] not in ("translation", "summary"), kind
+
+
+# --- commands
+
+TEXTS = [
+    f"The {a} {b} sees a {c} dog."
+    for a in ("old", "small", "clever")
+    for b in ("man", "woman")
+    for c in ("small", "old")
+]
+COMMANDS = {
+    "translate": ["translate", "example", "FILE", "--json", "--beam", "2"],
+    "n-best": ["translate", "example", "FILE", "--n-best", "2", "--beam", "2", "--alignments"],
+    "embed": ["embed", "example", "FILE"],
+    "tokens": ["embed", "example", "FILE", "--pooling", "tokens", "--json"],
+    "evaluate": ["evaluate", str(find("example")), "--source", "FILE", "--references", "FILE", "--bootstrap", "10"],
+}
+
+
+def output(argv: Sequence[str], chunk: int = 512) -> tuple[str, str, Any]:
+    """What a command prints on standard output and standard error, and its exit code or error."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(workers, "CHUNK", chunk)
+        try:
+            end: Any = app(list(argv), standalone_mode=False)
+        except QkvError as error:
+            end = str(error)
+    out.seek(0)
+    return out.read(), err.getvalue(), end
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_two_workers_print_what_one_prints(name: str, pair: Pair, tmp_path: Path) -> None:
+    """In chunks of three lines, of which the last round has one: a line that cannot be translated, an empty one, a short chunk."""
+    wrong = ["dog " * 300] if "translate" in COMMANDS[name] else []
+    (tmp_path / "texts").write_text("\n".join([*TEXTS[:4], *wrong, *TEXTS[4:], "", "I sleep."]) + "\n")
+    argv = [str(tmp_path / "texts") if word == "FILE" else word for word in COMMANDS[name]]
+    alone = output(argv)
+    first, second = pair(output, argv, 3)
+    assert first == alone and len(alone[0].splitlines()) > 10
+    assert second[:2] == ("", "") and not second[2]
+    assert not wrong or (alone[2] == 1 and "line 5 is not translated" in alone[1])
+
+
+def test_a_file_of_vectors_is_the_same(pair: Pair, tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("\n".join(TEXTS))
+    for name, run in (("one", output), ("two", lambda argv: pair(output, argv, 3)[0])):
+        run(["embed", "example", str(tmp_path / "texts"), "--out", str(tmp_path / f"{name}.npy")])
+    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "two.npy").read_bytes()
+
+
+def test_an_error_in_the_input_comes_after_what_is_before_it(pair: Pair, tmp_path: Path) -> None:
+    """Line 8 is in the third chunk, the second worker's is complete; then both end."""
+    (tmp_path / "texts").write_bytes(b"".join(b"caf\xe9\n" if n == 7 else b"I sleep.\n" for n in range(20)))
+    first, second = pair(output, ["embed", "example", str(tmp_path / "texts")], 3)
+    assert len(first[0].splitlines()) == 6 and "line 8 cannot be read" in first[2]
+    assert second == ("", "", None)
+
+
+def test_workers_read_standard_input_in_one_command() -> None:
+    """Started by the agent: the same bytes as with one process."""
+    texts = "\n".join([*TEXTS, "dog " * 300])
+    alone, two = (
+        subprocess.run([sys.executable, "-m", "qkv", "translate", "example", "--beam", "1", *more], input=texts,
+                       capture_output=True, text=True)
+        for more in ([], ["--workers", "2"])
+    )  # fmt: skip
+    assert two.stdout == alone.stdout and len(two.stdout.splitlines()) == len(TEXTS) + 1
+    assert two.returncode == alone.returncode == 1 and two.stderr.count("line 13 is not translated") == 1, two.stderr
+
+
+def test_a_lost_worker_is_an_error_in_one_line() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "qkv", "translate", "example", "--workers", "2"], text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write("I sleep.\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "Ich schlafe.\n"  # both have started
+    os.kill(int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[1]), signal.SIGKILL)
+    said = process.stderr.read().splitlines()
+    assert process.wait() == WorkerLost.exit_code and said[-1].startswith("error: worker 1 was ended by SIGKILL")
+    assert sum("error" in line for line in said) == 1

@@ -51,7 +51,7 @@ RANKS = [
     {"serve", "lab"},
     {"commands"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "worker"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
-from qkv.commands.lines import check_file, chunks
+from qkv.commands.lines import Line, Source, check_file
+from qkv.commands.workers import Workers, compute_chunks, leads, with_workers
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ TRUNCATE = typer.Option("--truncate", help="Cut a text that is longer than the c
 OUT = typer.Option(metavar="FILE", help="Write .npy (numpy), .safetensors or .tsv (TensorBoard's projector).")
 
 
+@with_workers
 def run(
     folder: Folder,
     file: Annotated[Path | None, FILE] = None,
@@ -35,6 +37,7 @@ def run(
     out: Annotated[Path | None, OUT] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
     as_json: Json = False,
+    workers: Workers = 1,
     device: DeviceOption = Device.auto,
     precision: PrecisionOption = None,
 ) -> None:
@@ -50,7 +53,7 @@ def run(
     from qkv.api import load
     from qkv.tasks.embed import fits
 
-    file = check_file(file)
+    source: Source = check_file(file) if leads() else []
     if out is not None:
         fits(out)
     model = load(folder, device.value, precision)
@@ -60,52 +63,64 @@ def run(
     each = pooling is Pooling.tokens
     how: dict[str, Any] = {"normalize": normalize, "truncate": truncate} | ({} if each else {"pooling": pooling.value})
     if out is not None:
-        keep(embedder, file, out, how, each)
+        keep(embedder, source, out, how, each)
         return
+    show = lambda found: print(*(format_vectors(one, each, as_json) for one in found), sep="\n", flush=True)  # noqa: E731
     with writing():
-        for texts in lines(file):
-            found = embedder.tokens(texts, **how) if each else embedder.embed(texts, **how).tolist()
-            for text, one in zip(texts, found, strict=True):
-                print(format_vectors(text, one, each, as_json), flush=True)
+        embed_lines(embedder, source, show, how, each)
 
 
-def lines(file: Path | None) -> Iterator[list[str]]:
-    """Yield chunks of texts; a line that cannot be read is an error, so that vector i belongs to line i."""
-    done = 0
-    for chunk in chunks(file):
-        for number, (text, problem) in enumerate(chunk, done + 1):
-            if text is None:
-                raise QkvError(f"line {number} cannot be read ({problem}): correct or remove it")
-        done += len(chunk)
-        yield [text or "" for text, _ in chunk]
+def embed_lines(
+    embedder: Embedder, source: Source, show: Callable[[list[Any]], None], how: dict[str, Any], each: bool
+) -> None:
+    """Embed the lines of a file chunk by chunk: `show` gets (text, pieces, vectors) of each line, without pieces of the whole text."""
+
+    def compute(done: int, chunk: list[Line]) -> list[Any]:
+        texts, embedder.seen = texts_of(done, chunk), done
+        if not each:
+            return [(text, [], vector.cpu()) for text, vector in zip(texts, embedder.embed(texts, **how), strict=True)]
+        found = embedder.tokens(texts, **how)
+        return [(text, one.pieces, one.vectors.cpu()) for text, one in zip(texts, found, strict=True)]
+
+    compute_chunks(compute, show, source)
 
 
-def keep(embedder: Embedder, file: Path | None, out: Path, how: dict[str, Any], each: bool) -> None:
+def texts_of(done: int, chunk: list[Line]) -> list[str]:
+    """Return the texts of a chunk, before which there are `done` lines; one that cannot be read is an error, so that vector i belongs
+    to line i."""
+    for number, (text, problem) in enumerate(chunk, done + 1):
+        if text is None:
+            raise QkvError(f"line {number} cannot be read ({problem}): correct or remove it")
+    return [text or "" for text, _ in chunk]
+
+
+def keep(embedder: Embedder, source: Source, out: Path, how: dict[str, Any], each: bool) -> None:
     """Write all vectors to a file."""
     import torch
 
-    from qkv.tasks.embed import write, write_tokens
+    from qkv.tasks.embed import Tokens, write, write_tokens
 
-    texts: list[str] = []
     found: list[Any] = []
-    for some in lines(file):
-        texts += some
-        found += embedder.tokens(some, **how) if each else [embedder.embed(some, **how).cpu()]
+    embed_lines(embedder, source, found.extend, how, each)
+    if not leads():
+        return
     if each:
-        write_tokens(out, found, embedder.config.d_model)
+        write_tokens(out, [Tokens(pieces, vectors) for _, pieces, vectors in found], embedder.config.d_model)
     else:
-        write(out, torch.cat(found) if found else torch.zeros(0, embedder.config.d_model), texts)
-    print(f"wrote {out}: {len(texts):,} texts, vectors of width {embedder.config.d_model}")
+        vectors = torch.stack([vector for *_, vector in found]) if found else torch.zeros(0, embedder.config.d_model)
+        write(out, vectors, [text for text, *_ in found])
+    print(f"wrote {out}: {len(found):,} texts, vectors of width {embedder.config.d_model}")
 
 
-def format_vectors(text: str, one: Any, each: bool, as_json: bool) -> str:
+def format_vectors(found: tuple[str, list[str], Any], each: bool, as_json: bool) -> str:
     """Format the vector, or the tokens and their vectors, of one text."""
     from qkv.tasks.embed import numbers, one_line
 
+    text, pieces, vectors = found
     if as_json:
-        found = {"tokens": one.pieces, "vectors": one.vectors.tolist()} if each else {"vector": one}
-        return json.dumps({"text": text, **found}, ensure_ascii=False)
+        fields = {"tokens": pieces, "vectors": vectors.tolist()} if each else {"vector": vectors.tolist()}
+        return json.dumps({"text": text, **fields}, ensure_ascii=False)
     if not each:
-        return numbers(one)
-    rows = zip(one.pieces, one.vectors.tolist(), strict=True)
+        return numbers(vectors.tolist())
+    rows = zip(pieces, vectors.tolist(), strict=True)
     return "".join(f"{one_line(piece)}\t{numbers(row)}\n" for piece, row in rows)  # print adds the blank line

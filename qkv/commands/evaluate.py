@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Json, PrecisionOption, parse_columns, to_stderr
+from qkv.commands.workers import Workers, leads, with_workers
 from qkv.errors import ConfigError
 
 WHAT = typer.Argument(
@@ -69,6 +70,7 @@ SHOT_OPTIONS = ("shots", "shots_from", "template", "seed", "generate", "same_sho
 NO_SHOTS: Mapping[str, Any] = {}
 
 
+@with_workers
 def run(
     what: Annotated[Path, WHAT], data: Data = None, columns: Columns = None,
     confusion: Annotated[Path | None, CONFUSION] = None, references: References = None,
@@ -80,7 +82,7 @@ def run(
     shots: Annotated[int | None, SHOTS] = None, shots_from: Annotated[Path | None, SHOTS_FROM] = None,
     template: Annotated[str | None, TEMPLATE] = None, seed: Annotated[int, SEED] = 0,
     generate: Annotated[bool, GENERATE] = False, same_shots: Annotated[bool, SAME_SHOTS] = False, as_json: Json = False,
-    device: DeviceOption = Device.auto, precision: PrecisionOption = None,
+    workers: Workers = 1, device: DeviceOption = Device.auto, precision: PrecisionOption = None,
 ) -> None:  # fmt: skip
     """Score a model of any task on its run's test set, or on your own file.
 
@@ -241,7 +243,8 @@ def score_model(what: Path, data: list[Path] | None, columns: str | None, confus
         if picture is None:
             classes = "none" if found.report is None else f"{len(found.report.rows):,}"
             raise ConfigError(f"--confusion draws up to 50 classes, but {what} has {classes}: leave it out")
-        write_text(confusion, picture)
+        if leads():
+            write_text(confusion, picture)
     print(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found)
 
 
@@ -264,14 +267,16 @@ def translate_source(what: Path, texts: list[str] | None, beam: int | None, leng
     from qkv.api import load
     from qkv.convert.files import write_text
     from qkv.evaluate.scores import read_sentences
+    from qkv.shared_work import shared_parts
     from qkv.tasks.translation import one_line
 
     if texts is None:
         refuse({"--source and --output": output}, f"are for a model, and {what} is not a folder")
         return read_sentences(what)
     model = load(what, device.value, precision)
-    found = [one_line(text) for text in model.translate(texts, beam=beam, length_penalty=length_penalty)]
-    if output is not None:
+    translate = lambda some: model.translate(some, beam=beam, length_penalty=length_penalty)  # noqa: E731
+    found = [one_line(text) for text in shared_parts(translate, texts)]
+    if output is not None and leads():
         write_text(output, "".join(text + "\n" for text in found))
     return found
 

@@ -36,6 +36,14 @@ def check_file(file: Path | str | None) -> Path | None:
     return Path(file)
 
 
+def count_lines(file: Path) -> int:
+    """Count the lines of a file."""
+    from qkv.data.lines import open_binary
+
+    with open_binary(file) as f:
+        return sum(block.count(b"\n") for block in iter(lambda: f.read(2**20), b""))
+
+
 def read(file: Path | str) -> Iterator[Line]:
     from qkv.data.lines import lines
 
@@ -52,15 +60,15 @@ def lines_of(source: Path | list[str], columns: Sequence[int | str]) -> Iterator
     return iter([(line, "") for line in source])
 
 
-def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[Line]]:
-    """Yield lines in chunks, or of a table the texts of these `columns`. Chunks of a file or a text have CHUNK lines; standard input
+def chunks(source: Source, columns: Sequence[int | str] = (), size: int = CHUNK) -> Iterator[list[Line]]:
+    """Yield lines in chunks, or of a table the texts of these `columns`. Chunks of a file or a text have `size` lines; standard input
     yields a smaller chunk if no line arrives for PAUSE seconds, so that interactive input is answered at once."""
     if source is not None:
         lines = lines_of(source, columns)
-        while chunk := list(islice(lines, CHUNK)):
+        while chunk := list(islice(lines, size)):
             yield chunk
         return
-    waiting: Queue[Line | BaseException | None] = Queue(2 * CHUNK)
+    waiting: Queue[Line | BaseException | None] = Queue(2 * size)
     Thread(target=feed, args=(waiting,), daemon=True).start()
     chunk, line = list[Line](), waiting.get()
     while line is not None:
@@ -68,12 +76,12 @@ def chunks(source: Source, columns: Sequence[int | str] = ()) -> Iterator[list[L
             raise line
         chunk.append(line)
         try:
-            line = waiting.get(timeout=PAUSE) if len(chunk) < CHUNK else waiting.get_nowait()
+            line = waiting.get(timeout=PAUSE) if len(chunk) < size else waiting.get_nowait()
         except Empty:
             yield chunk
             chunk, line = [], waiting.get()
             continue
-        if len(chunk) == CHUNK or line is None:
+        if len(chunk) == size or line is None:
             yield chunk
             chunk = []
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
+from qkv.commands.lines import chunks
 from qkv.commands.tables import columns_to_read
-from qkv.commands.translate import chunks
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qkv.commands.common import Device, DeviceOption, Json, PrecisionOption, writing
-from qkv.commands.lines import Line, Source, check_file, chunks
+from qkv.commands.lines import Line, Source, check_file, count_lines
 from qkv.commands.tables import columns_to_read
+from qkv.commands.workers import Workers, compute_chunks, leads, with_workers
 from qkv.errors import FileError, QkvError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ Constraints = Annotated[bool, typer.Option(
 BatchTokens = Annotated[int, typer.Option(min=1, help="Source tokens per batch; more take more memory.")]
 
 
+@with_workers
 def run(
     folder: Annotated[str | None, FIRST] = None,
     file: Annotated[str | None, SECOND] = None,
@@ -73,6 +75,7 @@ def run(
     prefix: Prefix = None,
     constraints: Constraints = False,
     batch_tokens: BatchTokens = 2048,
+    workers: Workers = 1,
     device: DeviceOption = Device.auto,
     precision: PrecisionOption = None,
 ) -> None:
@@ -91,6 +94,7 @@ def run(
     [dim]qkv translate my-model test.en --beam 8 --groups 4 --n-best 4[/]
     """
     path, source = arguments(folder, file)
+    source = source if leads() else []
     model = open_model(path, source, device.value, precision)
     how = {
         "beam": beam, "length_penalty": length_penalty, "length_formula": length_formula, "n_best": n_best,
@@ -98,7 +102,7 @@ def run(
         "min_length": min_length, "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty,
         "groups": groups, "diversity": diversity,
     }  # fmt: skip
-    printer = Printer(as_json, n_best > 1, alignments)
+    printer = Printer(as_json, n_best > 1, alignments, source)
     translate_lines(model, source, how, constraints, printer)
     if printer.problems:
         raise typer.Exit(1)
@@ -109,10 +113,14 @@ def translate_lines(model: Model, source: Source, how: dict[str, Any], constrain
     table = source if isinstance(source, Path) and not constraints else None
     columns = columns_to_read(table, "translation", model.languages)
     model.translate([], **how)
+
+    def compute(done: int, chunk: list[Line]) -> list[tuple[str, str]]:
+        texts, wanted = split(chunk) if constraints else ([text or "" for text, _ in chunk], None)
+        found = zip(model.translate(texts, **how, constraints=wanted), chunk, strict=True)
+        return [printer.format(done + i, one, problem) for i, (one, (_, problem)) in enumerate(found)]
+
     with writing():
-        for chunk in chunks(source, columns):
-            texts, wanted = split(chunk) if constraints else ([text or "" for text, _ in chunk], None)
-            printer.chunk(model.translate(texts, **how, constraints=wanted), [problem for _, problem in chunk])
+        compute_chunks(compute, printer.show, source, columns)
     printer.end()
 
 
@@ -162,25 +170,41 @@ def split(chunk: list[Line]) -> tuple[list[str], list[list[str]]]:
 class Printer:
     """Print translations as text or JSON, and on a terminal the progress."""
 
-    def __init__(self, as_json: bool, several: bool, alignments: bool):
+    def __init__(self, as_json: bool, several: bool, alignments: bool, source: Source = None):
         self.as_json, self.several, self.alignments = as_json, several, alignments
         self.done, self.problems, self.start = 0, 0, time.monotonic()
         self.progress = sys.stderr.isatty() and not sys.stdout.isatty()
+        self.total = count_lines(source) if self.progress and isinstance(source, Path) else 0
+        """Lines of the source, 0 = not known."""
 
-    def chunk(self, found: list[Translation], problems: list[str]) -> None:
-        for one, problem in zip(found, problems, strict=True):
-            problem = problem or one.problem
+    def show(self, found: list[tuple[str, str]]) -> None:
+        """Print the outputs of some lines and their problems."""
+        for output, problem in found:
+            self.done += 1
             if problem:
                 self.problems += 1
-                print(f"{self.clear()}line {self.done + 1} is not translated: {problem}", file=sys.stderr)
-            print("\n".join(self.lines(one, problem)))
-            self.done += 1
+                print(f"{self.clear()}line {self.done} is not translated: {problem}", file=sys.stderr)
+            print(output)
         sys.stdout.flush()
         if self.progress:
-            rate = self.done / (time.monotonic() - self.start)
-            print(f"\r{self.done:,} lines, {rate:,.1f} per second", end="", file=sys.stderr, flush=True)
+            print(f"{self.clear()}{self.pace()}", end="", file=sys.stderr, flush=True)
 
-    def lines(self, one: Translation, problem: str) -> list[str]:
+    def pace(self) -> str:
+        """Return how many lines are done, how fast, and the time that remains."""
+        from qkv.text.wording import format_duration
+
+        rate = self.done / (time.monotonic() - self.start)
+        if not self.total:
+            return f"{self.done:,} lines, {rate:,.1f} per second"
+        left = format_duration(max(0, self.total - self.done) / rate)
+        return f"{self.done:,} of {self.total:,} lines, {rate:,.1f} per second, {left} left"
+
+    def format(self, number: int, one: Translation, problem: str) -> tuple[str, str]:
+        """Return the output of an input line and its problem; n-best translations are several lines."""
+        problem = problem or one.problem
+        return "\n".join(self.lines(number, one, problem)), problem
+
+    def lines(self, number: int, one: Translation, problem: str) -> list[str]:
         """Return one line per translation."""
         from qkv.generate.alignment import pharaoh
 
@@ -188,7 +212,7 @@ class Printer:
             return [json.dumps(as_json(one, problem), ensure_ascii=False)]
         every = (one.n_best or [one]) if self.several else [one]
         parts = [
-            ([str(self.done)] if self.several else [])
+            ([str(number)] if self.several else [])
             + [" ".join(each.text.splitlines())]
             + ([f"{each.score:.4f}"] if self.several else [])
             + ([pharaoh(each.alignment or [])] if self.alignments else [])

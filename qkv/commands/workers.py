@@ -1,0 +1,136 @@
+"""`--workers N`: a command that divides its input over several processes, and prints what one process prints.
+
+The process that the user has started is torch's agent (train/agent.py). It starts the same command line N times, as torchrun does
+on one or several machines; rank 0 reads, prints and writes, and all compute.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from qkv.commands.common import to_stderr
+from qkv.commands.lines import CHUNK, Line, Source, chunks
+
+Result = TypeVar("Result")
+Workers = Annotated[int, typer.Option(
+    min=1, max=1024, help="Processes that share the work; the output is the same. A single process uses all cores.")]  # fmt: skip
+EXIT_CODE = "exit-code"
+"""File between rank 0 and the agent: the exit code of a command that has done its work, where it is not 0."""
+
+
+def with_workers(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option --workers, its parameter `workers`."""
+
+    @wraps(command)
+    def run(*arguments: Any, workers: int = 1, **options: Any) -> None:
+        if workers == 1 and "WORLD_SIZE" not in os.environ:
+            return command(*arguments, **options)
+        from qkv.distributed import by_torchrun
+
+        if workers > 1 and not by_torchrun():
+            raise typer.Exit(start_workers(workers))
+        with worker_group():
+            return command(*arguments, **options)
+
+    return run
+
+
+def start_workers(count: int) -> int:
+    """Run this command line in several processes; return its exit code."""
+    from qkv.train.agent import run_workers
+
+    with tempfile.TemporaryDirectory(prefix="qkv-") as name:
+        place = Path(name)
+        arguments = ["-m", "qkv.worker", name, str(os.getpid()), *sys.argv[1:]]
+        number = run_workers(arguments, count, 0, place, to_stderr)
+        if number is not None:
+            return 128 + number
+        return int((place / EXIT_CODE).read_text()) if (place / EXIT_CODE).exists() else 0
+
+
+@contextmanager
+def worker_group() -> Iterator[None]:
+    """Share work with the other workers within the block. Each gets its part of the cores; only rank 0 can be seen."""
+    import torch
+
+    from qkv.distributed import is_first, process_group
+    from qkv.shared_work import share_work
+    from qkv.train.launch import cores
+
+    torch.set_num_threads(max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    with process_group(), share_work():
+        if is_first():
+            yield
+            return
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            yield
+
+
+def leads() -> bool:
+    """Return whether this process reads the input and shows the output: rank 0. Others may be on machines without the file."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
+                   columns: Sequence[int | str] = ()) -> None:  # fmt: skip
+    """Read chunks of lines (lines.py), `compute` them, and `show` the results in order.
+
+    compute: of the number of lines before a chunk, and the chunk. Several workers compute a chunk each and wait for each other;
+    rank 0 alone reads and shows. An error of any worker is raised by rank 0, after what comes before it has been shown.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        done = 0
+        for chunk in chunks(source, columns):
+            show(compute(done, chunk))
+            done += len(chunk)
+        return
+    if leads():
+        lead(compute, show, source, columns)
+    else:
+        follow(compute)
+
+
+def lead(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
+         columns: Sequence[int | str]) -> None:  # fmt: skip
+    """Read lines for all workers, and show the results of all."""
+    from qkv.distributed import broadcast_data, is_connection_loss, world
+    from qkv.shared_work import shared_map
+
+    done = 0
+    try:
+        for lines in chunks(source, columns, CHUNK * world()):
+            for result in shared_map(lambda part: compute(*part), broadcast_data(parts(done, lines))):
+                show(result)
+            done += len(lines)
+    except BaseException as error:
+        if not is_connection_loss(error):
+            broadcast_data([])
+        raise
+    broadcast_data([])
+
+
+def follow(compute: Callable[[int, list[Line]], Any]) -> None:
+    """Compute a share of what rank 0 has read, until that is nothing more."""
+    from contextlib import suppress
+
+    from qkv.distributed import broadcast_data
+    from qkv.errors import QkvError
+    from qkv.shared_work import shared_map
+
+    while some := broadcast_data([]):
+        with suppress(QkvError):  # rank 0 raises it
+            list(shared_map(lambda part: compute(*part), some))
+
+
+def parts(done: int, lines: list[Line]) -> list[tuple[int, list[Line]]]:
+    """Cut lines into the chunks of a single process, each with the number of lines before it."""
+    return [(done + at, lines[at : at + CHUNK]) for at in range(0, len(lines), CHUNK)]
