@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from qkv.train.worker import write_error
 def main(place: Path, agent: int, arguments: list[str]) -> int:
     """Run the command; return the exit code of this process, which is 0 if the command has done its work."""
     end_with(agent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # end at once, also while waiting for another worker
     try:
         code = app(arguments, standalone_mode=False) or 0
     except BaseException as error:

@@ -190,7 +190,7 @@ def cause(failures: dict[int, ProcessFailure]) -> Exception:
             return RuntimeError(
                 f"worker {rank} failed with exit code {failure.exitcode}\n{data_of(failure).get('message', '')}"
             )
-    return WorkerLost(f"{describe_loss(failures)}; run the same command again to continue from the last checkpoint")
+    return WorkerLost(describe_loss(failures))
 
 
 def data_of(failure: ProcessFailure) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import torch
 
 from qkv.config import ModelConfig, Recipe
 from qkv.device import pick_device
-from qkv.distributed import by_torchrun
+from qkv.distributed import WorkerLost, by_torchrun
 from qkv.models.build import skeleton
 from qkv.train import checkpoint
 from qkv.train.loop import Ending
@@ -80,7 +80,10 @@ def launch(recipe: Recipe, folder: Path, workers: int, restarts: int, report: Re
         job = {"recipe": recipe.model_dump_json(exclude_unset=True), "folder": str(folder), "changed_data": changed_data,
                "agent": os.getpid(), "quiet": report.console.quiet}  # fmt: skip
         (place / JOB).write_text(json.dumps(job))
-        number = run_workers(["-m", "qkv.train.worker", name], workers, restarts, place, report.say)
+        try:
+            number = run_workers(["-m", "qkv.train.worker", name], workers, restarts, place, report.say)
+        except WorkerLost as error:
+            raise WorkerLost(f"{error}; run the same command again to continue from the last checkpoint") from None
         if number is None or (place / OUTCOME).exists():
             return read_outcome(place / OUTCOME, folder, recipe)
         last = checkpoint.newest(folder)
