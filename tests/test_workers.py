@@ -7,12 +7,13 @@ import json
 import math
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,7 +168,7 @@ def test_a_run_continues_with_another_number_of_workers(workers: Callable, tmp_p
 
 SETTINGS = ["data.train=[{ grammar = 80 }]", "data.valid={ grammar = 4 }", "data.test={ grammar = 4 }", "data.vocab_size=200",
             "data.batch_tokens=200", "model.d_model=16", "model.n_layers=1", "model.dropout=0.1", "train.save_every=3",
-            "train.evaluate_every=4"]  # fmt: skip
+            "train.evaluate_every=4", "train.keep=2"]  # fmt: skip
 
 
 def command(folder: Path, *more: str, steps: int = 8) -> list[str]:
@@ -189,6 +190,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple:
     results = json.loads((folder / "results.json").read_text())["training"]
     assert results["workers"] == 2 and results["threads"] == 1
     return contents(folder)
+
+
+def test_two_workers_continue_from_the_newest_good_checkpoint(whole: tuple, tmp_path: Path) -> None:
+    """Also where a disk limit has ended the run in one line before: the checkpoint that did not fit has no name."""
+    limit = (resource.RLIMIT_FSIZE, (200_000, 200_000))
+    full = subprocess.run(command(tmp_path / "run", "--workers", "2"), capture_output=True, text=True,
+                          preexec_fn=lambda: resource.setrlimit(*limit))  # fmt: skip
+    assert full.returncode == 2 and "File too large" in full.stderr and "restarting" not in full.stderr
+    assert sum("error" in line for line in full.stderr.splitlines()) == 1
+    subprocess.run(command(tmp_path / "run", "--workers", "2", steps=6), check=True, capture_output=True)
+    place = tmp_path / "run" / "checkpoint-0000006"
+    for path in place.iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = subprocess.run(command(tmp_path / "run"), check=True, capture_output=True, text=True)
+    assert "renamed checkpoint-0000006.damaged, continuing from checkpoint-0000003" in done.stderr
+    assert "2 workers with a thread each share every batch" in done.stderr
+    same(whole, contents(tmp_path / "run"))
+
+
+def test_workers_started_from_a_thread_report_where_python_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, whose messages are not on the process's own stderr."""
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    with ThreadPoolExecutor(1) as pool:
+        r = load_recipe(find("demo"), [*SETTINGS, "train.steps=2"])
+        done = pool.submit(training.run, r, "recipe", tmp_path / "run", Report(), 2).result()
+    assert done.why == "all updates are done" and done.results and done.progress.step == 2
+    assert "2 workers with a thread each share every batch" in said.getvalue()
 
 
 @contextmanager
@@ -255,6 +286,24 @@ def test_one_signal_ends_all_workers_with_the_shells_code(number: signal.Signals
     last = checkpoint.newest(tmp_path / "run")
     assert last is not None and checkpoint.read_progress(last).step == len(log(tmp_path / "run"))
     assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def test_a_second_signal_ends_workers_that_do_not_end(tmp_path: Path) -> None:
+    with started(tmp_path / "run", steps=100_000) as (process, children):
+        for pid in children:
+            os.kill(pid, signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        while not all(has_pending(pid, signal.SIGINT) for pid in children):  # the agent has passed it on
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert process.returncode == 130 and not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+def has_pending(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd"))
+    return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 def test_narrow_networks_stay_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

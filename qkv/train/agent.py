@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.events import Event, EventSource
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -81,6 +82,10 @@ class Agent(LocalElasticAgent):
             )
         return result
 
+    def _construct_event(self, state: str, source: EventSource, *details: object, **more: object) -> Event:
+        """Make an event, which nobody records. Torch's has the full name of this machine, which may take long to look up."""
+        return Event(state, source)
+
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """Stop the workers; a second signal meanwhile ends them at once."""
         try:
@@ -139,11 +144,21 @@ class Messages(LogsSpecs):
         for rank, environment in envs.items():
             files.error_files[rank] = environment["TORCHELASTIC_ERROR_FILE"] = str(place / f"{rank}.json")
             files.stdouts[rank] = files.stderrs[rank] = str(place / f"{rank}.txt") if rank else ""
+            if not rank and not stderr_is_inherited():
+                files.stderrs[rank] = files.tee_stderrs[rank] = str(place / "0.txt")
             environment["OMP_NUM_THREADS"] = "1"
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
             if sys.platform in LOOPBACK:
                 environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
         return files
+
+
+def stderr_is_inherited() -> bool:
+    """Whether other processes write to the same place as this one: in a notebook they do not, their messages are passed on."""
+    try:
+        return sys.stderr.fileno() == 2
+    except (OSError, AttributeError, ValueError):
+        return False
 
 
 @contextmanager
