@@ -216,6 +216,14 @@ def test_an_old_checkpoint_with_a_damaged_random_state_is_refused(here: Path, ru
     refused(run, *TRAIN, saying="is not a checkpoint of this run")
 
 
+def test_a_run_without_its_recipe_or_its_best_model_says_what_to_put_back(here: Path, run: Run) -> None:
+    (here / "run" / "recipe.toml").rename(here / "elsewhere.toml")
+    refused(run, *TRAIN, saying="lacks recipe.toml: put it back")
+    (here / "elsewhere.toml").rename(here / "run" / "recipe.toml")
+    shutil.rmtree(here / "run" / "best")
+    refused(run, *TRAIN, saying="lacks best/, the model of update")
+
+
 def test_damaged_checkpoints_are_not_averaged(here: Path, run: Run) -> None:
     flip(here / "run" / "checkpoint-0000004" / checkpoint.TENSORS, 0.9)
     refused(run, "average", "run", "mean", "--last", "3", saying="checkpoint-0000004")

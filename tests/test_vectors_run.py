@@ -371,6 +371,16 @@ def test_a_damaged_run(here: Path, run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "not a checkpoint" in wrong(run, "train", "w2v.toml")
 
 
+def test_a_vocabulary_that_is_lost_or_another_is_not_replaced(here: Path, run: Run) -> None:
+    assert run("train", "w2v.toml")[0] == 0
+    words = here / "runs" / "w2v" / "vocabulary.json"
+    words.write_text("{}")
+    longer = ("train", "w2v.toml", "--set", "vectors.epochs=4")
+    assert "has changed since this run started: restore it" in wrong(run, *longer)
+    words.unlink()
+    assert "lacks vocabulary.json" in wrong(run, *longer)
+
+
 def test_files_of_word2vec_are_models_too(here: Path, run: Run) -> None:
     """They are converted, and asked for what only a network does they say what they are; translations are no vectors."""
     assert run("train", "w2v.toml")[0] == 0

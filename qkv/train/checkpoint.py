@@ -136,7 +136,10 @@ def read_progress(folder: Path) -> Progress:
     try:
         return progress_of(read_json(folder / NUMBERS)["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{folder / NUMBERS} does not say how far the run was ({error}): remove {folder}") from None
+        raise FileError(
+            f"{folder / NUMBERS} does not say how far the training of a network was ({error}): choose a new folder with --out NEW, "
+            f"or remove {folder}"
+        ) from None
 
 
 def inputs_of(folder: Path) -> tuple[dict[str, str], dict[str, str]]:

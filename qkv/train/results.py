@@ -18,7 +18,7 @@ from qkv.convert import folder as ours
 from qkv.convert.files import read_json, read_tensors, write_json
 from qkv.convert.manifest import sha256, verify
 from qkv.data.batching import Position
-from qkv.errors import ConfigError
+from qkv.errors import ConfigError, FileError
 from qkv.evaluate.class_report import compact_report
 from qkv.models.build import Network
 from qkv.train.report import Report
@@ -32,6 +32,10 @@ FILE = "results.json"
 def finish(r: Run, report: Report) -> dict[str, Any]:
     """The results of a run that has ended: those in its folder, if they are of these weights, or else made now."""
     if not (r.folder / "best").is_dir():
+        if step := r.training.progress.best_step:
+            raise FileError(
+                f"{r.folder} lacks best/, the model of update {step}: put it back, or start a new run with --out NEW"
+            )
         raise ConfigError(
             f"{r.folder} ends here ({r.why}) and has never been evaluated: raise train.steps or the time budget"
         )

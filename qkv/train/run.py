@@ -213,6 +213,10 @@ def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Ca
     FileError for a folder that holds something else.
     """
     kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
+    if not kept.exists() and not fresh:
+        raise FileError(
+            f"{folder} holds a run that lacks recipe.toml: put it back, or choose a new folder with --out NEW"
+        )
     if not kept.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):

@@ -77,6 +77,7 @@ def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> 
         vocabulary = count_words(sentences(texts, recipe.data), recipe.vectors.min_count, recipe.vectors.max_words)
         store.write_vocabulary(folder, vocabulary.words, vocabulary.counts.tolist())
     else:
+        check_files(folder, read_progress(last).files)
         vocabulary = read_words(folder)
     progress = read_progress(last) if last is not None else None
     if (progress is None or progress.epoch < recipe.vectors.epochs) and not (folder / IDS).exists():
@@ -96,6 +97,10 @@ def open_run(recipe: VectorsRecipe, text: str, folder: Path, report: Report) -> 
 
 def check_files(folder: Path, began: dict[str, str]) -> None:
     """Raise an error where vocabulary or ids are not those that the run started with (older checkpoints have no checksums)."""
+    if store.WORDS in began and not (folder / store.WORDS).is_file():
+        raise FileError(
+            f"{folder} lacks {store.WORDS}, which its checkpoints need: restore it, or start a new run with --out NEW"
+        )
     for name, checksum in began.items():
         if (folder / name).is_file() and sha256(folder / name) != checksum:
             advice = "restore it, or start a new run with --out NEW"
