@@ -1,0 +1,84 @@
+"""Layout: how a training run is divided among workers, and Job: what is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from qkv.plan.network import NetworkSize
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained."""
+
+    network: NetworkSize
+    precision: str
+    """float32 or bfloat16."""
+    rows: int
+    """Rows of an update, all workers together."""
+    states: float = 2.0
+    """Numbers that the optimiser keeps for each parameter: AdamW 2, Muon 1 for the matrices of the blocks."""
+    average: bool = False
+    """Whether a moving average of the weights is kept."""
+    updates: int | None = None
+    """Updates of the whole run, if known."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an update."""
+        return self.rows * self.network.tokens
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a number in matrix products and messages of activations."""
+        return 2 if self.precision == "bfloat16" else 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism, whose product is the number of workers, and how much of a batch is computed at once."""
+
+    data: int = 1
+    """Workers that share the rows of a batch."""
+    tensor: int = 1
+    """Workers that share every attention and feed-forward layer; ranks next to each other."""
+    pipeline: int = 1
+    """Stages of consecutive blocks."""
+    sharded: bool = False
+    """Whether parameters, gradients and optimiser state are divided among the `data` workers (FSDP2, ZeRO-3)."""
+    recompute: bool = False
+    """Activation checkpointing: recompute the activations of each block in the backward pass."""
+    rows: int = 1
+    """Rows of one pass on each worker."""
+    passes: int = 1
+    """Passes (micro-batches) of an update."""
+
+    @property
+    def workers(self) -> int:
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def runs(self) -> bool:
+        """Whether `qkv train` executes this layout; it has no pipeline parallelism."""
+        return self.pipeline == 1
+
+    @property
+    def kind(self) -> str:
+        """Name the way to divide the run, without numbers."""
+        names = ["tensor"] * (self.tensor > 1) + ["pipeline"] * (self.pipeline > 1)
+        return " x ".join([*names, "sharded" if self.sharded else "data"])
+
+    @property
+    def name(self) -> str:
+        """Name the layout with its degrees."""
+        parts = [f"{kind} {degree}" for kind, degree in (("tensor", self.tensor), ("pipeline", self.pipeline)) if degree > 1]
+        if self.data > 1 or not parts:
+            parts.append(f"{'sharded' if self.sharded else 'data'} {self.data}")
+        return " x ".join(parts)
+
+    def with_rows(self, job: Job, rows: int) -> Layout:
+        """Return the layout with passes of so many rows."""
+        return Layout(
+            self.data, self.tensor, self.pipeline, self.sharded, self.recompute, rows, ceil(job.rows / self.data / rows)
+        )

@@ -1,0 +1,98 @@
+"""Time of one update: computation, communication that computation does not hide, and idle stages of a pipeline.
+
+A worker computes at a share of its peak and communicates at the rate of its connections (devices.py). Gradients and gathered
+parameters travel while other layers are computed, where the device can do both; all-reduces of activations cannot, since the next layer
+needs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from qkv.plan.layout import Job, Layout
+from qkv.plan.memory import local_parameters
+from qkv.plan.traffic import Message, messages
+
+UPDATE_BYTES = 40
+"""Bytes of memory traffic for each parameter in an update: AdamW reads parameter, gradient and two moments and writes three of them,
+clipping reads the gradient twice and writes it once, in float32."""
+
+
+class Machine(Protocol):
+    """What the time of an update depends on: a Device, or ThisMachine as measured."""
+
+    overlap: bool
+
+    def rate(self, precision: str, width: int, workers: int) -> float: ...
+    def memory_rate(self, workers: int) -> float: ...
+    def collective(self, kind: str, size: float, sent: float, group: int, stride: int = 1) -> float: ...
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one update on each worker."""
+
+    compute: float
+    """Matrix products and everything between them."""
+    optimiser: float
+    """Clipping and the optimiser."""
+    communication: float
+    """Communication, hidden or not."""
+    exposed: float
+    """Communication that nothing hides."""
+    bubble: float
+    """Idle time of pipeline stages."""
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.optimiser + self.exposed + self.bubble
+
+
+def times(job: Job, at: Layout, machine: Machine) -> Times:
+    """Return the time of an update."""
+    forward, backward = passes_seconds(job, at, machine)
+    sent = messages(job, at)
+    seconds = {m: m.count * machine.collective(m.kind, m.size, m.sent, m.group, m.stride) for m in sent}
+    exposed = sum(time for m, time in seconds.items() if m.phase == "blocking" or not machine.overlap)
+    if machine.overlap:
+        exposed += hidden_rest(seconds, "forward", forward) + hidden_rest(seconds, "backward", window(at, backward))
+    shards = at.data if at.sharded else 1
+    update = UPDATE_BYTES * local_parameters(job, at) / shards / machine.memory_rate(at.workers)
+    compute = forward + backward
+    return Times(compute, update, sum(seconds.values()), exposed, compute * bubble_share(at.pipeline, at.passes))
+
+
+def passes_seconds(job: Job, at: Layout, machine: Machine) -> tuple[float, float]:
+    """Return the seconds of all forward and of all backward passes of a worker, recomputation included in the latter.
+
+    Tensor parallelism divides the blocks, a pipeline the layers; the head is computed by every worker of a tensor group, or divided
+    among them in the last stage of a pipeline, which is then the slowest.
+    """
+    n = job.network
+    rate = machine.rate(job.precision, n.width, at.workers)
+    rows, share = at.rows * at.passes, at.tensor * at.pipeline
+    head = n.rest / (at.tensor if at.pipeline > 1 else 1)
+    forward = rows * (n.forward / share + head / 3) / rate
+    total = rows * (n.training / share + head + at.recompute * n.forward / share) / rate
+    return forward, total - forward
+
+
+def window(at: Layout, backward: float) -> float:
+    """Return the seconds of backward passes during which gradients travel: with DistributedDataParallel, of the last pass only."""
+    return backward if at.sharded else backward / at.passes
+
+
+def hidden_rest(seconds: dict[Message, float], phase: str, computed: float) -> float:
+    """Return the communication of a phase that its computation does not hide: what lasts longer, and at least one message, the
+    first gather or the last bucket, beside which nothing is computed."""
+    found = {m: time for m, time in seconds.items() if m.phase == phase}
+    if not found:
+        return 0.0
+    alone = max(time / m.count for m, time in found.items())
+    return max(sum(found.values()) - computed, alone)
+
+
+def bubble_share(stages: int, passes: int) -> float:
+    """Idle time of a pipeline relative to its computation, (p - 1) / m (Huang et al. 2019, section 2.3; Narayanan et al. 2021)."""
+    return (stages - 1) / passes
