@@ -15,7 +15,7 @@ from qkv.errors import QkvError, explain
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported: hide warnings of its C++ code
 VERBS = (
     "demo split train translate summarize classify tag fill answer embed nearest analogy describe evaluate score compare average "
-    "generate chat serve presets params cost config check export quantize look lectures ablate scale version"
+    "generate chat serve presets params cost plan config check export quantize look lectures ablate scale version"
 )
 """Files of commands/ with a function `run`, in the order of the help."""
 GROUPS = "data lab tokenizer"

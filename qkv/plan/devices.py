@@ -5,10 +5,12 @@ The CPU of this machine has measured constants instead (calibrate.py). Both kind
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from qkv.errors import ConfigError
+from qkv.plan.traffic import RING
 
 GB, TERA = 1e9, 1e12
 USABLE = 0.92
@@ -42,7 +44,15 @@ class Device:
     overlap: bool = True
     """Whether communication goes on while the device computes."""
 
-    def precision(self, wanted: str) -> str:
+    @property
+    def default_workers(self) -> int:
+        return self.per_machine
+
+    @property
+    def ring(self) -> Mapping[str, int]:
+        return RING
+
+    def precision(self, wanted: str, width: int) -> str:
         """Resolve "auto": bfloat16 where the device has it."""
         if wanted == "bfloat16" and self.bfloat16 is None:
             raise ConfigError(f"{self.name} has no bfloat16: use --precision float32")

@@ -1,38 +1,11 @@
-"""Layout: how a training run is divided among workers, and Job: what is trained."""
+"""Layout: how a training run is divided among workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
 
-from qkv.plan.network import NetworkSize
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is trained."""
-
-    network: NetworkSize
-    precision: str
-    """float32 or bfloat16."""
-    rows: int
-    """Rows of an update, all workers together."""
-    states: float = 2.0
-    """Numbers that the optimiser keeps for each parameter: AdamW 2, Muon 1 for the matrices of the blocks."""
-    average: bool = False
-    """Whether a moving average of the weights is kept."""
-    updates: int | None = None
-    """Updates of the whole run, if known."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of an update."""
-        return self.rows * self.network.tokens
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a number in matrix products and messages of activations."""
-        return 2 if self.precision == "bfloat16" else 4
+from qkv.plan.job import Job
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,8 @@ float16 with a float32 copy). Sharding divides them by d (ZeRO-3, equation of se
 from __future__ import annotations
 
 from qkv.objectives import CHUNK
-from qkv.plan.layout import Job, Layout
-
-ITEMS = ("parameters", "gradients", "optimiser", "average", "gathered", "activations", "logits", "working")
-
+from qkv.plan.job import Job
+from qkv.plan.layout import Layout
 
 def memory(job: Job, at: Layout) -> dict[str, float]:
     """Return the bytes of one worker at the peak of an update, by item; of a pipeline, those of its fullest stage."""
@@ -19,12 +17,11 @@ def memory(job: Job, at: Layout) -> dict[str, float]:
     own = local_parameters(job, at) / shards
     return {
         "parameters": 4 * own,
-        "gradients": 4 * own,
+        "gradients": gradients(job, at, own),
         "optimiser": 4 * job.states * own,
         "average": 4 * own * job.average,
         "gathered": gathered(job, at),
         "activations": activations(job, at),
-        "logits": logits(job, at),
         "working": working(job, at),
     }
 
@@ -47,14 +44,14 @@ def block_parameters(job: Job, at: Layout) -> float:
 
 
 def gathered(job: Job, at: Layout) -> float:
-    """Copies of parameters beside the stored ones.
+    """Copies of parameters beside the stored ones, and their gradients before these are scattered.
 
-    Sharded: the parameters outside the blocks for the whole pass, two blocks (one computes while the next is gathered) and the
-    full gradient of one, in the precision of the products. Otherwise, in bfloat16, autocast's copies of all matrices.
+    Sharded: what is outside the blocks stays gathered, in float32; of the blocks one that computes and the next one, in the precision of
+    the products, and the full gradient of one, in float32. Otherwise, in bfloat16, autocast's copies of all matrices.
     """
     if at.sharded:
         outside = job.network.parameters - job.network.inside
-        return job.bytes * (outside + 3 * block_parameters(job, at))
+        return 4 * outside + (2 * job.bytes + 4) * block_parameters(job, at)
     return 2 * local_parameters(job, at) if job.precision == "bfloat16" else 0
 
 
@@ -80,13 +77,24 @@ def activations(job: Job, at: Layout) -> float:
     return min(at.pipeline, at.passes) * layers * kept_block(job, at) + outside
 
 
-def logits(job: Job, at: Layout) -> float:
-    """Logits of a chunk of positions, and the gradient of the output matrix, in float32 (objectives.cross_entropy)."""
-    n = job.network
-    chunk = min(CHUNK, at.rows * n.tokens)
-    return 4 * (chunk * n.vocabulary + n.output) / (at.tensor if at.pipeline > 1 else 1) if n.output else 0
+def gradients(job: Job, at: Layout, own: float) -> float:
+    """Gradients of `own` parameters at the peak, which is where the backward pass begins.
+
+    DistributedDataParallel keeps them in its buckets, and several passes add to them; sharded ones are whole until the last pass
+    scatters them. Otherwise they come into being while the backward pass frees the activations, and only what exceeds these adds to
+    the peak.
+    """
+    if at.passes > 1:
+        return 4 * (local_parameters(job, at) + own * at.sharded)
+    if at.data > 1 and not at.sharded:
+        return 4 * own
+    return max(4 * own - activations(job, at), 0)
 
 
 def working(job: Job, at: Layout) -> float:
-    """Gradients of the activations of the block whose backward pass is computed: as large as what it keeps."""
-    return kept_block(job, at)
+    """What one step needs beside what is kept: the logits of a chunk of positions and the gradient of the output matrix in float32
+    (objectives.cross_entropy), or the gradients of the activations of one block, as large as these."""
+    n = job.network
+    chunk = min(CHUNK, at.rows * n.tokens)
+    loss = 4 * (chunk * n.vocabulary + n.output) / (at.tensor if at.pipeline > 1 else 1) if n.output else 0
+    return max(loss, kept_block(job, at))

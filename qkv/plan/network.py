@@ -37,6 +37,8 @@ class NetworkSize:
     """Blocks, of encoder and decoder together."""
     parameters: int
     """P."""
+    tensors: int
+    """Matrices and vectors that the parameters are in."""
     inside: int
     """Parameters of the blocks; the rest are embeddings, head and final norms."""
     largest: int
@@ -61,8 +63,11 @@ class NetworkSize:
     """Bytes of activations that everything else keeps in float32."""
     stream: int
     """Numbers of the residual stream that enter a block, T C, on average over the blocks."""
-    sublayers: int
-    """Attention, cross-attention and feed-forward layers of all blocks."""
+    sums: tuple[int, int]
+    """Sums over the workers of a tensor-parallel group, forward and backward: one for the output of each attention and feed-forward
+    layer; one for the gradient of the input of each of their first matrices."""
+    summed: tuple[int, int]
+    """Numbers in all of them, forward and backward."""
     divisors: tuple[int, ...]
     """Numbers that a tensor-parallel degree must divide: heads, key heads, inner width; () = it is not possible."""
 
@@ -85,7 +90,7 @@ def network_size(c: ModelConfig, length: int, source: int = 0, recipe: Recipe | 
         generator, kept["", "generator"] = generator_cost(recipe, shape)
         parts.append(generator)
     return NetworkSize(tokens=length, longest=max(length, source), width=c.d_model, vocabulary=c.target_size,
-                       **weights(c), **operations(parts), **activations(c, kept, shape))  # fmt: skip
+                       **weights(c), **sums(c, shape), **operations(parts), **activations(c, kept, shape))  # fmt: skip
 
 
 def weights(c: ModelConfig) -> dict[str, Any]:
@@ -95,15 +100,17 @@ def weights(c: ModelConfig) -> dict[str, Any]:
     count = lambda modules: sum({p: p.numel() for module in modules for p in module.parameters()}.values())  # noqa: E731
     head = [module.weight.numel() for module in network.modules() if isinstance(module, Vocabulary)]
     return {
-        "layers": len(blocks), "parameters": count([network]), "inside": count(blocks), "largest": max(count([b]) for b in blocks),
+        "layers": len(blocks), "parameters": count([network]), "tensors": len([*network.parameters()]),
+        "inside": count(blocks), "largest": max(count([b]) for b in blocks),
         "split": sum({p: p.numel() for b in blocks for p in divided(b)}.values()), "output": max(head, default=0),
-        "sublayers": sum(len(sublayers(b)) for b in blocks), "divisors": divisors(c, blocks),
+        "divisors": divisors(c, blocks),
     }  # fmt: skip
 
 
 def all_blocks(network: nn.Module) -> list[nn.Module]:
     """Return the blocks in the order of a pass; a recurrent stack is one block, a shared block appears as often as it is used."""
-    stacks = [getattr(network, name) for name in ("stack", "encoder", "decoder") if hasattr(network, name)]
+    names = ("stack", "encoder", "decoder")
+    stacks = [getattr(network, name) for name in names if hasattr(network, name)] or [network]
     return [block for stack in stacks for block in (stack.blocks if isinstance(stack, Stack) else [stack])]
 
 
@@ -116,6 +123,25 @@ def sublayers(block: nn.Module) -> list[nn.Module]:
     else:
         found = []
     return [layer for layer in found if isinstance(layer, Attention | FeedForward)]
+
+
+def sums(c: ModelConfig, shape: Shape) -> dict[str, Any]:
+    """Count the sums of tensor parallelism and the numbers in them: T C for each, S C for keys and values of the source."""
+    forward: list[int] = []
+    backward: list[int] = []
+    _, length, source = shape
+    network = skeleton(c)
+    encoder = {*all_blocks(network.encoder)} if hasattr(network, "encoder") else set()
+    for block in all_blocks(network):
+        tokens = source if block in encoder else length
+        for layer in sublayers(block):
+            *first, last = [module for module in layer.children() if isinstance(module, nn.Linear)] or [None]
+            if last is None:
+                continue
+            forward.append(tokens * last.out_features)
+            crosses = isinstance(layer, Attention) and layer.cross
+            backward += [(source if crosses and i else tokens) * m.in_features for i, m in enumerate(first)]
+    return {"sums": (len(forward), len(backward)), "summed": (sum(forward), sum(backward))}
 
 
 def divided(block: nn.Module) -> list[nn.Parameter]:

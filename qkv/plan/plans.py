@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from qkv.plan.layout import Job, Layout
+from qkv.plan.job import Job
+from qkv.plan.layout import Layout
 from qkv.plan.memory import memory
 from qkv.plan.speed import Machine, Times, times
 from qkv.plan.traffic import traffic
@@ -24,7 +25,13 @@ class Cluster(Machine, Protocol):
     def name(self) -> str: ...
     @property
     def per_machine(self) -> int: ...
+    @property
+    def default_workers(self) -> int: ...
+    @property
+    def ring(self) -> Mapping[str, int]: ...
+    def precision(self, wanted: str, width: int) -> str: ...
     def peak(self, precision: str) -> float: ...
+    def machines(self, workers: int) -> int: ...
     def usable_memory(self, workers: int) -> float: ...
 
 
@@ -88,7 +95,7 @@ class Plan:
 def make_plan(job: Job, layout: Layout, cluster: Cluster) -> Plan:
     """Compute a plan."""
     usable, peak = cluster.usable_memory(layout.workers), cluster.peak(job.precision)
-    return Plan(job, layout, memory(job, layout), traffic(job, layout), times(job, layout, cluster), usable, peak)
+    return Plan(job, layout, memory(job, layout), traffic(job, layout, cluster.ring), times(job, layout, cluster), usable, peak)
 
 
 def all_plans(job: Job, workers: int, cluster: Cluster) -> list[Plan]:

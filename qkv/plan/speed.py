@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from qkv.plan.layout import Job, Layout
+from qkv.plan.job import Job
+from qkv.plan.layout import Layout
 from qkv.plan.memory import local_parameters
 from qkv.plan.traffic import Message, messages
 
@@ -53,7 +54,7 @@ def times(job: Job, at: Layout, machine: Machine) -> Times:
     """Return the time of an update."""
     forward, backward = passes_seconds(job, at, machine)
     sent = messages(job, at)
-    seconds = {m: m.count * machine.collective(m.kind, m.size, m.sent, m.group, m.stride) for m in sent}
+    seconds = {m: m.count * machine.collective(m.kind, m.size, m.sent(), m.group, m.stride) for m in sent}
     exposed = sum(time for m, time in seconds.items() if m.phase == "blocking" or not machine.overlap)
     if machine.overlap:
         exposed += hidden_rest(seconds, "forward", forward) + hidden_rest(seconds, "backward", window(at, backward))

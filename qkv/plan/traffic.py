@@ -6,16 +6,19 @@ one of each (Patarasuk and Yuan 2009).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from qkv.plan.layout import Job, Layout
+from qkv.plan.job import Job
+from qkv.plan.layout import Layout
 from qkv.plan.memory import local_parameters
 
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Phase = Literal["forward", "backward", "blocking"]
+RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+"""How often every worker sends (N - 1) / N of a tensor."""
 BUCKET = 25 * 2**20
 """Bytes of gradients that DistributedDataParallel sums at once."""
 
@@ -37,17 +40,16 @@ class Message:
     phase: Phase = "blocking"
     """The pass that goes on meanwhile; blocking = the next layer waits for it."""
 
-    @property
-    def sent(self) -> float:
+    def sent(self, ring: Mapping[str, int] = RING) -> float:
         """Bytes that one worker sends in one of them."""
-        share = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "send": 0.0}[self.kind]
-        return self.size if self.kind == "send" else share * (self.group - 1) / self.group * self.size
+        return self.size if self.kind == "send" else ring[self.kind] * (self.group - 1) / self.group * self.size
 
 
 def messages(job: Job, at: Layout) -> list[Message]:
     """Return the collectives of an update."""
     parallel = sharded_messages(job, at) if at.sharded else gradient_messages(job, at)
-    return [*parallel, *tensor_messages(job, at), *pipeline_messages(job, at)]
+    loss = Message("loss", "all_reduce", 4, 1, at.data * at.tensor)
+    return [loss, *parallel, *tensor_messages(job, at), *pipeline_messages(job, at)]
 
 
 def gradient_messages(job: Job, at: Layout) -> Iterator[Message]:
@@ -55,33 +57,38 @@ def gradient_messages(job: Job, at: Layout) -> Iterator[Message]:
     size = 4 * local_parameters(job, at)
     if at.data > 1:
         buckets = ceil(size / BUCKET)
+        yield Message("gradients", "all_reduce", 4 * job.network.tensors, 1, at.data, at.tensor)  # which have one
         yield Message("gradients", "all_reduce", size / buckets, buckets, at.data, at.tensor, "backward")
 
 
 def sharded_messages(job: Job, at: Layout) -> Iterator[Message]:
-    """Fully sharded: every pass gathers the parameters of each block forward and again backward, and scatters the sum of the
-    gradients: 3 (d - 1) / d P numbers (Rajbhandari et al. 2020, section 7.2.2). Those outside the blocks stay gathered."""
+    """Fully sharded: every pass gathers the parameters of each block forward and again backward, and the last one scatters the sum of
+    the gradients: 3 (d - 1) / d P numbers (Rajbhandari et al. 2020, section 7.2.2).
+
+    Blocks are gathered in the precision of the products, what is outside them once and in float32, and gradients are in float32.
+    """
     if at.data == 1:
         return
-    n, local = job.network, local_parameters(job, at)
+    n, group = job.network, (at.data, at.tensor)
     outside = n.parameters - n.inside
-    block = (local - outside) / n.layers
-    forward = Message("parameters", "all_gather", job.bytes * block, at.passes * n.layers, at.data, at.tensor, "forward")
-    yield forward
-    yield Message("parameters", "all_gather", job.bytes * outside, at.passes, at.data, at.tensor, "forward")
-    yield Message("parameters", "all_gather", forward.size, forward.count, at.data, at.tensor, "backward")
-    yield Message("gradients", "reduce_scatter", forward.size, forward.count, at.data, at.tensor, "backward")
-    yield Message("gradients", "reduce_scatter", job.bytes * outside, at.passes, at.data, at.tensor, "backward")
+    block = (local_parameters(job, at) - outside) / n.layers
+    yield Message("parameters", "all_gather", job.bytes * block, at.passes * n.layers, *group, "forward")
+    yield Message("parameters", "all_gather", 4 * outside, at.passes, *group, "forward")
+    yield Message("parameters", "all_gather", job.bytes * block, at.passes * n.layers, *group, "backward")
+    yield Message("gradients", "reduce_scatter", 4 * block, n.layers, *group, "backward")
+    yield Message("gradients", "reduce_scatter", 4 * outside, 1, *group, "backward")
 
 
 def tensor_messages(job: Job, at: Layout) -> Iterator[Message]:
-    """Tensor parallelism: an all-reduce of the residual stream for every attention and feed-forward layer, forward and backward,
-    four for each layer (Shoeybi et al. 2019, figure 4); a checkpointed block repeats those of its forward pass."""
-    n = job.network
-    if at.tensor > 1:
-        size = at.rows * n.stream * job.bytes
-        count = (2 + at.recompute) * n.sublayers / at.pipeline * at.passes
-        yield Message("activations", "all_reduce", size, count, at.tensor)
+    """Tensor parallelism: all-reduces of the residual stream, one forward for each attention and feed-forward layer (Shoeybi et al.
+    2019, figure 4; a checkpointed block repeats it), and one backward, in float32, for each of their first matrices: those of query,
+    key and value are summed separately."""
+    if at.tensor == 1:
+        return
+    n, share = job.network, at.passes / at.pipeline
+    forward, backward = (at.rows * numbers / max(count, 1) for numbers, count in zip(n.summed, n.sums, strict=True))
+    yield Message("activations", "all_reduce", job.bytes * forward, (1 + at.recompute) * n.sums[0] * share, at.tensor)
+    yield Message("activations", "all_reduce", 4 * backward, n.sums[1] * share, at.tensor)
 
 
 def pipeline_messages(job: Job, at: Layout) -> Iterator[Message]:
@@ -94,9 +101,9 @@ def pipeline_messages(job: Job, at: Layout) -> Iterator[Message]:
             yield Message("stages", "all_gather", size, 2 * at.passes, at.tensor)
 
 
-def traffic(job: Job, at: Layout) -> dict[str, float]:
+def traffic(job: Job, at: Layout, ring: Mapping[str, int] = RING) -> dict[str, float]:
     """Return the bytes that one worker sends in an update, by item."""
     found: dict[str, float] = {}
     for message in messages(job, at):
-        found[message.item] = found.get(message.item, 0) + message.sent * message.count
+        found[message.item] = found.get(message.item, 0) + message.sent(ring) * message.count
     return found
