@@ -10,8 +10,10 @@ ring's share, and the bytes that the loopback interface has carried.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +26,21 @@ from torch.utils._pytree import tree_leaves
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig
+from qkv.distributed import world
 from qkv.models.build import build
 from qkv.objectives import objective
 from qkv.plan.calibrate import calibrate, run_workers
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 from qkv.plan.network import network_size
-from qkv.plan.plans import make_plan
+from qkv.plan.plans import Plan, make_plan
 from qkv.plan.this_machine import GLOO, save, this_machine
 from qkv.train.loop import prepare
 from qkv.train.step import data_parallel, loss_module, step
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # no messages of the profiler
 LIMIT = 0.2
-SMALL = dict(d_ff=1024, norm_order="pre", feedforward="gelu", position="learned", dropout=0.0)
+SMALL: dict[str, Any] = {"d_ff": 1024, "norm_order": "pre", "feedforward": "gelu", "position": "learned", "dropout": 0.0}
 NETWORKS: dict[str, tuple[ModelConfig, int, int]] = {
     "language model, width 256": (
         ModelConfig(family="decoder", vocab_size=4000, d_model=256, n_layers=4, n_heads=4, max_length=128, **SMALL), 16, 128),
@@ -49,6 +53,7 @@ NETWORKS: dict[str, tuple[ModelConfig, int, int]] = {
 }  # fmt: skip
 """Name -> configuration, rows, tokens of a row."""
 UPDATES = 6
+LAYOUTS = [Layout(data=1), Layout(data=2), Layout(data=4)]
 
 
 def main(arguments: list[str]) -> None:
@@ -57,70 +62,101 @@ def main(arguments: list[str]) -> None:
         save(calibrate())
     machine = this_machine()
     worst = 0.0
-    print("| network | layout | time, s | | memory, MB | | sent, MB | | |")
+    print("| network | layout | time, predicted | measured | memory | measured | sent | counted | loopback |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for name, (c, rows, tokens) in NETWORKS.items():
         size = network_size(c, tokens, tokens if c.family == "encoder-decoder" else 0, table=True)
-        for layout in (Layout(data=n) for n in (1, 2, 4)):
-            job = Job(size, "float32", rows)
+        job = Job(size, "float32", rows)
+        for layout in LAYOUTS:
             plan = make_plan(job, layout.with_rows(job, -(-rows // layout.data)), machine)
-            found = run_workers(measure, layout.workers, name)
-            pairs = [(plan.seconds, found["seconds"]), (plan.bytes / 1e6, found["memory"] / 1e6),
-                     (sum(plan.traffic.values()) / 1e6, found["sent"] / 1e6)]  # fmt: skip
-            worst = max(worst, *(abs(p / m - 1) for p, m in pairs if m))
-            cells = [f"{p:.3g} | {m:.3g} ({p / m - 1:+.0%})" if m else "0 | 0" for p, m in pairs]
-            wire = found["wire"] / max(found["sent"], 1)
-            print(f"| {name} | {layout.name} | {' | '.join(cells)} | {wire:.2f} |", flush=True)
+            found = run_workers(measure, layout.workers, name, fields_of(layout))
+            worst = max(worst, *deviations(plan, found))
+            print(line(f"{name} | {layout.name}", plan, found), flush=True)
             if "-v" in arguments:
-                print({k: round(v / 1e6, 1) for k, v in plan.memory.items()}, plan.times)
-    print(f"largest deviation: {worst:.0%}")
+                print({item: round(value / 1e6, 1) for item, value in plan.memory.items()}, plan.times)
+    print(f"\nlargest deviation: {worst:.0%}")
     sys.exit(worst > LIMIT)
 
 
-def measure(name: str) -> dict[str, Any]:
-    """Train a network for some updates; return the time of one, the peak of memory, and the bytes sent, on rank 0."""
+def pairs(plan: Plan, found: dict[str, Any]) -> list[tuple[float, float]]:
+    """Return prediction and measurement of time (s), memory (MB) and traffic (MB)."""
+    memory, sent = (plan.bytes / 1e6, found["memory"] / 1e6), (sum(plan.traffic.values()) / 1e6, found["sent"] / 1e6)
+    return [(plan.seconds, found["seconds"]), memory, sent]
+
+
+def deviations(plan: Plan, found: dict[str, Any]) -> list[float]:
+    return [abs(predicted / measured - 1) for predicted, measured in pairs(plan, found) if measured]
+
+
+def line(name: str, plan: Plan, found: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    cells = [f"{predicted:.3g} | {measured:.3g} ({predicted / measured - 1:+.0%})" if measured else "0 | 0"
+             for predicted, measured in pairs(plan, found)]  # fmt: skip
+    return f"| {name} | {' | '.join(cells)} | {found['wire'] / 1e6:.3g} |"
+
+
+def fields_of(layout: Layout) -> dict[str, Any]:
+    """Return the fields of [train] that select a layout."""
+    found: dict[str, Any] = {"sharding": "full"} if layout.sharded else {}
+    found |= {"tensor_parallel": layout.tensor} if layout.tensor > 1 else {}
+    return found | ({"activation_checkpointing": True} if layout.recompute else {})
+
+
+# --- on the workers
+
+
+def measure(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Train a network for some updates; return, of rank 0, the time of one, the peak of memory and the bytes sent."""
     c, rows, tokens = NETWORKS[name]
-    update = make_update(c, full_batch(c, rows, tokens))
+    memory = peak_memory(c, rows, tokens, fields)
+    update = make_update(c, rows, tokens, fields)
     update()
-    memory = peak_memory(c, rows, tokens)
-    with CountedBytes() as counter:
-        update()
     times, before = [], loopback()
     for _ in range(UPDATES):
         start = time.perf_counter()
         update()
         times.append(time.perf_counter() - start)
-    wire = (loopback() - before) / UPDATES / (dist.get_world_size() if dist.is_initialized() else 1)
-    return {"seconds": sorted(times)[UPDATES // 2], "memory": memory, "sent": counter.sent, "wire": wire}
+    wire = (loopback() - before) / UPDATES / world()
+    return {"seconds": sorted(times)[UPDATES // 2], "memory": memory, "sent": count_sent(update), "wire": wire}
 
 
-def make_update(c: ModelConfig, batch: Batch) -> Any:
-    """Return a function that makes one update of a fresh network."""
+def check_traffic(config: str, rows: int, tokens: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Count the bytes that an update of a network sends, after one that may also arrange the exchange."""
+    update = make_update(ModelConfig.model_validate_json(config), rows, tokens, fields)
+    update()
+    return {"sent": count_sent(update)}
+
+
+def make_update(c: ModelConfig, rows: int, tokens: int, fields: dict[str, Any]) -> Callable[[], Any]:
+    """Return a function that makes one update of a fresh network on a batch of random rows without padding."""
     torch.manual_seed(0)
-    t = prepare(build(c), TrainConfig(precision="float32", device="cpu"))
+    text = torch.randint(3, c.target_size, (rows, tokens + 1))
+    source = torch.randint(3, c.vocab_size, (rows, tokens)) if c.family == "encoder-decoder" else None
+    batch = Batch(text[:, :-1].contiguous(), source=source, targets=text[:, 1:].contiguous())
+    t = prepare(build(c), TrainConfig(precision="float32", device="cpu", **fields))
     model = data_parallel(loss_module(t.network.train(), objective(c), t.half))
     return lambda: step(model, t.optimizer, [batch], 1.0)
 
 
-def full_batch(c: ModelConfig, rows: int, tokens: int) -> Batch:
-    """Return random rows without padding."""
-    text = torch.randint(3, c.target_size, (rows, tokens + 1))
-    source = torch.randint(3, c.vocab_size, (rows, tokens)) if c.family == "encoder-decoder" else None
-    return Batch(text[:, :-1].contiguous(), source=source, targets=text[:, 1:].contiguous())
-
-
-def peak_memory(c: ModelConfig, rows: int, tokens: int) -> int:
-    """Return the peak of the bytes that torch has allocated between the first weight and the second update's end."""
+def peak_memory(c: ModelConfig, rows: int, tokens: int, fields: dict[str, Any]) -> int:
+    """Return the peak of the bytes that torch has allocated between the first weight and the end of the second update."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        update = make_update(c, full_batch(c, rows, tokens))
+        update = make_update(c, rows, tokens, fields)
         update()
         update()
     held = peak = 0
+    assert found.profiler is not None and found.profiler.kineto_results is not None
     for event in found.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
     return peak
+
+
+def count_sent(update: Callable[[], Any]) -> float:
+    with CountedBytes() as counter:
+        update()
+    return counter.sent
 
 
 class CountedBytes(TorchDispatchMode):

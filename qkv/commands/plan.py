@@ -10,7 +10,7 @@ import typer
 from qkv.commands.common import Json, Settings, align_columns, config_of, to_stderr
 from qkv.commands.cost import SOURCE, power, recipe_and_updates, short
 from qkv.errors import ConfigError
-from qkv.text.wording import format_duration, plural
+from qkv.text.wording import format_duration
 
 if TYPE_CHECKING:
     from qkv.plan.job import Request
@@ -122,7 +122,11 @@ class PlanReport:
         network, job, workers = self.job.network, self.job, self.asked.workers
         operations = job.rows * network.operations()
         machines = "" if self.cluster.machines(workers) == 1 else f" in {self.cluster.machines(workers):,} machines"
-        run = "" if job.updates is None else f"; run: {job.updates:,} updates, {power(operations * job.updates)} operations"
+        run = (
+            ""
+            if job.updates is None
+            else f"; run: {job.updates:,} updates, {power(operations * job.updates)} operations"
+        )
         usable = self.cluster.usable_memory(workers)
         return [
             f"{self.asked.name}: {self.asked.config.family}, {network.parameters:,} parameters",
@@ -147,13 +151,19 @@ class PlanReport:
         assert self.chosen is not None
         plan, hours = self.chosen, self.chosen.hours
         found = plan.times
-        time = {"compute": found.compute, "optimiser": found.optimiser, "communication": found.exposed, "pipeline": found.bubble}
+        time = {
+            "compute": found.compute,
+            "optimiser": found.optimiser,
+            "communication": found.exposed,
+            "pipeline": found.bubble,
+        }
         hidden = found.communication - found.exposed
         lines = [
             f"recommended: {plan.layout.name}, {self.reason}",
             f"  memory: {items(plan.memory, size)}",
             f"  sent:   {items(plan.traffic, size) or 'nothing'}",
-            f"  update: {items(time, duration)}" + (f"; {duration(hidden)} of communication hidden" if hidden > 0 else ""),
+            f"  update: {items(time, duration)}"
+            + (f"; {duration(hidden)} of communication hidden" if hidden > 0 else ""),
             f"  speed:  {plan.tokens_per_second:,.0f} tokens/s",
         ]
         if hours is not None:
@@ -171,7 +181,11 @@ class PlanReport:
         fields |= {"tensor_parallel": str(at.tensor)} if at.tensor > 1 else {}
         fields |= {"activation_checkpointing": "true"} if at.recompute else {}
         tokens = at.rows * at.data * network.longest
-        return [f"data.batch_tokens={tokens}", *(f"train.{k}={v}" for k, v in fields.items()), f"train.accumulate={at.passes}"]
+        return [
+            f"data.batch_tokens={tokens}",
+            *(f"train.{k}={v}" for k, v in fields.items()),
+            f"train.accumulate={at.passes}",
+        ]
 
 
 def items(values: dict[str, float], text: Any) -> str:

@@ -116,7 +116,11 @@ def measure_compute() -> dict[str, Any]:
     together()
     source, target = torch.ones(COPIED // 4), torch.empty(COPIED // 4)
     memory = 2 * COPIED / seconds_of(lambda: target.copy_(source))
-    return {"rates": rates, "memory": memory, "peaks": {precision: product_rate(precision) for precision in precisions()}}
+    return {
+        "rates": rates,
+        "memory": memory,
+        "peaks": {precision: product_rate(precision) for precision in precisions()},
+    }
 
 
 def training_rate(width: int, precision: str) -> float:

@@ -72,9 +72,19 @@ def make_job(asked: Request, precision: str, table: bool) -> Job:
         short = asked.length or (32 if paper is not None else None)
         _, length, source = default_shape(asked.config, short, 1, asked.source)
         tokens = paper.tokens if paper is not None else max(PER_WORKER, length, source) * asked.workers
-    network = network_size(asked.config, length, source, recipe, table)
+    network = network_size(with_learned_vocabulary(asked.config, recipe), length, source, recipe, table)
     rows = max(1, (asked.batch_tokens or tokens) // network.longest)
     c = recipe.train if recipe is not None else TrainConfig()
     muon = network.inside / network.parameters if c.optimizer == "muon" else 0
-    updates = ceil(asked.tokens / (rows * network.tokens)) if asked.tokens else c.steps if recipe else paper and paper.updates
+    updates = (
+        ceil(asked.tokens / (rows * network.tokens)) if asked.tokens else c.steps if recipe else paper and paper.updates
+    )
     return Job(network, precision, rows, 2 - muon, bool(c.ema), updates)
+
+
+def with_learned_vocabulary(c: ModelConfig, recipe: Recipe | None) -> ModelConfig:
+    """Return the configuration with the vocabulary that the run will learn, if it is smaller than that of a preset."""
+    if recipe is None or recipe.data is None or recipe.data.vocabulary or recipe.tune.start:
+        return c
+    size = min(c.vocab_size, recipe.data.vocab_size)
+    return c.changed(vocab_size=size, target_vocab_size=c.target_vocab_size and min(c.target_vocab_size, size))

@@ -45,7 +45,9 @@ class Layout:
     @property
     def name(self) -> str:
         """Name the layout with its degrees."""
-        parts = [f"{kind} {degree}" for kind, degree in (("tensor", self.tensor), ("pipeline", self.pipeline)) if degree > 1]
+        parts = [
+            f"{kind} {degree}" for kind, degree in (("tensor", self.tensor), ("pipeline", self.pipeline)) if degree > 1
+        ]
         if self.data > 1 or not parts:
             parts.append(f"{'sharded' if self.sharded else 'data'} {self.data}")
         return " x ".join(parts)

@@ -11,6 +11,7 @@ from qkv.objectives import CHUNK
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 
+
 def memory(job: Job, at: Layout) -> dict[str, float]:
     """Return the bytes of one worker at the peak of an update, by item; of a pipeline, those of its fullest stage."""
     shards = at.data if at.sharded else 1

@@ -122,7 +122,13 @@ def sublayers(block: nn.Module) -> list[nn.Module]:
         found = [slot.layer for slot in (block.attention, block.cross, block.feedforward) if slot is not None]
     else:
         found = []
-    return [layer for layer in found if isinstance(layer, Attention | FeedForward)]
+    return [layer for layer in found if isinstance(layer, Attention | FeedForward) and only_linear(layer)]
+
+
+def only_linear(layer: nn.Module) -> bool:
+    """Whether all parameters of a layer are in its linear maps: not so in gated or compressed attention."""
+    maps = {p for child in layer.children() if isinstance(child, nn.Linear) for p in child.parameters()}
+    return maps == set(layer.parameters())
 
 
 def sums(c: ModelConfig, shape: Shape) -> dict[str, Any]:
@@ -150,9 +156,8 @@ def divided(block: nn.Module) -> list[nn.Parameter]:
     Matrices of queries, keys, values and the first feed-forward layer by columns, with their biases; output and second matrices
     by rows, whose biases every worker has (Shoeybi et al. 2019, section 3).
     """
-    found = [p for layer in sublayers(block) for name, p in layer.named_parameters()
-             if p.dim() > 1 or not name.startswith(("output", "down"))]  # fmt: skip
-    return found
+    named = (pair for layer in sublayers(block) for pair in layer.named_parameters())
+    return [p for name, p in named if p.dim() > 1 or not name.startswith(("output", "down"))]
 
 
 def divisors(c: ModelConfig, blocks: list[nn.Module]) -> tuple[int, ...]:

@@ -95,7 +95,9 @@ class Plan:
 def make_plan(job: Job, layout: Layout, cluster: Cluster) -> Plan:
     """Compute a plan."""
     usable, peak = cluster.usable_memory(layout.workers), cluster.peak(job.precision)
-    return Plan(job, layout, memory(job, layout), traffic(job, layout, cluster.ring), times(job, layout, cluster), usable, peak)
+    return Plan(
+        job, layout, memory(job, layout), traffic(job, layout, cluster.ring), times(job, layout, cluster), usable, peak
+    )
 
 
 def all_plans(job: Job, workers: int, cluster: Cluster) -> list[Plan]:
@@ -157,7 +159,7 @@ def recommend(plans: list[Plan]) -> tuple[Plan | None, str]:
         return None, f"none fits: {need.layout.name} needs the least memory, {need.bytes / 1e9:,.1f} GB per device"
     if not running:
         plan = min(fitting, key=lambda plan: plan.seconds)
-        return plan, "the only kind that fits; pipelines are planned, qkv train does not run them"
+        return plan, "the fastest that fits; qkv train does not run pipelines, and nothing else fits"
     fastest = min(running, key=lambda plan: plan.seconds)
     plan = next(plan for plan in running if plan.seconds <= NEAR * fastest.seconds)
     if plan is not fastest:
