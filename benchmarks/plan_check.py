@@ -40,7 +40,13 @@ from qkv.train.step import data_parallel, loss_module, step
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # no messages of the profiler
 LIMIT = 0.2
-SMALL: dict[str, Any] = {"d_ff": 1024, "norm_order": "pre", "feedforward": "gelu", "position": "learned", "dropout": 0.0}
+SMALL: dict[str, Any] = {
+    "d_ff": 1024,
+    "norm_order": "pre",
+    "feedforward": "gelu",
+    "position": "learned",
+    "dropout": 0.0,
+}
 NETWORKS: dict[str, tuple[ModelConfig, int, int]] = {
     "language model, width 256": (
         ModelConfig(family="decoder", vocab_size=4000, d_model=256, n_layers=4, n_heads=4, max_length=128, **SMALL), 16, 128),

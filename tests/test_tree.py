@@ -45,7 +45,7 @@ RANKS = [
     {"evaluate", "convert", "engine"},
     {"tasks"},
     {"train"},
-    {"vectors"},
+    {"vectors", "plan"},
     {"base_model"},
     {"api", "check", "check_export", "workflow", "quantization"},
     {"serve", "lab"},

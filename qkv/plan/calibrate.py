@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,14 +18,14 @@ import torch.multiprocessing as mp
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig
 from qkv.convert.files import read_json, write_json
-from qkv.distributed import process_group
 from qkv.memory import keep_freed_memory
 from qkv.models.build import build
 from qkv.models.flops import training_flops
 from qkv.objectives import causal
-from qkv.plan.this_machine import ThisMachine, describe_host, usable_cores
+from qkv.plan.this_machine import ThisMachine, describe_host
 from qkv.tasks.base import Say
-from qkv.train.launch import offline_sockets
+from qkv.train.agent import LOOPBACK
+from qkv.train.launch import cores as usable_cores
 from qkv.train.loop import prepare, use_bfloat16
 from qkv.train.step import gradients, loss_module
 
@@ -71,7 +73,6 @@ def calibrate(say: Say = lambda _: None) -> ThisMachine:
 
 def run_workers(work: Work, count: int, *arguments: Any) -> dict[str, Any]:
     """Run `work` on so many workers, which are processes with one thread each in a gloo group; return what rank 0 returns."""
-    offline_sockets()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, (count, folder, work, arguments), nprocs=count)  # type: ignore[no-untyped-call]
         return read_json(Path(folder) / "found.json")  # type: ignore[no-any-return]
@@ -79,12 +80,20 @@ def run_workers(work: Work, count: int, *arguments: Any) -> dict[str, Any]:
 
 def worker(rank: int, count: int, folder: str, work: Work, arguments: tuple[Any, ...]) -> None:
     """Run `work` as one of the workers."""
+    import torch.distributed.nn  # noqa: F401  before the group: see distributed.process_group
+
+    if sys.platform in LOOPBACK:
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
     torch.set_num_threads(1)
     keep_freed_memory()
-    with process_group(dist.FileStore(f"{folder}/store", count), rank, count):
-        found = work(*arguments)
-        if rank == 0:
-            write_json(Path(folder) / "found.json", found)
+    if count > 1:
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", count), rank=rank, world_size=count)
+    found = work(*arguments)
+    if rank == 0:
+        write_json(Path(folder) / "found.json", found)
+    if count > 1:
+        gc.collect()  # a DistributedDataParallel must be gone before its group
+        dist.destroy_process_group()
 
 
 def seconds_of(run: Callable[[], Any], least: float = MOMENT) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from qkv.data.fetch import cache
 from qkv.errors import QkvError
 from qkv.plan.devices import USABLE
 from qkv.plan.traffic import RING
+from qkv.train.launch import cores
 from qkv.train.loop import use_bfloat16
 
 FILE = "machine.json"
@@ -120,12 +120,7 @@ def interpolate(points: Mapping[str, float], at: float, logarithmic: bool = Fals
 
 def describe_host() -> dict[str, Any]:
     """Return what identifies the machine and the software that was measured."""
-    return {"node": platform.node(), "cores": usable_cores(), "torch": torch.__version__.split("+")[0]}
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"node": platform.node(), "cores": cores(), "torch": torch.__version__.split("+")[0]}
 
 
 def calibration_file() -> Path:
