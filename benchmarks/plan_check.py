@@ -33,7 +33,7 @@ from qkv.plan.calibrate import calibrate, run_workers
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 from qkv.plan.network import network_size
-from qkv.plan.plans import Plan, make_plan
+from qkv.plan.plans import TrainingPlan, make_plan
 from qkv.plan.this_machine import GLOO, save, this_machine
 from qkv.train.loop import prepare
 from qkv.train.step import data_parallel, loss_module, step
@@ -84,17 +84,17 @@ def main(arguments: list[str]) -> None:
     sys.exit(worst > LIMIT)
 
 
-def pairs(plan: Plan, found: dict[str, Any]) -> list[tuple[float, float]]:
+def pairs(plan: TrainingPlan, found: dict[str, Any]) -> list[tuple[float, float]]:
     """Return prediction and measurement of time (s), memory (MB) and traffic (MB)."""
     memory, sent = (plan.bytes / 1e6, found["memory"] / 1e6), (sum(plan.traffic.values()) / 1e6, found["sent"] / 1e6)
     return [(plan.seconds, found["seconds"]), memory, sent]
 
 
-def deviations(plan: Plan, found: dict[str, Any]) -> list[float]:
+def deviations(plan: TrainingPlan, found: dict[str, Any]) -> list[float]:
     return [abs(predicted / measured - 1) for predicted, measured in pairs(plan, found) if measured]
 
 
-def line(name: str, plan: Plan, found: dict[str, Any]) -> str:
+def line(name: str, plan: TrainingPlan, found: dict[str, Any]) -> str:
     """Return a row of the table."""
     cells = [f"{predicted:.3g} | {measured:.3g} ({predicted / measured - 1:+.0%})" if measured else "0 | 0"
              for predicted, measured in pairs(plan, found)]  # fmt: skip

@@ -14,7 +14,7 @@ from qkv.config import ModelConfig
 from qkv.models.build import skeleton
 from qkv.plan import calibrate
 from qkv.plan.calibrate import run_workers
-from qkv.plan.devices import DEVICES, Device
+from qkv.plan.devices import DEVICES, Accelerator
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 from qkv.plan.memory import kept_block, local_parameters, memory
@@ -36,7 +36,7 @@ SIZE = NetworkSize(
 )  # fmt: skip
 """A network with round numbers."""
 JOB = Job(SIZE, "float32", rows=16)
-FAST = Device("test", memory=1e6, float32=1e6, bfloat16=None, share=0.5, bandwidth=1e9, link=1e4, network=1e3, per_machine=4,
+FAST = Accelerator("test", memory=1e6, float32=1e6, bfloat16=None, share=0.5, bandwidth=1e9, link=1e4, network=1e3, per_machine=4,
               latency=0.0)  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from qkv.text.wording import format_duration
 
 if TYPE_CHECKING:
     from qkv.plan.job import Request
-    from qkv.plan.plans import Cluster, Plan
+    from qkv.plan.plans import Cluster, TrainingPlan
 
 WHAT = typer.Argument(metavar="RECIPE|PRESET", help="A recipe, a preset or a run folder.", show_default=False)
 WORKERS = typer.Option(
@@ -100,7 +100,7 @@ def make_report(what: str, workers: int | None, device: str, batch_tokens: int |
 class PlanReport:
     """What the command prints."""
 
-    def __init__(self, asked: Request, cluster: Cluster, plans: list[Plan]):
+    def __init__(self, asked: Request, cluster: Cluster, plans: list[TrainingPlan]):
         from qkv.plan.plans import recommend
 
         self.asked, self.cluster, self.plans = asked, cluster, plans
@@ -138,7 +138,7 @@ class PlanReport:
             *(self.recommendation() if self.chosen is not None else [self.reason]),
         ]  # fmt: skip
 
-    def row(self, plan: Plan) -> list[str]:
+    def row(self, plan: TrainingPlan) -> list[str]:
         at, hours = plan.layout, plan.hours
         last = f"{plan.tokens_per_second:,.0f}" if hours is None else format_duration(3600 * hours)
         return [
@@ -174,7 +174,7 @@ class PlanReport:
             lines.append("* planned only: qkv train has no pipeline parallelism")
         return lines
 
-    def settings(self, plan: Plan) -> list[str]:
+    def settings(self, plan: TrainingPlan) -> list[str]:
         """Return the fields of a recipe that select this plan."""
         at, network = plan.layout, self.job.network
         fields = {"sharding": "full"} if at.sharded else {}

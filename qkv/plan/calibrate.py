@@ -167,11 +167,11 @@ def measure_collectives() -> dict[str, dict[str, float]]:
             ("all_gather", lambda full=full, part=part: dist.all_gather_single(full, part)),
             ("reduce_scatter", lambda full=full, part=part: dist.reduce_scatter_single(part, full)),
         ):
-            found[kind][str(size)] = repeated(run, 200 if size < 2**20 else 20 if size < 2**24 else 5)
+            found[kind][str(size)] = mean_seconds(run, 200 if size < 2**20 else 20 if size < 2**24 else 5)
     return found
 
 
-def repeated(run: Callable[[], Any], times: int) -> float:
+def mean_seconds(run: Callable[[], Any], times: int) -> float:
     """Return the mean time of a collective; every worker must run it equally often. The first ones open connections."""
     for _ in range(3):
         run()

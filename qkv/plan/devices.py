@@ -20,7 +20,7 @@ ACHIEVED = 0.8
 
 
 @dataclass(frozen=True)
-class Device:
+class Accelerator:
     """A GPU, in machines of `per_machine` of them."""
 
     name: str
@@ -102,25 +102,25 @@ DEVICES = {
     for device in (
         # NVIDIA A100 data sheet (2021). DGX A100: NVLink 600 GB/s both ways, one 200 Gb/s InfiniBand port per GPU. Share: Narayanan
         # et al. 2021, table 1, 44 to 52 % of the peak for ten sizes, communication included
-        Device("a100-40g", 40 * GB, 19.5 * TERA, 312 * TERA, 0.5, 1555 * GB, 300 * GB, 25 * GB, 8),
-        Device("a100-80g", 80 * GB, 19.5 * TERA, 312 * TERA, 0.5, 2039 * GB, 300 * GB, 25 * GB, 8),
+        Accelerator("a100-40g", 40 * GB, 19.5 * TERA, 312 * TERA, 0.5, 1555 * GB, 300 * GB, 25 * GB, 8),
+        Accelerator("a100-80g", 80 * GB, 19.5 * TERA, 312 * TERA, 0.5, 2039 * GB, 300 * GB, 25 * GB, 8),
         # NVIDIA H100 SXM data sheet (2023): dense. DGX H100: NVLink 900 GB/s both ways, one 400 Gb/s port per GPU. Share: Grattafiori et
         # al. 2024 (Llama 3), table 4, 38 to 43 % with communication
-        Device("h100-80g", 80 * GB, 67 * TERA, 989 * TERA, 0.45, 3350 * GB, 450 * GB, 50 * GB, 8),
+        Accelerator("h100-80g", 80 * GB, 67 * TERA, 989 * TERA, 0.45, 3350 * GB, 450 * GB, 50 * GB, 8),
         # NVIDIA V100 SXM2 data sheet. No bfloat16. DGX-1: NVLink 300 GB/s both ways, four 100 Gb/s ports for 8 GPUs. Share assumed
-        Device("v100-32g", 32 * GB, 15.7 * TERA, None, 0.4, 900 * GB, 150 * GB, 6.25 * GB, 8),
+        Accelerator("v100-32g", 32 * GB, 15.7 * TERA, None, 0.4, 900 * GB, 150 * GB, 6.25 * GB, 8),
         # NVIDIA P100 SXM2 data sheet, the GPU of Vaswani et al. 2017. DGX-1: NVLink 160 GB/s both ways, as above. Share assumed
-        Device("p100-16g", 16 * GB, 10.6 * TERA, None, 0.4, 732 * GB, 80 * GB, 6.25 * GB, 8),
+        Accelerator("p100-16g", 16 * GB, 10.6 * TERA, None, 0.4, 732 * GB, 80 * GB, 6.25 * GB, 8),
         # NVIDIA Ada whitepaper: 165 TFLOP/s with sums in float32. PCIe 4.0 x16 without peer-to-peer; one 25 Gb/s port for 4. Share assumed
-        Device("rtx-4090", 24 * GB, 82.6 * TERA, 165.2 * TERA, 0.4, 1008 * GB, 20 * GB, 0.78 * GB, 4),
+        Accelerator("rtx-4090", 24 * GB, 82.6 * TERA, 165.2 * TERA, 0.4, 1008 * GB, 20 * GB, 0.78 * GB, 4),
         # NVIDIA T4 data sheet. No bfloat16. PCIe 3.0 x16; a 50 Gb/s port for 4, as clouds offer it. Share assumed (70 W limit its clock)
-        Device("t4", 16 * GB, 8.1 * TERA, None, 0.4, 320 * GB, 12 * GB, 1.56 * GB, 4),
+        Accelerator("t4", 16 * GB, 8.1 * TERA, None, 0.4, 320 * GB, 12 * GB, 1.56 * GB, 4),
     )
 }
 """Name -> device."""
 
 
-def find_device(name: str) -> Device:
+def find_device(name: str) -> Accelerator:
     """Return a device by name; ConfigError, with all names, for an unknown one."""
     if name not in DEVICES:
         raise ConfigError(f"unknown device {name!r}: choose one of {', '.join(DEVICES)} or cpu")

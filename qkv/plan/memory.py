@@ -21,7 +21,7 @@ def memory(job: Job, at: Layout) -> dict[str, float]:
         "gradients": gradients(job, at, own),
         "optimiser": 4 * job.states * own,
         "average": 4 * own * job.average,
-        "gathered": gathered(job, at),
+        "gathered": gathered_copies(job, at),
         "activations": activations(job, at),
         "working": working(job, at),
     }
@@ -44,7 +44,7 @@ def block_parameters(job: Job, at: Layout) -> float:
     return n.largest * (n.split / at.tensor + n.inside - n.split) / max(n.inside, 1)
 
 
-def gathered(job: Job, at: Layout) -> float:
+def gathered_copies(job: Job, at: Layout) -> float:
     """Copies of parameters beside the stored ones, and their gradients before these are scattered.
 
     Sharded: what is outside the blocks stays gathered, in float32; of the blocks one that computes and the next one, in the precision of

@@ -102,7 +102,7 @@ def weights(c: ModelConfig) -> dict[str, Any]:
     return {
         "layers": len(blocks), "parameters": count([network]), "tensors": len([*network.parameters()]),
         "inside": count(blocks), "largest": max(count([b]) for b in blocks),
-        "split": sum({p: p.numel() for b in blocks for p in divided(b)}.values()), "output": max(head, default=0),
+        "split": sum({p: p.numel() for b in blocks for p in divided_parameters(b)}.values()), "output": max(head, default=0),
         "divisors": divisors(c, blocks),
     }  # fmt: skip
 
@@ -150,7 +150,7 @@ def sums(c: ModelConfig, shape: Shape) -> dict[str, Any]:
     return {"sums": (len(forward), len(backward)), "summed": (sum(forward), sum(backward))}
 
 
-def divided(block: nn.Module) -> list[nn.Parameter]:
+def divided_parameters(block: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of a block that tensor parallelism divides.
 
     Matrices of queries, keys, values and the first feed-forward layer by columns, with their biases; output and second matrices

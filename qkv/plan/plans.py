@@ -36,7 +36,7 @@ class Cluster(Machine, Protocol):
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A layout with what it costs on each worker."""
 
     job: Job
@@ -92,17 +92,17 @@ class Plan:
         }  # fmt: skip
 
 
-def make_plan(job: Job, layout: Layout, cluster: Cluster) -> Plan:
+def make_plan(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
     """Compute a plan."""
     usable, peak = cluster.usable_memory(layout.workers), cluster.peak(job.precision)
-    return Plan(
+    return TrainingPlan(
         job, layout, memory(job, layout), traffic(job, layout, cluster.ring), times(job, layout, cluster), usable, peak
     )
 
 
-def all_plans(job: Job, workers: int, cluster: Cluster) -> list[Plan]:
+def all_plans(job: Job, workers: int, cluster: Cluster) -> list[TrainingPlan]:
     """Return the best plan of each kind, from the simplest kind on."""
-    found: dict[str, list[Plan]] = {}
+    found: dict[str, list[TrainingPlan]] = {}
     for layout in layouts(job, workers, cluster.per_machine):
         found.setdefault(layout.kind, []).append(best_rows(job, layout, cluster))
     return [best(found[kind]) for kind in KINDS if kind in found]
@@ -132,14 +132,14 @@ def divisors_of(number: int, multiple: int) -> list[int]:
     return [n for n in range(1, min(number, multiple) + 1) if number % n == 0 and multiple % n == 0]
 
 
-def best_rows(job: Job, layout: Layout, cluster: Cluster) -> Plan:
+def best_rows(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
     """Return the fastest plan that fits, over the rows of a pass: 1, 2, 4, ... up to all rows of a worker; else the smallest one."""
     most = -(-job.rows // layout.data)
     sizes = sorted({most, *(2**n for n in range(most.bit_length()) if 2**n <= most)})
     return best([make_plan(job, layout.with_rows(job, rows), cluster) for rows in sizes])
 
 
-def best(plans: list[Plan]) -> Plan:
+def best(plans: list[TrainingPlan]) -> TrainingPlan:
     """Return the fastest plan that fits, or the one that needs the least memory; among equals, that with the fewest passes."""
     fitting = [plan for plan in plans if plan.fits]
     if fitting:
@@ -147,7 +147,7 @@ def best(plans: list[Plan]) -> Plan:
     return min(plans, key=lambda plan: plan.bytes)
 
 
-def recommend(plans: list[Plan]) -> tuple[Plan | None, str]:
+def recommend(plans: list[TrainingPlan]) -> tuple[TrainingPlan | None, str]:
     """Return the plan to choose, and why; None if none fits.
 
     The simplest one among those that fit, that qkv runs, and that are nearly as fast as the fastest of them.

@@ -21,7 +21,7 @@ clipping reads the gradient twice and writes it once, in float32."""
 
 
 class Machine(Protocol):
-    """What the time of an update depends on: a Device, or ThisMachine as measured."""
+    """What the time of an update depends on: an Accelerator, or ThisMachine as measured."""
 
     overlap: bool
 
