@@ -291,18 +291,20 @@ def test_a_second_signal_ends_workers_that_do_not_end(tmp_path: Path) -> None:
     with started(tmp_path / "run", steps=100_000) as (process, children):
         for pid in children:
             os.kill(pid, signal.SIGSTOP)
+        while not all(status(pid, "State").startswith("T") for pid in children):
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        while not all(has_pending(pid, signal.SIGTERM) for pid in children):  # the agent has passed it on
+        while not all(int(status(pid, "ShdPnd"), 16) for pid in children):  # the agent has passed it on, it is pending
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         process.communicate()
     assert process.returncode == 143 and not any(Path(f"/proc/{pid}").exists() for pid in children)
 
 
-def has_pending(pid: int, number: signal.Signals) -> bool:
+def status(pid: int, name: str) -> str:
+    """A field of a process's status."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd"))
-    return bool(int(pending, 16) >> (number - 1) & 1)
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith(name))
 
 
 def test_narrow_networks_stay_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
