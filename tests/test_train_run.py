@@ -190,10 +190,10 @@ def test_without_a_test_set_there_is_none(recipe: Path, tmp_path: Path) -> None:
 def test_looks_are_shares_of_attention_and_agree_with_the_alignment(ended: Path) -> None:
     import qkv
     from qkv.generate.alignment import links
-    from qkv.lab.demo import looks
+    from qkv.lab.demo import word_weights
 
     model = qkv.load(ended)
-    source, target, weights = looks(model, "I ate an apple.")
+    source, target, weights = word_weights(model, "I ate an apple.")
     found = model.translate(["I ate an apple."], alignments=True)[0]
     assert source == ["I", "ate", "an", "apple.", "(end)"] and target == found.text.split()
     assert torch.allclose(weights.sum(1), torch.ones(len(target)), atol=1e-5)

@@ -53,12 +53,12 @@ def translate_examples(model: Model, pairs: Sequence[tuple[str, str]]) -> list[T
 
 
 def alignment_picture(model: Model, text: str) -> str:
-    """An SVG: which source words the decoder looks at while it writes each target word."""
-    source, target, weights = looks(model, text)
-    return heatmap(target, source, weights.tolist(), "Where the decoder looks, word by word")
+    """An SVG: the attention weights of the source words for each target word."""
+    source, target, weights = word_weights(model, text)
+    return heatmap(target, source, weights.tolist(), "Cross-attention: output to input")
 
 
-def looks(model: Model, text: str) -> tuple[list[str], list[str], Tensor]:
+def word_weights(model: Model, text: str) -> tuple[list[str], list[str], Tensor]:
     """Source words and the end, the translation's words, and (target words, source words): the attention between their
     tokens, added up over those of a source word, the mean over those of a target word. Every row sums to 1."""
     translator = model.translator(fast=False)

@@ -34,7 +34,7 @@ FIXED, ATTENTIVE = ("LSTM seq2seq", "RNNenc"), ("RNNsearch", "Luong", "Transform
 JOINED = (1, 2, 3, 4)
 """Sentences of a text: training has all of these."""
 CAPTIONS_JOINED = (1, 2, 1, 3, 1, 4)
-"""The same for captions. Half of the texts are single ones: without them recurrent networks hardly learn within the budget."""
+"""The same for captions. Half of the texts are single ones; with equal shares nine captions of ten would be in longer texts."""
 SHORT = 7
 """Tokens of a sentence of the grammar at the most: short ones are learned in half a minute, and several of them are a long text."""
 EVALUATIONS = 6

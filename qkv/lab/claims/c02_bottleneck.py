@@ -40,8 +40,8 @@ def run(lab: Experiment) -> ClaimResult:
         f"On texts of {JOINED[-1]} sentences, a length that occurs in training, BLEU is "
         + ", ".join(f"{share[name].mean:.0%} ({name})" for name in SYSTEMS) + " of that on single sentences; the loss changes by "
         + ", ".join(f"{rises[name].mean:+.2f} ({name})" for name in SYSTEMS) + " nats per token.",
-        Table(["network", "parameters", "minutes", *(f"BLEU, {n} sentence{'s' * (n > 1)}" for n in JOINED),
-               f"BLEU, {LONG} / {SHORT}, %", "change in loss"], rows),
+        Table(["network", "parameters", "minutes", f"BLEU, {SHORT} sentence", *map(str, JOINED[1:]), f"{LONG} / {SHORT}, %",
+               "change in loss"], rows),
         curves(panels, "Translation quality by length of the source", "sentences per text"),
         lab.basis,
     )  # fmt: skip

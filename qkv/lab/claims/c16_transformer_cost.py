@@ -47,16 +47,16 @@ def run(lab: Experiment) -> ClaimResult:
          describe(reach[name])] for name in SYSTEMS
     ]  # fmt: skip
     curves = {
-        name: [(score["step"] * own[0]["operations"], sum(one["curve"][i]["bleu"] for one in own) / len(own))
+        name: [(score["step"] * own[0]["operations"] / 1e12, sum(one["curve"][i]["bleu"] for one in own) / len(own))
                for i, score in enumerate(own[0]["curve"])] for name, own in found.items()
     }  # fmt: skip
     return ClaimResult(
         judge(exceeds(gain, -MARGIN), below(estimate(ratios), FRACTION)),
         f"After equal numbers of updates the validation BLEU is {estimate(last['Transformer']).text(1)} (Transformer) and "
-        f"{estimate(targets).text(1)} (best recurrent network: {best}), a difference of {gain.text(1)}. The Transformer reaches the final "
-        f"score of {best} {describe_ratios(ratios, best)}.",
+        f"{estimate(targets).text(1)} (best recurrent network: {best}), a difference of {gain.text(1)}. "
+        f"{describe_ratios(ratios, best)}",
         Table(["network", "parameters", "validation BLEU", "training operations", f"operations to the score of {best}"], rows),
-        lines(curves, "BLEU by training operations", "operations", "validation BLEU"),
+        lines(curves, "BLEU by training operations", "operations, 10^12", "validation BLEU"),
         lab.basis,
     )  # fmt: skip
 
@@ -69,9 +69,13 @@ def describe(operations: list[float]) -> str:
 def describe_ratios(ratios: list[float], best: str) -> str:
     """Say what share of the operations is needed, and with how many seeds the score is never reached."""
     finite = [one for one in ratios if one < math.inf]
-    never = f"never with {len(ratios) - len(finite)} of {len(ratios)} seeds" if len(finite) < len(ratios) else ""
-    share = f"with {min(finite):.0%} to {max(finite):.0%} of the operations that {best} needs" if finite else ""
-    return " and ".join(filter(None, (share, never)))
+    if not finite:
+        return f"The Transformer does not reach the final score of {best} with any seed."
+    never = len(ratios) - len(finite)
+    return (
+        f"The Transformer reaches the final score of {best} with {min(finite):.0%} to {max(finite):.0%} of the operations that {best} "
+        f"needs{f', with {never} of {len(ratios)} seeds not at all' if never else ''}."
+    )
 
 
 CLAIM = Claim(
