@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qkv.config.model import ModelConfig
+    from qkv.config.run import TrainConfig
 
 Rules = list[tuple[bool, str]]
 """(whether the rule is broken, the error message)."""
@@ -266,4 +267,51 @@ def recurrence(c: ModelConfig) -> Rules:
         (c.recurrent is not None and (c.position_use == "every-layer" or c.share_layers or c.mixer != ("softmax",)),
          f"position_use = 'every-layer', share_layers and mixer are for attention blocks, not for recurrent = {c.recurrent!r}"),
         (c.reverse_source and c.family == "decoder", "reverse_source = true reverses a source: not in family 'decoder'"),
+    ]  # fmt: skip
+
+
+# --- training on several workers
+
+DIVISIBLE_MIXERS = {"softmax", "window"}
+"""Mixers whose heads have no parameters besides query, key, value and output."""
+DIVISIBLE_POSITIONS = {"none", "sinusoidal", "learned", "linear", "geometric", "exponential", "binary", "unitary",
+                       "rotary", "rotary-interleaved"}  # fmt: skip
+"""Positions that have no term or parameter of the scores of each head."""
+
+
+def impossible_training(c: ModelConfig, train: TrainConfig, adapts: bool = False) -> list[str]:
+    """Return why the recipe's network cannot be divided among workers as `train` asks; `adapts`: with LoRA."""
+    rules = [*blocks_alone(c, train), *(tensor_parallel(c, train, adapts) if train.tensor_parallel > 1 else [])]
+    return [message for broken, message in rules if broken]
+
+
+def blocks_alone(c: ModelConfig, train: TrainConfig) -> Rules:
+    """Sharding and activation checkpointing work block by block."""
+    sharded = train.sharding == "full" or train.tensor_parallel > 1
+    return [
+        (c.recurrent is not None and (sharded or train.activation_checkpointing),
+         "train.sharding, train.tensor_parallel and train.activation_checkpointing are for attention blocks, not for recurrent = "
+         f"{c.recurrent!r}: leave them out"),
+        (sharded and c.share_encoder_decoder,
+         "share_encoder_decoder = true: layers that two blocks share cannot be sharded; leave out train.sharding and "
+         "train.tensor_parallel"),
+        (sharded and train.compile, "train.compile = true is for whole networks: leave it out, or train.sharding"),
+    ]  # fmt: skip
+
+
+def tensor_parallel(c: ModelConfig, train: TrainConfig, adapts: bool) -> Rules:
+    """Every worker of a group has as many heads, and as much of the inner width."""
+    n, name = train.tensor_parallel, f"train.tensor_parallel = {train.tensor_parallel}"
+    mixers = {*c.mixer, c.cross_mixer} - DIVISIBLE_MIXERS
+    return [
+        (any(size % n for size in (c.n_heads, c.kv_heads, c.d_ff)),
+         f"{name} does not divide n_heads = {c.n_heads}, n_kv_heads = {c.kv_heads} and d_ff = {c.d_ff}: choose a common divisor"),
+        (train.workers is not None and train.workers % n != 0,
+         f"{name} does not divide train.workers = {train.workers}: start a multiple of {n} workers"),
+        (bool(mixers), f"{name} divides heads of softmax attention and windows, not of the mixer {', '.join(sorted(mixers))!r}"),
+        (c.position not in DIVISIBLE_POSITIONS, f"{name} does not divide the scores of position = {c.position!r}"),
+        (c.score not in ("dot", "scaled-dot"), f"{name} does not divide the parameters of score = {c.score!r}"),
+        (c.n_experts > 0, f"{name} does not divide experts: leave out n_experts = {c.n_experts}"),
+        (not c.projections, f"{name} divides projections of attention: leave out projections = false"),
+        (adapts, f"{name} does not divide LoRA's matrices: leave out tune.lora_rank"),
     ]  # fmt: skip

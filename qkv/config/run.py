@@ -220,6 +220,14 @@ class TrainConfig(Strict):
     """Number of data-parallel worker processes on a CPU, one thread each; default: one per core where that is faster than threads."""
     worker_timeout: float = Field(default=10.0, gt=0, le=10**6)
     """Minutes after which a worker that waits for the others within an update gives up, since a machine or connection is lost."""
+    sharding: Literal["none", "full"] = "none"
+    """With several workers: none = every worker holds the whole network (DistributedDataParallel); full = weights, gradients and
+    optimizer state are divided among the workers, and the weights of a block are gathered while it computes (FSDP2)."""
+    tensor_parallel: int = Field(default=1, gt=0, le=1024)
+    """Number of workers that divide the heads and the inner width of every attention and feed-forward layer among them; divides the
+    number of workers. These groups of workers divide the batch."""
+    activation_checkpointing: bool = False
+    """Keep only the inputs of the blocks for the backward pass and compute the rest again: less memory, a third more computation."""
     device: str = "auto"
     """cpu, cuda or cuda:1; auto = a GPU if available."""
     seed: int = Field(default=1, ge=0, lt=2**63)

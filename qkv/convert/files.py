@@ -323,23 +323,24 @@ def new_folder(path: Path) -> Iterator[Path]:
     and the next call puts it back.
     """
     path = path.resolve()
-    partial, old = path.parent / f".{path.name}.partial", backup_path(path)
     try:
         if path == Path.cwd() or path in Path.cwd().parents or path.is_mount():
             raise FileError(f"{path} is in use as the current folder or a disk: give a new folder in it")
         path.parent.mkdir(parents=True, exist_ok=True)
-        _settle(path, partial, old)
-        partial.mkdir()
+        settle(path)
+        partial_path(path).mkdir()
         try:
-            yield partial
-            if path.exists():
-                path.rename(old)
-            partial.rename(path)
-            to_disk(path.parent)
+            yield partial_path(path)
+            take_place(path)
         finally:
-            _settle(path, partial, old)
+            settle(path)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error.strerror}; choose another folder") from None
+
+
+def partial_path(path: Path) -> Path:
+    """Where a new folder is written before it takes the place of `path`."""
+    return path.parent / f".{path.name}.partial"
 
 
 def backup_path(path: Path) -> Path:
@@ -347,11 +348,20 @@ def backup_path(path: Path) -> Path:
     return path.parent / f".{path.name}.old"
 
 
-def _settle(path: Path, partial: Path, old: Path) -> None:
-    """Put back what was moved away, and clear up."""
+def take_place(path: Path) -> None:
+    """Give the new folder its name."""
+    if path.exists():
+        path.rename(backup_path(path))
+    partial_path(path).rename(path)
+    to_disk(path.parent)
+
+
+def settle(path: Path) -> None:
+    """Put back what was moved away, and remove what is left of an earlier attempt to write the folder."""
+    old = backup_path(path)
     if old.is_dir() and not path.exists():
         old.rename(path)
-    for left in (partial, old):
+    for left in (partial_path(path), old):
         shutil.rmtree(left, ignore_errors=True)
 
 

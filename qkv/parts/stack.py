@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from qkv.parts.masks import Mask
 from qkv.parts.state import EncoderOutput, State
+
+
+def recompute(block: nn.Module, *arguments: Any) -> Any:
+    """Call a block so that autograd keeps the arguments alone: the backward pass computes it again, with the same dropout masks."""
+    return checkpoint(block, *arguments, use_reentrant=False)
 
 
 class Stack(nn.Module):
@@ -18,6 +25,8 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         self.norm = norm or nn.Identity()
         self.positions = nn.ModuleList(positions)
+        self.call: Callable[..., Any] = nn.Module.__call__
+        """How a block is computed; `recompute` saves memory in training (activation checkpointing)."""
 
     def forward(self, x: Tensor, mask: Mask, memory: EncoderOutput | None = None, state: State | None = None
                 ) -> tuple[Tensor, State | None]:  # fmt: skip
@@ -30,7 +39,7 @@ class Stack(nn.Module):
             encoding = encodings[index % len(encodings)]
             kept = None if state is None else state.layer(index)
             x = x if encoding is None else encoding.add_to_input(x)
-            x, kept = block(x, mask, encoding, vectors, memory_mask, kept)
+            x, kept = self.call(block, x, mask, encoding, vectors, memory_mask, kept)
             layers.append(kept)
         x = self.norm(x)
         return x, None if state is None else State(tuple(layers), mask.length, mask.keys, memory)

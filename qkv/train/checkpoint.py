@@ -7,19 +7,17 @@ to the newest good one.
 
 from __future__ import annotations
 
-import math
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor
 
-from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, write_json, write_tensors
+from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, settle, write_json, write_tensors
 from qkv.convert.folder import put
 from qkv.convert.manifest import seal, verify
 from qkv.data.batching import Position
@@ -27,74 +25,60 @@ from qkv.distributed import all_gather, rank, world
 from qkv.errors import FileError
 from qkv.models.weights import weights
 from qkv.parts.state import State
+from qkv.train.shard_files import begin_writing, read_shards
+from qkv.train.state import Progress, Training
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
-RULES = 2
-"""Version of how settings become updates; extend.py lists what has changed since the first."""
 
 
-@dataclass
-class Progress:
-    """Numbers that decide how training goes on."""
-
-    step: int = 0
-    position: Position = field(default_factory=Position)
-    best: float = -math.inf
-    best_step: int = 0
-    waited: int = 0
-    """Evaluations since the best one."""
-    seconds: float = 0.0
-    """Time spent training, over all resumptions."""
-    warmup: int = 0
-    """Updates in which the learning rate was still rising."""
-    evaluated: tuple[int, float, float] = (0, 0.0, 0.0)
-    """The last evaluation: update, share of the run, minutes."""
-    rules: int = RULES
-    """Those that the run began with."""
-
-
-@dataclass
-class Training:
-    """All that a checkpoint holds."""
-
-    network: nn.Module
-    optimizer: torch.optim.Optimizer
-    average: AveragedModel | None = None
-    """Moving average of the weights."""
-    progress: Progress = field(default_factory=Progress)
-    carried: list[State] = field(default_factory=list)
-    """What the rows of each micro-batch remember of the text before it; empty = nothing is carried over."""
-    words: dict[str, str] = field(default_factory=dict)
-    data: dict[str, str] = field(default_factory=dict)
-    """Checksums of the run's vocabulary and training data (inputs.py), on rank 0."""
-    half: bool = False
-    """Products in bfloat16; not part of a checkpoint."""
-
-
-def save(folder: Path, t: Training) -> None:
+def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None) -> None:
     """Write weights, optimiser, average, random numbers, carried states and progress into `folder`, which gets its name last.
 
-    All workers call it: each has random numbers and rows of its own, everything else the first one has too, and writes.
+    All workers call it: each has random numbers and rows of its own. Everything else the first one has too, and writes; of a
+    sharded network every worker writes its shards, while training continues. `finished` is called by rank 0 when the folder is complete.
     """
-    own = {**random_states(), **carried_states(t.carried)}
-    if rank() > 0:
-        return
-    stored = t.optimizer.state_dict()
-    tensors = {f"optimizer.{i}.{name}": x for i, values in stored["state"].items() for name, x in values.items()}
+    if t.sharded:
+        finish_saving(t)
+    if rank() == 0:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        settle(folder.resolve())  # before the other workers, which wait here for the random states, write into it
+    tensors = {**state_tensors(t), **random_states(), **carried_states(t.carried)}
+    groups = t.optimizer.state_dict()["param_groups"]
+    numbers = {"progress": asdict(t.progress), "groups": groups, "words": t.words, "data": t.data}
+    if t.sharded:
+        t.sharded.saving = begin_writing(folder.resolve(), tensors, {NUMBERS: numbers}, t.sharded.group, finished)
+    elif rank() == 0:
+        with new_folder(folder) as new:
+            write_tensors(new / TENSORS, tensors)
+            write_json(new / NUMBERS, numbers)
+            seal(new, (TENSORS, NUMBERS))
+        finished()
+
+
+def finish_saving(t: Training) -> None:
+    """Wait for the checkpoint that is being written, if there is one; FileError where it could not be written."""
+    if t.sharded and t.sharded.saving:
+        saving, t.sharded.saving = t.sharded.saving, None
+        saving.wait()
+
+
+def state_tensors(t: Training) -> dict[str, Tensor]:
+    """Return the tensors that all workers share, or of which each has a shard."""
+    stored = t.optimizer.state_dict()["state"]
+    tensors = {f"optimizer.{i}.{name}": x for i, values in stored.items() for name, x in values.items()}
     tensors |= {f"weights.{name}": x for name, x in weights(t.network).items()}
     average = {} if t.average is None else dict(t.average.module.named_parameters())
-    tensors |= {f"average.{name}": x.detach() for name, x in average.items()}
-    with new_folder(folder) as new:
-        write_tensors(new / TENSORS, {**tensors, **own})
-        numbers = {"progress": asdict(t.progress), "groups": stored["param_groups"], "words": t.words, "data": t.data}
-        write_json(new / NUMBERS, numbers)
-        seal(new, (TENSORS, NUMBERS))
+    return tensors | {f"average.{name}": x.detach() for name, x in average.items()}
 
 
 def load(folder: Path, t: Training) -> None:
     """Put everything back as it was; `set_aside_damaged_checkpoints` has verified the files."""
-    numbers, tensors = read_json(folder / NUMBERS), read_tensors(folder / TENSORS)
+    numbers = read_json(folder / NUMBERS)
     try:
+        if t.sharded is None and (folder / TENSORS).exists():
+            tensors = read_tensors(folder / TENSORS)
+        else:
+            tensors = read_shards(folder, lambda *entry: empty_like_state(t, *entry))
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
         parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}, "carried": {}}
         for key, x in tensors.items():
@@ -105,12 +89,26 @@ def load(folder: Path, t: Training) -> None:
         t.optimizer.load_state_dict({"state": _unflatten(parts["optimizer"]), "param_groups": groups})
         t.progress = progress_of(numbers["progress"])
         put_average(t, parts["average"])
-        put_random_states(random)
+        put_random_states(random, world() // t.sharded.model.replicas if t.sharded else 1)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         raise FileError(
             f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
         ) from None
+
+
+def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return a tensor to read an entry into: divided as the parameter that it is or belongs to, or whole."""
+    part, _, name = key.partition(".")
+    like: Any = None
+    if part == "optimizer":  # numbered as in Optimizer.state_dict
+        learned = [p for group in t.optimizer.param_groups for p in group["params"]]
+        like = learned[int(name.partition(".")[0])]
+    elif part in ("weights", "average"):
+        like = dict(t.network.named_parameters()).get(name)
+    if like is None or like.shape != shape:
+        return torch.empty(shape, dtype=dtype)
+    return torch.empty_like(like.detach(), dtype=dtype)
 
 
 def put_average(t: Training, stored: dict[str, Tensor]) -> None:
@@ -156,19 +154,25 @@ def random_states() -> dict[str, Tensor]:
     return states
 
 
+def tensor_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: one, or one per worker that has a shard."""
+    return sorted(folder.glob("*.safetensors")) or [folder / TENSORS]
+
+
 def workers_of(folder: Path) -> int:
     """How many workers wrote a checkpoint."""
-    random = read_headers(folder / TENSORS).get("random")
+    random = {name: entry for path in tensor_files(folder) for name, entry in read_headers(path).items()}.get("random")
     return 1 if random is None else random.shape[0]
 
 
-def put_random_states(states: dict[str, Tensor]) -> None:
-    """Each worker takes its own; another number of workers has new ones."""
+def put_random_states(states: dict[str, Tensor], group: int = 1) -> None:
+    """Each worker takes its own, or that of the first of its group, which draws the same; another number of workers has new ones."""
     if len(states["random"]) != world():
         return
-    torch.set_rng_state(states["random"][rank()].clone())
+    own = rank() - rank() % group
+    torch.set_rng_state(states["random"][own].clone())
     if "random_cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["random_cuda"][rank()].clone())
+        torch.cuda.set_rng_state(states["random_cuda"][own].clone())
 
 
 def carried_states(carried: list[State]) -> dict[str, Tensor]:
@@ -243,7 +247,8 @@ def damage(folder: Path) -> str:
     """What is wrong with the files of a checkpoint; empty where nothing is."""
     try:
         verify(folder)
-        read_headers(folder / TENSORS)  # all that can be checked where there are no checksums
+        for path in tensor_files(folder):
+            read_headers(path)  # all that can be checked where there are no checksums
         read_json(folder / NUMBERS)
     except FileError as error:
         return str(error)

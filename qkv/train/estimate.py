@@ -9,7 +9,9 @@ from qkv.batch import Batch
 from qkv.config import ModelConfig
 from qkv.device import isolate_random_state
 from qkv.models.example import example
-from qkv.train.checkpoint import Training
+from qkv.train.optimizer import local
+from qkv.train.sharding import without_memory
+from qkv.train.state import Training
 from qkv.train.step import Objective
 
 LENGTH = 24
@@ -19,11 +21,12 @@ BETWEEN = 1.5
 
 
 def memory(c: ModelConfig, t: Training, objective: Objective, tokens: int) -> tuple[int, int]:
-    """Bytes of weights, gradients, Adam's two tables and the average; bytes of activations with `tokens` a side."""
-    weights = sum(p.nbytes for p in t.network.parameters())
-    learned = sum(p.nbytes for p in t.network.parameters() if p.requires_grad)  # frozen ones have no gradient
+    """Bytes of weights, gradients, Adam's two tables and the average of one worker; bytes of activations with `tokens` a side."""
+    weights = sum(local(p).nbytes for p in t.network.parameters())
+    learned = sum(local(p).nbytes for p in t.network.parameters() if p.requires_grad)  # frozen ones have no gradient
     fixed = weights * (2 if t.average is not None else 1) + 3 * learned
-    return fixed, int(BETWEEN * activations(c, t.network, objective, tokens))
+    network = t.network if t.sharded is None else without_memory(t.sharded)
+    return fixed, int(BETWEEN * activations(c, network, objective, tokens))
 
 
 def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens: int) -> int:

@@ -18,6 +18,7 @@ from qkv.text.wording import format_duration
 from qkv.train import checkpoint
 from qkv.train.loop import end_reason, share_of_run
 from qkv.train.schedule import learning_rate
+from qkv.train.state import RULES
 from qkv.train.warm_start import VOCABULARY, contradictions
 
 SPANNING = ("cosine", "linear", "stable-decay")
@@ -27,7 +28,8 @@ ENDS = ("train.steps", "train.epochs", "train.time_budget")
 MAY_CHANGE = {
     *ENDS, "train.patience", "train.learning_rate",
     "train.keep", "vectors.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
-    "train.device", "train.precision", "train.compile", "train.worker_timeout",  # how the same update is computed
+    "train.device", "train.precision", "train.compile", "train.worker_timeout", "train.sharding", "train.tensor_parallel",
+    "train.activation_checkpointing",  # how the same update is computed
     "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.length_formula", "decode.extra_length",
     "decode.batch_tokens",  # scored at the end
     "vectors.epochs", "vectors.learning_rate", "vectors.last_rate", "vectors.workers", "vectors.similarity", "vectors.analogies",
@@ -138,7 +140,7 @@ def check_rules(folder: Path, recipe: Recipe) -> None:
     if last is None:
         return
     progress = checkpoint.read_progress(last)
-    if progress.rules == checkpoint.RULES or end_reason(progress, recipe.train):
+    if progress.rules == RULES or end_reason(progress, recipe.train):
         return
     c, family = recipe.train, recipe.model.family
     changed = {

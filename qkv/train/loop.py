@@ -14,28 +14,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from qkv.batch import Batch
 from qkv.config import Interval, TrainConfig, TuneConfig, interval
 from qkv.device import isolate_random_state, pick_device
-from qkv.distributed import agree, broadcast, rank, world
+from qkv.distributed import agree, broadcast, world
 from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
+from qkv.parts.stack import Stack, recompute
 from qkv.parts.state import State
 from qkv.shared_work import share_work
 from qkv.tasks.base import Task
 from qkv.text.wording import format_duration
 from qkv.train import lora
-from qkv.train.checkpoint import Progress, Training
 from qkv.train.optimizer import make_optimizer, moving_average
 from qkv.train.schedule import learning_rate, warmup_share
-from qkv.train.sharding import whole_network
-from qkv.train.step import LossModule, data_parallel, loss_module, step
+from qkv.train.sharding import replica, shard, shards_of, whole_network
+from qkv.train.state import Progress, Training
+from qkv.train.step import Model, data_parallel, loss_module, step
 
-Model = LossModule | DistributedDataParallel
 Mark = tuple[int, float, float]
 """Progress of a run: updates, share of the run (0 to 1), minutes."""
 DONE = "all updates are done"
@@ -43,12 +42,14 @@ DONE = "all updates are done"
 
 @dataclass
 class Hooks:
-    """Callbacks: write the line of an update to the log, its numbers to the report, a checkpoint, the best network so far."""
+    """Callbacks: write the line of an update to the log, its numbers to the report, a checkpoint, the best network so far; say
+    what the user should know."""
 
     log: Callable[[dict[str, Any], bool], None]
     tick: Callable[[dict[str, Any]], None]
     save: Callable[[Training], None]
     best: Callable[[nn.Module], None]
+    say: Callable[[str], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,19 @@ def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig())
     network = network.to(device)
     if not c.compile:
         quicken(network)
-    average = moving_average(network, c.ema) if c.ema else None
+    if c.activation_checkpointing:
+        for module in network.modules():
+            if isinstance(module, Stack):
+                module.call = recompute
+    half = use_bfloat16(device, c.precision, width(network))
+    sharded = shard(network, c, half)
+    average = moving_average(network if sharded is None else shards_of(network, sharded), c.ema) if c.ema else None
     if c.compile:
         network.compile(dynamic=True)
+    t = Training(network, make_optimizer(network, c, tune), average, half=half, sharded=sharded)
     if world() > 1:
-        torch.manual_seed(seed_of(c.seed, rank()))  # the weights are equal, but each worker draws its own dropout masks
-    half = use_bfloat16(device, c.precision, width(network))
-    return Training(network, make_optimizer(network, c, tune), average, half=half)
+        torch.manual_seed(seed_of(c.seed, replica(t)))  # the weights are equal, but each draws its own dropout masks
+    return t
 
 
 HALF_WIDTH = 512
@@ -108,13 +115,13 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
     if task.carries and not t.carried:
         t.carried = [State()] * c.accumulate
     stream = iter(task.batches)
-    model = data_parallel(loss_module(t.network, task.objective, t.half))
+    model = trained_model(t, task)
     with catch_signals() as signals:
         clock = Clock(t.progress, c, signals)
         while not clock.ending and not clock.signal:
             t.network.train()
             batches = [collate(task, examples, c.seed) for examples in islice(stream, c.accumulate)]
-            line, tokens = one_update(t, task, model, batches, c, clock.mark[1])
+            line, tokens = one_update(t, task, model, batches, c, clock.mark[1], hooks)
             clock.poll()
             evaluated = bool(clock.ending) or clock.evaluation_due
             if evaluated:
@@ -131,6 +138,14 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
     sent = "" if signals else " to another worker"
     name = signal.Signals(clock.signal).name
     return Ending(f"stopped by {name}{sent}; run the same command again to continue", clock.signal)
+
+
+def trained_model(t: Training, task: Task) -> Model:
+    """Return the network with its objective, which exchanges gradients with the other workers."""
+    if t.sharded is None:
+        return data_parallel(loss_module(t.network, task.objective, t.half))
+    t.sharded.model.objective = task.objective
+    return t.sharded.model
 
 
 class Clock:
@@ -196,14 +211,15 @@ def seed_of(*numbers: int) -> int:
     return int.from_bytes(key.digest()) >> 1
 
 
-def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: TrainConfig, done: float
+def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: TrainConfig, done: float, hooks: Hooks
                ) -> tuple[dict[str, Any], int]:  # fmt: skip
     """Set the learning rate, update the weights and their average; return the line for the log and the number of targets.
 
     `done` is the share of the run before this update.
     """
     p, at = t.progress, task.batches.position
-    p.step += 1
+    module: Any = getattr(model, "module", model)  # DistributedDataParallel wraps it in `module`
+    p.step, limit = p.step + 1, module.limit
     rate = learning_rate(c, p.step, done)
     p.warmup += warmup_share(c, p.step, done) < 1
     for group in t.optimizer.param_groups:
@@ -215,8 +231,11 @@ def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: T
     if t.average is not None:
         t.average.update_parameters(t.network)
     p.position = at
-    measures: Any = getattr(model, "module", model).measures  # DistributedDataParallel wraps it in `module`
-    return {"step": p.step, "epoch": at.epoch, "loss": loss.mean.item(), "learning_rate": rate, **measures}, loss.count
+    if module.limit != limit:
+        hooks.say(f"update {p.step}: a batch did not fit into memory; from now on at most {module.limit:,} tokens are computed "
+                  "at once, with the same gradient")  # fmt: skip
+    line = {"step": p.step, "epoch": at.epoch, "loss": loss.mean.item(), "learning_rate": rate, **module.measures}
+    return line, loss.count
 
 
 def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Which weights are trained, and with which share of the learning rate, depends on
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from qkv.config import TrainConfig, TuneConfig
+from qkv.distributed import all_reduce, world
 from qkv.errors import ConfigError
 
 POLYNOMIAL = (3.4445, -4.7750, 2.0315)
@@ -149,6 +151,7 @@ class MuonAdamW(torch.optim.AdamW):
     A gradient matrix has a few large directions and many small ones; orthogonalised, it moves all alike (Jordan et al.
     2024). Scaled by 0.2 sqrt(max(rows, columns)) a step is as long as one of AdamW, so both share a learning rate (Liu
     et al. 2025). A matrix that holds several maps, of so many `rows` each, is orthogonalised map by map.
+    Of a sharded matrix every worker orthogonalises the whole momentum, and moves its own shard.
     """
 
     @torch.no_grad()
@@ -163,15 +166,16 @@ class MuonAdamW(torch.optim.AdamW):
 
     def orthogonal_step(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
         """Update N matrices of one shape (R, C) at once; remove their gradients."""
-        gradients = [p.grad for p in matrices if p.grad is not None]
-        momenta = [self.momentum(p) for p in matrices]
+        gradients = [local(p.grad) for p in matrices if p.grad is not None]
+        momenta = [local(self.momentum(p)) for p in matrices]
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         ahead = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov: one step ahead
-        whole = torch.stack(list(ahead))  # (N, R, C)
+        whole = torch.stack([gather_whole(x, p) for x, p in zip(ahead, matrices, strict=True)])  # (N, R, C)
         maps = whole.split(list(group["rows"]) or [whole.size(1)], 1)
         updates = torch.cat([0.2 * max(x.shape[1:]) ** 0.5 * orthogonalise(x) for x in maps], 1)  # (N, R, C)
-        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(matrices, list(updates.unbind()), alpha=-group["lr"])
+        own, steps = [local(p) for p in matrices], [own_part(x, p) for x, p in zip(updates, matrices, strict=True)]
+        torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(own, steps, alpha=-group["lr"])
         for p in matrices:
             p.grad = None
 
@@ -196,6 +200,55 @@ def orthogonalise(x: Tensor) -> Tensor:
     return x.mT if tall else x
 
 
+# --- shards
+
+
+def local(x: Any) -> Any:
+    """Return the part of a tensor that this worker stores: the shard of a DTensor, all of an ordinary tensor. They share memory."""
+    return x.detach().to_local() if is_shard(x) else x
+
+
+def is_shard(x: Tensor) -> bool:
+    return hasattr(x, "placements")  # a DTensor; importing the class takes a second
+
+
+def gather_whole(part: Tensor, like: Any) -> Tensor:
+    """Return the whole matrix of which this worker has `part`, divided as `like` is."""
+    if not is_shard(like):
+        return part
+    placed = type(like.data).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+    return placed.full_tensor()  # type: ignore[no-any-return]
+
+
+def own_part(whole: Tensor, like: Any) -> Tensor:
+    """Return the part of a whole matrix that this worker has, divided as `like` is."""
+    if not is_shard(like):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def clip_shards(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """As torch's clip_grad_norm_, for sharded parameters: that takes those of a single mesh only."""
+    moving = [p for p in parameters if p.grad is not None]
+    gradients = [local(p.grad) for p in moving]
+    # the square of a number that several workers have is divided by their number
+    weights = [shard_count(p) / world() for p in moving]
+    squares = torch.stack(torch._foreach_norm(gradients)).square()
+    norm = all_reduce((squares * squares.new_tensor(weights)).sum()).sqrt()
+    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+def shard_count(p: Any) -> int:
+    """Return into how many parts a parameter is divided."""
+    sizes = zip(p.device_mesh.shape, p.placements, strict=True)
+    return math.prod(size for size, placement in sizes if not placement.is_replicate())
+
+
 # --- moving average
 
 
@@ -207,7 +260,7 @@ def moving_average(network: nn.Module, decay: float) -> AveragedModel:
 
     def update(averaged: Any, weights: Any, n: Tensor | int) -> None:
         d = min(decay, (1 + int(n)) / (10 + int(n)))
-        get_ema_multi_avg_fn(d)(averaged, weights, n)
+        get_ema_multi_avg_fn(d)([local(p) for p in averaged], [local(p) for p in weights], n)
 
     average = AveragedModel(network, multi_avg_fn=update).requires_grad_(False).eval()
     average.n_averaged.fill_(1)  # the average begins with the initial weights

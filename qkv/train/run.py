@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +23,14 @@ import torch
 from torch import nn
 
 from qkv.config import ModelConfig, Recipe, load_recipe
-from qkv.config.rules import config_warnings
+from qkv.config.rules import config_warnings, impossible_training
 from qkv.config.usage import Usage
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
 from qkv.data.corpora import describe_headers
-from qkv.distributed import by_torchrun, is_first, process_group, rank, rank_zero_first, restart_count, world
+from qkv.distributed import by_torchrun, is_first, process_group, rank_zero_first, restart_count, world
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -48,6 +48,7 @@ from qkv.train.loop import Ending, Hooks, end_reason, prepare, seed_of, train
 from qkv.train.outcome import RunOutcome
 from qkv.train.report import Report, in_words
 from qkv.train.results import finish
+from qkv.train.sharding import replica
 from qkv.train.training_log import NAME, TrainingLog, cut_log, read_log
 from qkv.train.warm_start import check_start, start_from
 
@@ -113,6 +114,8 @@ def check_recipe(recipe: Recipe) -> None:
             f"tune.lora_rank = {recipe.tune.lora_rank} without tune.start would adapt random weights: name the model to adapt in "
             "tune.start, or set tune.lora_from_scratch = true"
         )
+    if problems := impossible_training(recipe.model, recipe.train, recipe.tune.lora_rank > 0):
+        raise ConfigError("; ".join(problems))
     unused(recipe)
     task_of(recipe).possible(recipe)
 
@@ -123,6 +126,11 @@ def train_in_group(recipe: Recipe, folder: Path, report: Report, changed_data: b
     try:
         done = end_reason(r.training.progress, recipe.train)
         r.ending = Ending(done) if done else learn(r, report)
+        checkpoint.finish_saving(r.training)
+    except BaseException:
+        with suppress(BaseException):  # the first error is the one to report
+            checkpoint.finish_saving(r.training)
+        raise
     finally:
         report.close()
     return r
@@ -147,7 +155,7 @@ def learn(r: Run, report: Report) -> Ending:
         return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
     report.begin(r.task, r.training)
     with TrainingLog(r.folder, r.training.progress.seconds) as log:
-        hooks = Hooks(log.add, report.tick, lambda t: store(r, t), lambda network: keep_best(r, network))
+        hooks = Hooks(log.add, report.tick, lambda t: store(r, t), lambda network: keep_best(r, network), report.say)
         return train(r.training, r.task, r.recipe.train, hooks)
 
 
@@ -190,7 +198,7 @@ def change_workers(before: int, seed: int, t: Training, report: Report) -> None:
     """Continue with another number of workers than wrote the checkpoint: each draws new random numbers."""
     if before == world():
         return
-    torch.manual_seed(seed_of(seed, rank(), world(), t.progress.step))
+    torch.manual_seed(seed_of(seed, replica(t), world(), t.progress.step))
     if is_first():
         report.say(f"continuing with {world()} workers instead of {before}: equal up to rounding and dropout masks")
 
@@ -258,9 +266,8 @@ def store(r: Run, t: Training) -> None:
     """Write a checkpoint, after the log; then delete those that are older than the ones to keep."""
     if is_first():
         to_disk(r.folder / NAME)
-    checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t)
-    if is_first():
-        checkpoint.remove_old(r.folder, r.recipe.train.keep)
+    remove_old = lambda: checkpoint.remove_old(r.folder, r.recipe.train.keep)  # noqa: E731
+    checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t, remove_old)
 
 
 def usage_of(r: Run) -> Usage:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from qkv.models.output import Output
 from qkv.parts.experts import Experts
 from qkv.parts.state import State
 from qkv.parts.tap import record
+from qkv.train.memory_limit import DoesNotFit, begin_again, explain_memory_error, join_rows, parts, rows_of
+from qkv.train.optimizer import clip_shards
 
 Objective = Callable[[Output, Batch], Loss]
 UNCHANGED = "the weights are those before this update. Lower the learning rate, or inspect that batch"
@@ -34,6 +37,12 @@ class LossModule(nn.Module):
         self.network, self.objective, self.low_precision = network, objective, half
         self.measures: dict[str, float] = {}
         """Further numbers of the last micro-batch, for the log."""
+        self.replica, self.replicas = 0, 1
+        """Which rows of every batch this worker computes: replica, replica + replicas, ..."""
+        self.sharded = False
+        """Whether the parameters are divided among workers (sharding.py)."""
+        self.limit = 0
+        """Tokens of a pass that fit into memory; 0 = all did so far."""
 
     def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
         """Return the sum of the losses, (), and the state after the batch (detached) where one is given."""
@@ -69,7 +78,10 @@ def loss_module(network: nn.Module, objective: Objective, half: bool = False) ->
     return (ExpertLossModule if has_experts else LossModule)(network, objective, half)
 
 
-def data_parallel(module: LossModule) -> LossModule | DistributedDataParallel:
+Model = LossModule | DistributedDataParallel
+
+
+def data_parallel(module: LossModule) -> Model:
     """Average gradients over the workers during the backward pass, if there are several.
 
     `find_unused_parameters` also fixes the buckets in which gradients are exchanged. DistributedDataParallel otherwise regroups
@@ -77,64 +89,103 @@ def data_parallel(module: LossModule) -> LossModule | DistributedDataParallel:
     """
     if world() == 1:
         return module
+    module.replica, module.replicas = rank(), world()
     return DistributedDataParallel(
         module, forward_sync_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
     )
 
 
-def step(model: LossModule | DistributedDataParallel, optimizer: torch.optim.Optimizer, batches: Sequence[Batch],
-         max_norm: float = 0.0, carried: list[State] | None = None) -> Loss:  # fmt: skip
+def step(model: Model, optimizer: torch.optim.Optimizer, batches: Sequence[Batch], max_norm: float = 0.0,
+         carried: list[State] | None = None) -> Loss:  # fmt: skip
     """Take the gradient of (sum of all losses) / (count of all targets), clip it to `max_norm` (0 = no limit), and update.
 
     The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
     token in a short batch more than one in a long batch. A loss or gradient that is not finite raises before the update.
     """
     loss = gradients(model, batches, carried)
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm or math.inf)
+    clip = clip_shards if getattr(model, "module", model).sharded else nn.utils.clip_grad_norm_
+    norm = clip(model.parameters(), max_norm or math.inf)
     if not norm.isfinite():
         raise QkvError(f"the norm of the gradient is {norm.item()}; {UNCHANGED}")
     optimizer.step()
     return loss
 
 
-def gradients(model: LossModule | DistributedDataParallel, batches: Sequence[Batch],
-              carried: list[State] | None = None) -> Loss:  # fmt: skip
+def gradients(model: Model, batches: Sequence[Batch], carried: list[State] | None = None) -> Loss:
     """Fill `.grad` of every parameter; return the loss over all micro-batches and workers.
 
-    Every worker gets the whole batches and computes its own rows of them. `carried` holds the initial state of the rows of
-    each micro-batch, and is overwritten with their final state.
+    Every worker gets the whole batches and computes its own rows of them, in parts where they do not fit into memory
+    (memory_limit.py). `carried` holds the initial state of the rows of each micro-batch, and is overwritten with their final state.
     """
+    module: Any = getattr(model, "module", model)  # DistributedDataParallel wraps it in `module`
     device = next(model.parameters()).device
-    workers = world() if isinstance(model, DistributedDataParallel) else 1
-    count = sum(batch.count for batch in batches)
-    if carried and min(batch.size for batch in batches) < workers:
-        raise QkvError(f"batches of {batches[0].size} rows for {workers} workers: use fewer workers or larger batches")
-    model.zero_grad(set_to_none=True)
-    total, where = torch.zeros((), device=device), "another worker"
+    if carried and min(batch.size for batch in batches) < module.replicas:
+        rows = f"batches of {batches[0].size} rows for {module.replicas} workers"
+        raise QkvError(f"{rows}: use fewer workers or larger batches")
+    random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    while True:
+        model.zero_grad(set_to_none=True)
+        try:
+            loss, states = accumulate(model, batches, carried, device)
+            break
+        except DoesNotFit as error:
+            module.limit = error.half()
+        begin_again(*random)
+    if carried:
+        carried[:] = states
+    return loss
+
+
+def accumulate(model: Model, batches: Sequence[Batch], carried: list[State] | None, device: torch.device
+               ) -> tuple[Loss, list[State]]:  # fmt: skip
+    """Add the gradients of all micro-batches; return the loss, and the final states of this worker's rows."""
+    module: Any = getattr(model, "module", model)
+    count, total = sum(batch.count for batch in batches), torch.zeros((), device=device)
+    where, states = "another worker", []
     for number, batch in enumerate(batches):
-        rows, weight = own_rows(batch) if workers > 1 else (batch, 1.0)
-        # the workers exchange gradients once, with the last micro-batch
-        with nullcontext() if number == len(batches) - 1 or workers == 1 else model.no_sync():  # type: ignore[operator]
-            loss, state = model(rows.to(device), carried[number] if carried else None)
-            # times workers: DistributedDataParallel averages over them, and a sum is needed
-            (loss * (weight * workers / max(count, 1))).backward()
-        if carried:
-            carried[number] = state
-        if not loss.isfinite() and where == "another worker":
-            where = f"micro-batch {number}"
-        total = total + weight * loss.detach()  # summed over micro-batches, then over workers
-    total = all_reduce(total) if workers > 1 else total
+        rows, weight = own_rows(batch, module.replica, module.replicas) if module.replicas > 1 else (batch, 1.0)
+        cuts, found = parts(rows, module.limit) if module.limit else [slice(None)], []
+        for cut in cuts:
+            part, state = rows.rows(cut) if module.limit else rows, carried[number] if carried else None
+            # the workers exchange gradients once, with the last part of the last micro-batch
+            last, final = number == len(batches) - 1 and cut is cuts[-1], module.sharded
+            try:
+                with nullcontext() if module.replicas == 1 else exchange_gradients(model, last):
+                    loss, state = model(part.to(device), rows_of(state, cut) if state and module.limit else state)
+                    final = final or (last and module.replicas > 1)
+                    # times replicas: the exchange averages over them, and a sum is needed
+                    (loss * (weight * module.replicas / max(count, 1))).backward()
+            except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+                raise explain_memory_error(error, part, final) from None
+            found.append(state)
+            if not loss.isfinite() and where == "another worker":
+                where = f"micro-batch {number}"
+            total = total + weight * loss.detach()  # summed over parts and micro-batches, then over workers
+        states.append(found[0] if len(found) == 1 else join_rows(found))
+    if module.replicas > 1:
+        total = all_reduce(total) * (
+            module.replicas / world()
+        )  # the workers of a tensor-parallel group have the same rows
     if not total.isfinite():
         raise QkvError(f"the loss of {where} is {total.item()}; {UNCHANGED}")
-    return Loss(total, count)
+    return Loss(total, count), states
 
 
-def own_rows(batch: Batch) -> tuple[Batch, float]:
-    """Return this worker's rows of a batch (rank, rank + world, ...) and the weight of their loss.
+def exchange_gradients(model: Model, now: bool) -> AbstractContextManager[None]:
+    """Within it the backward pass exchanges gradients with the other workers, or adds to this worker's own."""
+    if isinstance(model, DistributedDataParallel):
+        return nullcontext() if now else model.no_sync()
+    sharded: Any = model
+    sharded.set_requires_gradient_sync(now)  # of FSDP2
+    return nullcontext()
 
-    The weight is 1. If the batch has fewer rows than there are workers, a worker without a row computes the first one with
+
+def own_rows(batch: Batch, replica: int, replicas: int) -> tuple[Batch, float]:
+    """Return this worker's rows of a batch (replica, replica + replicas, ...) and the weight of their loss.
+
+    The weight is 1. If the batch has fewer rows than there are replicas, one without a row computes the first one with
     weight 0: all workers must take part in the exchange of gradients.
     """
-    if rank() < batch.size:
-        return batch.rows(slice(rank(), None, world())), 1.0
+    if replica < batch.size:
+        return batch.rows(slice(replica, None, replicas)), 1.0
     return batch.rows(slice(0, 1)), 0.0

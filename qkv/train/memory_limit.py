@@ -1,0 +1,79 @@
+"""Batches that do not fit into memory: their rows are computed in parts, and the gradient is the same.
+
+The gradient of an update is a sum over rows, divided once. So where a part does not fit, the update begins anew in parts of half
+the size: with the weights, states and random numbers it began with, and no gradient.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.batch import Batch
+from qkv.errors import QkvError
+from qkv.parts.state import State
+
+MESSAGES = ("can't allocate memory", "not enough memory", "bad_alloc")
+"""What torch's allocators on a CPU say."""
+
+
+class DoesNotFit(QkvError):
+    """A part of a batch does not fit into memory."""
+
+    def __init__(self, part: Batch):
+        self.rows, self.size = part.size, size(part)
+        rows = f"{self.rows} row{'' if self.rows == 1 else 's'} of {self.size // self.rows:,} tokens"
+        super().__init__(
+            f"{rows} do not fit into memory: lower data.batch_tokens or data.max_length, or set train.activation_checkpointing = true"
+        )
+
+    def half(self) -> int:
+        """Return half the size of the part; QkvError for a single row, which is not divided."""
+        if self.rows == 1:
+            raise QkvError(str(self)) from None
+        return self.size // 2
+
+
+def explain_memory_error(error: Exception, part: Batch, final: bool) -> Exception:
+    """Return the error of a pass: DoesNotFit for lack of memory, QkvError where nothing can be computed again (`final`)."""
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(m in str(error) for m in MESSAGES):
+        return error
+    reason = DoesNotFit(part)
+    return QkvError(str(reason)) if final else reason
+
+
+def size(batch: Batch) -> int:
+    """Return the number of tokens of a batch, padding included, on its longer side (of images: the number of values)."""
+    return max(v.numel() for f in fields(batch) if (v := getattr(batch, f.name)) is not None)
+
+
+def parts(batch: Batch, limit: int) -> list[slice]:
+    """Return the rows of parts of at most `limit` tokens, or of a single row."""
+    rows = batch.size if size(batch) <= limit else max(1, limit * batch.size // size(batch))
+    return [slice(first, first + rows) for first in range(0, batch.size, rows)]
+
+
+def rows_of(state: State, rows: slice) -> State:
+    """Return some rows of a carried state."""
+    return State(tuple({name: x[rows] for name, x in layer.items()} for layer in state.layers))
+
+
+def join_rows(states: list[Any]) -> Any:
+    """Undo `rows_of`; None where no state is carried."""
+    if states[0] is None:
+        return None
+    layers = zip(*(state.layers for state in states), strict=True)
+    return State(tuple({name: torch.cat([layer[name] for layer in each]) for name in each[0]} for each in layers))
+
+
+def begin_again(random: Tensor, random_cuda: Tensor | None) -> None:
+    """Free the memory of what has failed, and put the random state back."""
+    gc.collect()  # the frames of the error held its activations
+    torch.set_rng_state(random)
+    if random_cuda is not None:
+        torch.cuda.empty_cache()
+        torch.cuda.set_rng_state(random_cuda)

@@ -1,0 +1,96 @@
+"""Shards in files: every worker writes its own safetensors file while training continues, by torch.distributed.checkpoint.
+
+A file has the shards of one worker; its header also tells where in the whole tensor each of them belongs, so any number of workers can
+read them, a single one too. A tensor that several workers have is in the file of the first. There is no pickle: torch's readers and
+writers for safetensors leave out the `.metadata` of its other formats.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from qkv.convert.files import partial_path, settle, take_place, write_json
+from qkv.convert.manifest import seal
+from qkv.distributed import rank
+from qkv.errors import FileError
+
+Create = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""(name, shape of the whole tensor, dtype) -> a tensor, whole or a DTensor, into which it is read."""
+
+
+@dataclass
+class Saving:
+    """A folder that is being written."""
+
+    folder: Path
+    future: Future[Any]
+
+    def wait(self) -> None:
+        """Wait until the folder is complete; FileError where a worker could not write."""
+        try:
+            self.future.result()
+        except BaseException as error:
+            reason = first_reason(error)
+            if rank() == 0:
+                settle(self.folder)
+            if isinstance(reason, OSError):
+                what = f"cannot write {self.folder}: {reason.strerror}; is there room, and may you write there?"
+                raise FileError(what) from None
+            raise reason from None
+
+
+def begin_writing(folder: Path, tensors: dict[str, Tensor], files: dict[str, Any], group: dist.ProcessGroup,
+                  finished: Callable[[], None]) -> Saving:  # fmt: skip
+    """Copy the tensors (whole ones or DTensors) to the CPU's memory, and begin to write them into `folder`.
+
+    `files` are written beside them as JSON. When all workers have written their shards, rank 0 adds the checksums and gives the
+    folder its name; then it calls `finished`. The workers exchange messages over `group`, which nothing else may use meanwhile.
+    """
+    from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageWriter, async_save
+
+    class Writer(HuggingFaceStorageWriter):
+        def finish(self, metadata: Any, results: Any) -> None:
+            """Called on rank 0, after all workers."""
+            new = partial_path(folder)
+            for name, value in files.items():
+                write_json(new / name, value)
+            seal(new, [path.name for path in new.iterdir()])
+            take_place(folder)
+            settle(folder)
+            finished()
+
+    writer = Writer(str(partial_path(folder)), save_distributed=True)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)  # the same files every time
+    future: Any = async_save(tensors, storage_writer=writer, planner=planner, process_group=group)
+    return Saving(folder, future)
+
+
+def read_shards(folder: Path, create: Create) -> dict[str, Tensor]:
+    """Read the tensors of the safetensors files in a folder, whole or the shards that belong to this worker."""
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
+
+    reader = HuggingFaceStorageReader(str(folder))
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {name: create(name, entry.size, entry.properties.dtype) for name, entry in stored.items()}  # type: ignore[union-attr]
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # every worker reads by itself
+            load(dict(tensors), storage_reader=reader, no_dist=True)
+    except BaseException as error:
+        raise first_reason(error) from None
+    return tensors
+
+
+def first_reason(error: BaseException) -> BaseException:
+    """Return what went wrong in the first worker that failed."""
+    failures = getattr(error, "failures", {})  # of a CheckpointException
+    return failures[min(failures)][0] if failures else error
