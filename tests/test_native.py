@@ -119,6 +119,32 @@ def test_every_instruction_set_gives_the_same_integers(kind: str, inputs: int) -
             torch.testing.assert_close(y, expected[:rows], atol=0.0, rtol=1e-6)
 
 
+@pytest.mark.parametrize("inputs", [32, 38])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rows_of_integer_weights(kind: str, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel gives the numbers of the torch path, bit for bit, and refuses what is no row."""
+    torch.manual_seed(0)
+    if kind == "int8":
+        layer = QuantizedLinear.of_float(torch.randn(37, inputs))
+    else:
+        layer = QuantizedLinear.of_int4(torch.randint(0, 16, (37, 32), dtype=torch.uint8), torch.rand(37, 4))
+    ids = torch.randint(0, 37, (5, 20))
+    found = layer.rows(ids)
+    for wrong in (37, -38):
+        with pytest.raises(IndexError):
+            layer.rows(torch.tensor([0, wrong]))
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert found.equal(layer.rows(ids)) and found.equal(layer.weight[ids])
+
+
+@needs_compiler
+def test_a_loop_with_more_indices_than_the_pool_counts(threads: int) -> None:
+    from qkv.engine.linear import PackedLinear
+
+    weight = torch.randn(70_000 * 64, 1)  # 64 columns are an index
+    assert torch.equal(PackedLinear(weight, None)(torch.tensor([[2.0]])), 2 * weight.T)
+
+
 def test_rounding_to_int8_is_to_the_nearest_and_symmetric() -> None:
     x = torch.tensor([[1.27, -1.27, 0.014, -0.016, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     whole, scale = round_rows(x)

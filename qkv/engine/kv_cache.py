@@ -12,6 +12,8 @@ from qkv.memory import map_memory
 
 BLOCK = 16
 """Room for tokens is a multiple of this; a buffer has a quarter more than it needs at first, and a full one is copied into a larger."""
+SPARE = 2**25
+"""Bytes up to which it has room for twice the tokens: a copy, in pages that are new, costs as much as several steps."""
 MAPPED = 2**20
 """Bytes from which a buffer gets memory pages of its own (see map_memory)."""
 
@@ -166,8 +168,11 @@ class KVCache:
         return KVCache(Buffer(new, in_order=self.buffer.in_order), rows, self.length)
 
     def allocate(self, rows: int, tokens: int) -> Tensor:
-        """Return the vectors of a new buffer, with `rows` slots and room for a quarter more than `tokens`."""
-        old, capacity = self.buffer.vectors, -(-(tokens + tokens // 4) // BLOCK) * BLOCK
+        """Return the vectors of a new buffer, with `rows` slots and room for a quarter more than `tokens`, or with few rows twice."""
+        old = self.buffer.vectors
+        size_of_token = old.size(0) * rows * old.size(2) * 2 * old.size(5) * old.element_size()
+        spare = max(tokens // 4, min(tokens, SPARE // max(1, size_of_token)))
+        capacity = -(-(tokens + spare) // BLOCK) * BLOCK
         shape = torch.Size([old.size(0), rows, old.size(2), capacity, *old.shape[4:]])
         size = shape.numel() * old.element_size()
         if old.device.type != "cpu" or size < MAPPED:

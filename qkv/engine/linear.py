@@ -182,6 +182,12 @@ class QuantizedLinear(NativeLinear):
     def rows(self, ids: Tensor) -> Tensor:
         """Return rows of W in the type of the scales: ids (...) -> (..., in)."""
         assert self.scales is not None
+        found = native.library() if ids.device.type == "cpu" and self.has_kernel else None
+        if found is not None:
+            y, ids = self.scales.new_empty(*ids.shape, self.shape[1]), ids.long().contiguous()
+            description = ctypes.byref(self.describe())
+            found.weight_rows(description, ids.data_ptr(), ids.numel(), y.data_ptr(), torch.get_num_threads())
+            return y
         whole = self.panels[ids // native.PANEL_WIDTH, :, ids % native.PANEL_WIDTH]  # (..., in / 4 or in / 8, 4)
         if self.kind == INT4:
             whole = torch.stack([whole & 15, whole >> 4], -2).flatten(-2)  # (..., in / 8, 8)

@@ -19,6 +19,8 @@ from qkv.engine.weight_memory import place
 
 PANEL_WIDTH = 16
 """Columns of a panel."""
+OUT_OF_RANGE = 2
+"""Result of a kernel; any other than 0: out of memory."""
 POINTER, WHOLE, REAL, FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
 
 
@@ -42,6 +44,8 @@ def open_library(level: str) -> ctypes.CDLL:
 
 def raise_failure(code: int, function: Any, arguments: Any) -> int:
     """Raise the error that a kernel returned (errcheck of ctypes)."""
+    if code == OUT_OF_RANGE:
+        raise IndexError(f"index out of range in {function.__name__}")
     if code:
         raise MemoryError(f"out of memory in {function.__name__}: use a smaller batch or shorter texts")
     return code
@@ -169,6 +173,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
 ARGUMENTS: dict[str, list[Any]] = {
     "run_stack": [POINTER, POINTER],
     "linear": [POINTER, POINTER, WHOLE, POINTER, WHOLE],
+    "weight_rows": [POINTER, POINTER, WHOLE, POINTER, WHOLE],
     "log_softmax": [POINTER, WHOLE, WHOLE, WHOLE],
     "attend": [POINTER],
     "attend_back": [POINTER],

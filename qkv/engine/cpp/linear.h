@@ -465,18 +465,42 @@ static void columns(const Linear& l, const Input& x, long row, long rows, float*
     }
 }
 
-// y (rows, out) = x W^T + b, or with `add` y += x W^T + b. `room`: QuantizedRows::bytes(l, rows), for integer weights.
-static void product(const Team& team, const Linear& l, const float* x, long rows, float* y, void* room, bool add = false) {
+// Rows of x as a product reads them. `room`: QuantizedRows::bytes(l, rows), for integer weights.
+static Input round_rows(const Team& team, const Linear& l, const float* x, long rows, void* room) {
     Input input{x, QuantizedRows(l, rows, room)};
-    if (l.type != FLOAT32) {
-        long few = std::max(1l, 4096 / l.in);
-        team.each((rows + few - 1) / few, [&](long chunk) {
-            for (long r = chunk * few; r < std::min(rows, (chunk + 1) * few); r++) quantize_row(l, x + r * l.in, input.rounded, r);
-        });
-    }
-    long chunk = CHUNK_PANELS * PANEL_WIDTH, chunks = (l.out + chunk - 1) / chunk, blocks = (rows + BLOCK - 1) / BLOCK;
+    if (l.type == FLOAT32) return input;
+    long few = std::max(1l, 4096 / l.in);
+    team.each((rows + few - 1) / few, [&](long chunk) {
+        for (long r = chunk * few; r < std::min(rows, (chunk + 1) * few); r++) quantize_row(l, x + r * l.in, input.rounded, r);
+    });
+    return input;
+}
+
+// body(first row, rows, first column, end): tasks that cover (rows, width). Neighbouring tasks read neighbouring panels.
+template <class Body>
+static void each_task(const Team& team, long rows, long width, const Body& body) {
+    long chunk = CHUNK_PANELS * PANEL_WIDTH, chunks = (width + chunk - 1) / chunk, blocks = (rows + BLOCK - 1) / BLOCK;
     team.each(blocks * chunks, [&](long at) {
         long row = at / chunks * BLOCK, from = at % chunks * chunk;
-        columns(l, input, row, std::min(BLOCK, rows - row), y + row * l.out, add, from, std::min(from + chunk, l.out));
+        body(row, std::min(BLOCK, rows - row), from, std::min(from + chunk, width));
     });
+}
+
+// y (rows, out) = x W^T + b, or with `add` y += x W^T + b. `room` as in round_rows.
+static void product(const Team& team, const Linear& l, const float* x, long rows, float* y, void* room, bool add = false) {
+    Input input = round_rows(team, l, x, rows, room);
+    each_task(team, rows, l.out, [&](long row, long count, long from, long end) {
+        columns(l, input, row, count, y + row * l.out, add, from, end);
+    });
+}
+
+// y (in) = row `row` of integer weights
+static void weight_row(const Linear& l, long row, float* y) {
+    long groups = groups_of(l), panel = l.type == INT8 ? up(l.in, 4) * PANEL_WIDTH : up(l.in, 8) * PANEL_WIDTH / 2;
+    const uint8_t* w = (const uint8_t*)l.panels + row / PANEL_WIDTH * panel + row % PANEL_WIDTH * 4;
+    const float* scales = l.scales + row / PANEL_WIDTH * groups * PANEL_WIDTH + row % PANEL_WIDTH;
+    for (long i = 0; i < l.in; i++) {
+        int32_t whole = l.type == INT8 ? w[i / 4 * 64 + i % 4] - 128 : ((w[i / 8 * 64 + i % 4] >> i / 4 % 2 * 4) & 15) - 8;
+        y[i] = whole * scales[i / l.group * PANEL_WIDTH];
+    }
 }

@@ -227,14 +227,16 @@ static void find_visible_tokens(const Stack& d, const Pass& p, const Block& b, l
     const long *positions = p.positions ? p.positions + row * length : nullptr, *slots = p.slot ? p.slot + row * length : nullptr;
     const bool* real = p.real ? p.real + row * length : nullptr;
     long place = positions ? positions[own] : own;
-    found.indices.clear(), found.offsets.clear();
+    found.indices.resize(own + 1), found.offsets.resize(own + 1);
+    long n = 0;
     for (long s = 0; s <= own; s++) {
         if (real && !real[s] && !(always && s == own)) continue;
         long other = positions ? positions[s] : s;
         if (b.window && place - other > b.window && other >= b.n_global && place >= b.n_global) continue;
-        found.indices.push_back(s);
-        found.offsets.push_back((slots ? slots[s] : row) * slot_size + 2 * s * d.head_width);
+        found.indices[n] = s;
+        found.offsets[n++] = (slots ? slots[s] : row) * slot_size + 2 * s * d.head_width;
     }
+    found.indices.resize(n), found.offsets.resize(n);
 }
 
 constexpr long MIN_BLOCK_QUERIES = 16;  // real queries of a row from which blocks of them are computed together
@@ -427,16 +429,31 @@ struct Buffers {
     }
 };
 
-// x = after(x + last(inner(first(before(x))))), where `compute` makes `inner` of `wide`
+// x = after(x + last(inner)), where `compute` makes `inner` of before(x)
 template <class Compute>
 static void residual(Run& run, const Residual& r, float* x, long rows, const Buffers& b, Compute compute, bool normed = false) {
     long width = run.stack.width;
-    const float* input = r.before.weight || normed ? b.normed : x;
     if (r.before.weight && !normed) normalize(run.team, r.before, x, rows, width, b.normed);
-    product(run.team, r.first, input, rows, b.wide, b.rounded);
-    compute();
+    compute(r.before.weight || normed ? b.normed : x);
     product(run.team, r.last, b.inner, rows, x, b.rounded, true);
     if (r.after.weight) normalize(run.team, r.after, x, rows, width, x);
+}
+
+// inner = f(first(x)), or gated f(first half) * second half. The activation follows at once, while its input is in the cache.
+static void feed_forward(Run& run, const Block& block, const float* x, long rows, const Buffers& b) {
+    const Linear& first = block.feedforward.first;
+    long width = block.feedforward.last.in, second = block.gated ? width : 0;
+    bool aligned = second % PANEL_WIDTH == 0;  // otherwise the second half begins within a panel
+    if (!aligned) product(run.team, first, x, rows, b.wide, b.rounded);
+    Input input = aligned ? round_rows(run.team, first, x, rows, b.rounded) : Input{x, QuantizedRows(first, rows, b.rounded)};
+    each_task(run.team, rows, width, [&](long row, long count, long from, long end) {
+        float* wide = b.wide + row * first.out;
+        if (aligned) columns(first, input, row, count, wide, false, from, end);
+        if (aligned && second) columns(first, input, row, count, wide, false, second + from, second + end);
+        for (long r = 0; r < count; r++, wide += first.out)
+            activate(wide + from, second ? wide + second + from : nullptr, b.inner + (row + r) * width + from, end - from,
+                     run.stack.activation);
+    });
 }
 
 static void attend(Run& run, long layer, const Buffers& b, long stride) {
@@ -449,17 +466,17 @@ static void attend(Run& run, long layer, const Buffers& b, long stride) {
 static void run_block(Run& run, long layer, long rows, const Buffers& b) {
     const Block& block = run.stack.blocks[layer];
     float* x = run.pass.x;
-    residual(run, block.attention, x, rows, b, [&] { attend(run, layer, b, block.attention.first.out); });
+    residual(run, block.attention, x, rows, b, [&](const float* input) {
+        product(run.team, block.attention.first, input, rows, b.wide, b.rounded);
+        attend(run, layer, b, block.attention.first.out);
+    });
     if (block.cross.first.panels)
-        residual(run, block.cross, x, rows, b, [&] { attend_source(run, layer, b.wide, b.inner); });
-    auto activation = [&] {
-        long stride = block.feedforward.first.out, width = block.feedforward.last.in;
-        each_item(run.team, rows, [&](long r) {
-            const float* from = b.wide + r * stride;  // gated: f(first half) * second half
-            activate(from, block.gated ? from + width : nullptr, b.inner + r * width, width, run.stack.activation);
+        residual(run, block.cross, x, rows, b, [&](const float* input) {
+            product(run.team, block.cross.first, input, rows, b.wide, b.rounded);
+            attend_source(run, layer, b.wide, b.inner);
         });
-    };
-    residual(run, block.feedforward, x, rows, b, activation, block.parallel);
+    auto compute = [&](const float* input) { feed_forward(run, block, input, rows, b); };
+    residual(run, block.feedforward, x, rows, b, compute, block.parallel);
 }
 
 // 0, or OUT_OF_MEMORY with a result that has no meaning
@@ -485,5 +502,13 @@ extern "C" int linear(const Linear* l, const float* x, long rows, float* y, long
         if (!room) return OUT_OF_MEMORY;
     }
     product(Team(threads), *l, x, rows, y, room.get());
+    return 0;
+}
+
+// y (n, in) = rows `ids` of integer weights
+extern "C" int weight_rows(const Linear* l, const long* ids, long n, float* y, long threads) {
+    for (long i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= l->out) return OUT_OF_RANGE;
+    each_item(Team(n < 16 ? 1 : threads), n, [&](long i) { weight_row(*l, ids[i], y + i * l->in); });
     return 0;
 }

@@ -11,7 +11,7 @@
 #define EXPORT_SIZE(T) \
     extern "C" long sizeof_##T() { return sizeof(T); }
 
-constexpr int OUT_OF_MEMORY = 1;  // what a kernel returns where 0 is success; an exception must not leave a parallel region
+constexpr int OUT_OF_MEMORY = 1, OUT_OF_RANGE = 2;  // what a kernel returns where 0 is success; an exception must not leave a parallel region
 
 constexpr long PANEL_WIDTH = 16;  // columns of a panel, the unit of all matrix products
 
