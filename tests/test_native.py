@@ -138,14 +138,6 @@ def test_rows_of_integer_weights(kind: str, inputs: int, monkeypatch: pytest.Mon
     assert found.equal(layer.rows(ids)) and found.equal(layer.weight[ids])
 
 
-@needs_compiler
-def test_a_loop_with_more_indices_than_the_pool_counts(threads: int) -> None:
-    from qkv.engine.linear import PackedLinear
-
-    weight = torch.randn(70_000 * 64, 1)  # 64 columns are an index
-    assert torch.equal(PackedLinear(weight, None)(torch.tensor([[2.0]])), 2 * weight.T)
-
-
 def test_rounding_to_int8_is_to_the_nearest_and_symmetric() -> None:
     x = torch.tensor([[1.27, -1.27, 0.014, -0.016, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
     whole, scale = round_rows(x)

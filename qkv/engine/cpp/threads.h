@@ -1,16 +1,14 @@
 // A thread pool for loops of a few microseconds: Team::each(n, f) calls f(0) ... f(n - 1) on several threads.
 //
-// Each thread has a part of a loop's indices of its own and claims them one by one, so that it reads weights as one contiguous
-// stream, which the hardware's prefetch follows. Who has finished takes from the ends of the others' parts, and a loop ends when all
-// indices are done, not when all threads have arrived: a descheduled thread claims none and does not delay the loop, unless it was
-// stopped within one. Idle threads spin for some tens of microseconds, because the next loop usually follows at once, and then
-// sleep in a futex: beside other processes they cost nothing.
+// Chunks of a loop are claimed one by one, and a loop ends when all its chunks are done, not when all threads have arrived: a
+// descheduled thread claims no chunks and does not delay the loop, unless it was stopped within one. Idle threads spin for
+// some tens of microseconds, because the next loop usually follows at once, and then sleep in a futex: beside other
+// processes they cost nothing.
 
 #pragma once
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -35,44 +33,33 @@ class Pool {
     struct Loop {
         std::atomic<Call> call{nullptr};
         std::atomic<const void*> body{nullptr};
+        std::atomic<uint32_t> count{0};
         std::atomic<int> workers{0};  // how many of the pool's threads may take part
     };
     Loop loops[2];  // that of generation g is loops[g % 2]
-    struct alignas(64) Part {
-        std::atomic<uint64_t> indices{0};  // generation << 32 | first << 16 | end: what is left of it
-    };
-    Part parts[MAX_WORKERS + 1];  // of the caller, then of each worker
-    uint64_t generation = 0;
+    alignas(64) std::atomic<uint64_t> ticket{0};  // generation << 32 | the next chunk
     alignas(64) std::atomic<uint32_t> done{0};
     struct alignas(64) Signal {
         std::atomic<uint32_t> rings{0};  // changes with each loop that the worker may take part in; it sleeps on it
         std::atomic<bool> sleeping{false};
     };
     Signal signals[MAX_WORKERS];  // one for each worker: those that a loop does not need are not woken
-    std::atomic<int> started{0};
+    int started = 0;
 
-    // Claim an index of a part, its first or, for another thread than its owner, its last, and run it; false if none is left. An
-    // index that was claimed keeps its loop open, so what was read of the loop before the exchange succeeded belongs to it.
-    bool run_index(Part& part, int thread, bool owner) {
-        uint64_t left = part.indices.load(std::memory_order_acquire);
-        uint32_t first = left >> 16 & 0xffff, end = left & 0xffff;
-        const Loop& loop = loops[(left >> 32) % 2];
+    // Claim a chunk of the current loop and run it. A chunk that was claimed keeps its loop open, so what was read of the loop
+    // before the exchange succeeded belongs to it.
+    bool run_chunk(int worker) {
+        uint64_t t = ticket.load(std::memory_order_acquire);
+        const Loop& loop = loops[(t >> 32) % 2];
         Call call = loop.call.load(std::memory_order_relaxed);
         const void* body = loop.body.load(std::memory_order_relaxed);
-        if (first == end || thread > loop.workers.load(std::memory_order_relaxed)) return false;
-        if (part.indices.compare_exchange_strong(left, owner ? left + (1 << 16) : left - 1, std::memory_order_acq_rel)) {
-            call(body, owner ? first : end - 1);
+        if ((uint32_t)t >= loop.count.load(std::memory_order_relaxed)) return false;
+        if (worker >= loop.workers.load(std::memory_order_relaxed)) return false;
+        if (ticket.compare_exchange_strong(t, t + 1, std::memory_order_acq_rel)) {
+            call(body, (uint32_t)t);
             done.fetch_add(1, std::memory_order_release);
         }
         return true;
-    }
-
-    // Run an index of the current loop: of the thread's own part, or when that is done of another's; false if none is left.
-    bool run_any(int thread) {
-        int threads = started.load(std::memory_order_relaxed) + 1;
-        for (int ahead = 0; ahead < threads; ahead++)
-            if (run_index(parts[(thread + ahead) % threads], thread, ahead == 0)) return true;
-        return false;
     }
 
     void work(int worker) {
@@ -80,23 +67,22 @@ class Pool {
         for (;;) {
             auto start = std::chrono::steady_clock::now();
             for (int idle = 1; idle % 64 || std::chrono::steady_clock::now() - start < SPIN; idle++)
-                if (run_any(worker + 1)) start = std::chrono::steady_clock::now();
+                if (run_chunk(worker)) start = std::chrono::steady_clock::now();
                 else pause_briefly();
             signal.sleeping = true;
             uint32_t now = signal.rings;
-            if (!run_any(worker + 1)) signal.rings.wait(now);
+            if (!run_chunk(worker)) signal.rings.wait(now);
             signal.sleeping = false;
         }
     }
 
    public:
-    static constexpr long MOST = 0xffff;  // indices of a loop
     std::mutex busy;  // one loop at a time
 
     // Make sure that there are so many threads beside the caller; fewer if the system allows no more.
     int start(int workers) {
         for (workers = workers < MAX_WORKERS ? workers : MAX_WORKERS; started < workers; started++) try {
-                std::thread([this, id = started.load()] { work(id); }).detach();
+                std::thread([this, id = started] { work(id); }).detach();
             } catch (const std::exception&) {
                 return started;
             }
@@ -104,21 +90,19 @@ class Pool {
     }
 
     void run(int workers, long count, Call call, const void* body) {
-        generation++;
+        uint64_t generation = (ticket.load(std::memory_order_relaxed) >> 32) + 1;
         Loop& loop = loops[generation % 2];
         loop.call.store(call, std::memory_order_relaxed);
         loop.body.store(body, std::memory_order_relaxed);
+        loop.count.store((uint32_t)count, std::memory_order_relaxed);
         loop.workers.store(workers, std::memory_order_relaxed);
         done.store(0, std::memory_order_relaxed);
-        for (long thread = 0, threads = workers + 1; thread < threads; thread++) {
-            uint64_t first = thread * count / threads, end = (thread + 1) * count / threads;
-            parts[thread].indices.store(generation << 32 | first << 16 | end, std::memory_order_release);
-        }
+        ticket.store(generation << 32, std::memory_order_release);
         for (int worker = 0; worker < workers; worker++) {
             signals[worker].rings.fetch_add(1);
             if (signals[worker].sleeping) signals[worker].rings.notify_one();
         }
-        while (run_any(0)) {
+        while (run_chunk(-1)) {
         }
         for (long spins = 0; done.load(std::memory_order_acquire) < (uint32_t)count; spins++)
             if (spins < 4000) pause_briefly();
@@ -163,21 +147,10 @@ class Team {
     void each(long count, const Body& body) const {
         if (workers == 0 || count < 2) {
             for (long i = 0; i < count; i++) body(i);
-        } else if (count <= Pool::MOST) {
-            run(count, body);
-        } else {  // several at a time
-            long size = (count + Pool::MOST - 1) / Pool::MOST;
-            run((count + size - 1) / size, [&](long block) {
-                for (long i = block * size; i < std::min(count, (block + 1) * size); i++) body(i);
-            });
+            return;
         }
+        pool->run(workers, count, [](const void* body, long i) { (*(const Body*)body)(i); }, &body);
     }
 
     long threads() const { return workers + 1; }
-
-   private:
-    template <class Body>
-    void run(long count, const Body& body) const {
-        pool->run(workers, count, [](const void* body, long i) { (*(const Body*)body)(i); }, &body);
-    }
 };
