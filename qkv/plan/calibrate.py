@@ -51,7 +51,8 @@ def calibrate(say: Say = lambda _: None) -> ThisMachine:
     cores = usable_cores()
     counts = sorted({1, cores})
     rates: dict[str, dict[str, dict[str, float]]] = {precision: {} for precision in precisions()}
-    memory_rates, peaks = {}, {}
+    memory_rates: dict[str, float] = {}
+    peaks: dict[str, float] = {}
     for workers in counts:
         say(f"training with {workers} worker{'s' * (workers > 1)}, one thread each")
         found = run_workers(measure_compute, workers)

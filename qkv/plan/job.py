@@ -76,9 +76,8 @@ def make_job(asked: Request, precision: str, table: bool) -> Job:
     rows = max(1, (asked.batch_tokens or tokens) // network.longest)
     c = recipe.train if recipe is not None else TrainConfig()
     muon = network.inside / network.parameters if c.optimizer == "muon" else 0
-    updates = (
-        ceil(asked.tokens / (rows * network.tokens)) if asked.tokens else c.steps if recipe else paper and paper.updates
-    )
+    updates = c.steps if recipe is not None else None if paper is None else paper.updates
+    updates = ceil(asked.tokens / (rows * network.tokens)) if asked.tokens else updates
     return Job(network, precision, rows, 2 - muon, bool(c.ema), updates)
 
 

@@ -136,14 +136,15 @@ def sums(c: ModelConfig, shape: Shape) -> dict[str, Any]:
     forward: list[int] = []
     backward: list[int] = []
     _, length, source = shape
-    network = skeleton(c)
+    network: Any = skeleton(c)
     encoder = {*all_blocks(network.encoder)} if hasattr(network, "encoder") else set()
     for block in all_blocks(network):
         tokens = source if block in encoder else length
         for layer in sublayers(block):
-            *first, last = [module for module in layer.children() if isinstance(module, nn.Linear)] or [None]
-            if last is None:
+            maps = [module for module in layer.children() if isinstance(module, nn.Linear)]
+            if not maps:  # attention without projections
                 continue
+            *first, last = maps
             forward.append(tokens * last.out_features)
             crosses = isinstance(layer, Attention) and layer.cross
             backward += [(source if crosses and i else tokens) * m.in_features for i, m in enumerate(first)]
@@ -166,7 +167,7 @@ def divisors(c: ModelConfig, blocks: list[nn.Module]) -> tuple[int, ...]:
     return (c.n_heads, c.kv_heads, c.d_ff) if plain else ()
 
 
-def operations(parts: list[PartCost]) -> dict[str, int]:
+def operations(parts: list[PartCost]) -> dict[str, Any]:
     """Add up operations inside and outside the blocks."""
     inside = [part for part in parts if part.part not in OUTSIDE]
     return {
@@ -176,7 +177,7 @@ def operations(parts: list[PartCost]) -> dict[str, int]:
     }
 
 
-def activations(c: ModelConfig, kept: Kept, shape: Shape) -> dict[str, int]:
+def activations(c: ModelConfig, kept: Kept, shape: Shape) -> dict[str, Any]:
     """Add up activations. Attention and the inside of feed-forward layers are divided by tensor parallelism; norms, the residual
     stream and the inputs of the first matrices are on every worker (Korthikanti et al. 2022, equation 2)."""
     _, length, source = shape
