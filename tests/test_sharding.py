@@ -359,7 +359,12 @@ def test_a_worker_with_less_memory_splits_its_own_rows(workers: Start, tmp_path:
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
-def test_sharded_workers_say_what_does_not_fit(workers: Start, tmp_path: Path) -> None:
-    """They compute every layer together: one cannot split alone."""
-    said = workers(tmp_path / "run", divided(sharding="full"), "memory")
-    assert "do not fit into memory: lower data.batch_tokens" in said[1][0]
+def test_sharded_workers_do_not_compute_a_part_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute every layer together: one cannot begin again alone."""
+    c = recipe().model
+    module = LossModule(build(c), objective(c))
+    module.sharded = True
+    monkeypatch.setattr(LossModule, "forward", small_memory(3))
+    with pytest.raises(QkvError, match="4 rows of .* tokens do not fit into memory: lower data.batch_tokens"):
+        gradients(module, [example(c, 4)])
+    assert module.limit == 0

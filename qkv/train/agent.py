@@ -144,7 +144,7 @@ class Messages(LogsSpecs):
         for rank, environment in envs.items():
             files.error_files[rank] = environment["TORCHELASTIC_ERROR_FILE"] = str(place / f"{rank}.json")
             files.stdouts[rank] = files.stderrs[rank] = str(place / f"{rank}.txt") if rank else ""
-            if not rank and not stderr_is_inherited():
+            if not rank and not inherits_stderr():
                 files.stderrs[rank] = files.tee_stderrs[rank] = str(place / "0.txt")
             environment["OMP_NUM_THREADS"] = "1"
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
@@ -153,7 +153,7 @@ class Messages(LogsSpecs):
         return files
 
 
-def stderr_is_inherited() -> bool:
+def inherits_stderr() -> bool:
     """Whether other processes write to the same place as this one: in a notebook they do not, their messages are passed on."""
     try:
         return sys.stderr.fileno() == 2
