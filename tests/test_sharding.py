@@ -365,6 +365,6 @@ def test_sharded_workers_do_not_compute_a_part_again(monkeypatch: pytest.MonkeyP
     module = LossModule(build(c), objective(c))
     module.sharded = True
     monkeypatch.setattr(LossModule, "forward", small_memory(3))
-    with pytest.raises(QkvError, match="4 rows of .* tokens do not fit into memory: lower data.batch_tokens"):
+    with pytest.raises(QkvError, match=r"4 rows of .* tokens do not fit into memory: lower data.batch_tokens"):
         gradients(module, [example(c, 4)])
     assert module.limit == 0
