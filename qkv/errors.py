@@ -1,11 +1,11 @@
-"""Errors that a user can cause and correct. The command line prints their message in one line and exits with code 2."""
+"""Errors that a user can cause and correct. The command line prints their message in one line and exits with their code, mostly 2."""
 
 
 class QkvError(Exception):
     """Invalid input: the message says what is wrong, what is allowed and what to do."""
 
     exit_code = 2
-    """Of a command that ends with this error."""
+    """Exit code of a command that ends with this error."""
 
     def __str__(self) -> str:
         """Return one line: control characters, such as line ends in the names of a damaged file, are escaped."""
@@ -21,7 +21,7 @@ class FileError(QkvError):
 
 
 def explain(error: BaseException) -> str:
-    """Return in one line what a user can do something about; empty for any other error."""
+    """Return the message, in one line, of an error that a user can correct; an empty string for any other error."""
     if isinstance(error, OSError):  # a full disk, no permission, a name that no file can have
         return f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
     if isinstance(error, UnicodeError):

@@ -75,7 +75,7 @@ def shared_sums(function: Callable[[Item], Sequence[float]], items: Sequence[Ite
 
 
 def shared_parts(function: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item]) -> list[Any]:
-    """Apply a function that computes many items together, and none of them differently for that, to a part of them per worker;
+    """Apply a function of many items, whose results do not depend on which items it gets together, to a part of them per worker;
     return the result of each item in order."""
     count = shares()
     found: list[Any] = [None] * len(items)

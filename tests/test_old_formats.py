@@ -39,7 +39,7 @@ def version_of(path: Path) -> tuple[Path, str]:
 
 
 def test_what_is_written_today_is_among_them() -> None:
-    """Whoever changes a format keeps a folder of it: python tests/formats/make.py tests/formats/NEXT."""
+    """When a format changes, write a folder of it: python tests/formats/make.py tests/formats/NEXT."""
     models = {read_json(path / "config.json").get("format", "0.1") for path in MODELS}
     assert {"0.1", folder.FORMAT, folder.INTEGER_FORMAT} <= models
     progress = [read_json(path).get("progress", {}) for path in FORMATS.glob("*/*/checkpoint-*/training.json")]

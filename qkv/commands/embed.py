@@ -12,7 +12,7 @@ import typer
 
 from qkv.commands.common import Device, DeviceOption, Folder, Json, PrecisionOption, writing
 from qkv.commands.lines import Line, Source, check_file
-from qkv.commands.workers import Workers, compute_chunks, leads, with_workers
+from qkv.commands.workers import Workers, compute_chunks, with_workers
 from qkv.errors import QkvError
 
 if TYPE_CHECKING:
@@ -51,9 +51,11 @@ def run(
     [dim]qkv embed my-encoder texts.txt --pooling cls --layer -2 --out vectors.npy[/]
     """
     from qkv.api import load
+    from qkv.distributed import is_first
     from qkv.tasks.embed import fits
 
-    source: Source = check_file(file) if leads() else []
+    # the other workers may be on machines without the file
+    source: Source = check_file(file) if is_first() else []
     if out is not None:
         fits(out)
     model = load(folder, device.value, precision)
@@ -98,11 +100,12 @@ def keep(embedder: Embedder, source: Source, out: Path, how: dict[str, Any], eac
     """Write all vectors to a file."""
     import torch
 
+    from qkv.distributed import is_first
     from qkv.tasks.embed import Tokens, write, write_tokens
 
     found: list[Any] = []
     embed_lines(embedder, source, found.extend, how, each)
-    if not leads():
+    if not is_first():
         return
     if each:
         write_tokens(out, [Tokens(pieces, vectors) for _, pieces, vectors in found], embedder.config.d_model)

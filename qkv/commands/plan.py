@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 
 WHAT = typer.Argument(metavar="RECIPE|PRESET", help="A recipe, a preset or a run folder.", show_default=False)
 WORKERS = typer.Option(
-    "--workers", min=1, max=1_000_000, help="Number of devices; default: a machine of them, or the cores of this one."
+    "--workers",
+    min=1,
+    max=1_000_000,
+    help="Number of devices; default: those of one machine, with --device cpu its cores.",
 )
 DEVICE = typer.Option(
-    "--device", help="a100-40g, a100-80g, h100-80g, v100-32g, p100-16g, rtx-4090, t4, or cpu (this machine)."
+    "--device",
+    help="Device to plan for: a100-40g, a100-80g, h100-80g, v100-32g, p100-16g, rtx-4090, t4, or cpu (this machine).",
 )
 BATCH = typer.Option("--batch-tokens", min=1, max=10**12, help="Tokens of an update, all workers together.")
 LENGTH = typer.Option("--length", min=1, max=100_000_000, help="Tokens per row; default: as for qkv cost.")
@@ -51,8 +55,9 @@ def run(
     Compares data parallelism (DDP), sharded parameters (FSDP2, ZeRO-3), tensor
     and pipeline parallelism and their combinations, each with the batch split and
     the activation checkpointing (ckpt) that make it fastest, and recommends one.
-    Memory and bytes sent in an update are those of one device. qkv train runs all
-    but pipelines. The method and its check against runs: docs/scale.md.
+    Memory and bytes sent in an update are those of one device; rows: rows of a
+    pass x passes of an update. qkv train runs all but pipelines. The method and
+    its check against runs: docs/scale.md.
 
     [dim]qkv plan transformer-big --workers 8 --device p100-16g[/]
     [dim]qkv plan gpt3-175b --workers 1024 --batch-tokens 3145728 --tokens 300e9[/]

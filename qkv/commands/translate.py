@@ -14,7 +14,7 @@ import typer
 from qkv.commands.common import Device, DeviceOption, Json, PrecisionOption, writing
 from qkv.commands.lines import Line, Source, check_file, count_lines
 from qkv.commands.tables import columns_to_read
-from qkv.commands.workers import Workers, compute_chunks, leads, with_workers
+from qkv.commands.workers import Workers, compute_chunks, source_of_worker, with_workers
 from qkv.errors import FileError, QkvError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def run(
     [dim]qkv translate my-model test.en --beam 8 --groups 4 --n-best 4[/]
     """
     path, source = arguments(folder, file)
-    source = source if leads() else []
+    source = source_of_worker(source)
     model = open_model(path, source, device.value, precision)
     how = {
         "beam": beam, "length_penalty": length_penalty, "length_formula": length_formula, "n_best": n_best,

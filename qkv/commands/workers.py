@@ -1,4 +1,4 @@
-"""`--workers N`: a command that divides its input over several processes, and prints what one process prints.
+"""`--workers N`: divide the input of a command over several processes, with the output of one process.
 
 The process that the user has started is torch's agent (train/agent.py). It starts the same command line N times, as torchrun does
 on one or several machines; rank 0 reads, prints and writes, and all compute.
@@ -22,7 +22,8 @@ from qkv.commands.lines import CHUNK, Line, Source, chunks
 
 Result = TypeVar("Result")
 Workers = Annotated[int, typer.Option(
-    min=1, max=1024, help="Processes that share the work; the output is the same. A single process uses all cores.")]  # fmt: skip
+    min=1, max=1024, help="Number of processes that share the work, such as one per GPU; the output is the same. On a CPU a single one "
+    "uses all cores.")]  # fmt: skip
 EXIT_CODE = "exit-code"
 """File between rank 0 and the agent: the exit code of a command that has done its work, where it is not 0."""
 
@@ -59,7 +60,7 @@ def start_workers(count: int) -> int:
 
 @contextmanager
 def worker_group() -> Iterator[None]:
-    """Share work with the other workers within the block. Each gets its part of the cores; only rank 0 can be seen."""
+    """Share work with the other workers within the block. Each gets its part of the cores; only the output of rank 0 is shown."""
     import torch
 
     from qkv.distributed import is_first, process_group
@@ -75,9 +76,11 @@ def worker_group() -> Iterator[None]:
             yield
 
 
-def leads() -> bool:
-    """Return whether this process reads the input and shows the output: rank 0. Others may be on machines without the file."""
-    return os.environ.get("RANK", "0") == "0"
+def source_of_worker(source: Source) -> Source:
+    """Return the source for rank 0, which reads it for all, and nothing for the others, which may be on machines without the file."""
+    from qkv.distributed import is_first
+
+    return source if is_first() else []
 
 
 def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
@@ -93,15 +96,17 @@ def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[
             show(compute(done, chunk))
             done += len(chunk)
         return
-    if leads():
-        lead(compute, show, source, columns)
+    from qkv.distributed import is_first
+
+    if is_first():
+        compute_on_first(compute, show, source, columns)
     else:
-        follow(compute)
+        compute_on_others(compute)
 
 
-def lead(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
-         columns: Sequence[int | str]) -> None:  # fmt: skip
-    """Read lines for all workers, and show the results of all."""
+def compute_on_first(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
+                     columns: Sequence[int | str]) -> None:  # fmt: skip
+    """Read lines for all workers, compute a share of them, and show the results of all."""
     from qkv.distributed import broadcast_data, is_connection_loss, world
     from qkv.shared_work import shared_map
 
@@ -118,8 +123,8 @@ def lead(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], 
     broadcast_data([])
 
 
-def follow(compute: Callable[[int, list[Line]], Any]) -> None:
-    """Compute a share of what rank 0 has read, until that is nothing more."""
+def compute_on_others(compute: Callable[[int, list[Line]], Any]) -> None:
+    """Compute a share of the lines that rank 0 has read, until it has no more."""
     from contextlib import suppress
 
     from qkv.distributed import broadcast_data

@@ -312,7 +312,7 @@ def atomically(path: Path, write: Callable[[str], object]) -> None:
         to_disk(path.parent)
     except (OSError, SafetensorError) as error:  # SafetensorError: what the library makes of an OSError
         reason = error.strerror if isinstance(error, OSError) else _one_line(error)
-        raise FileError(f"cannot write {path}: {reason}; is there room, and may you write there?") from None
+        raise FileError(f"cannot write {path}: {reason}; check the free space and the permissions") from None
 
 
 @contextmanager

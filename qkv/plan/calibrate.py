@@ -109,7 +109,7 @@ def seconds_of(run: Callable[[], Any], least: float = MOMENT) -> float:
     return sorted(once)[len(once) // 2]
 
 
-def together() -> None:
+def wait_for_others() -> None:
     """Wait for the other workers."""
     if dist.is_initialized():
         dist.barrier()
@@ -123,7 +123,7 @@ def measure_compute() -> dict[str, Any]:
     rates: dict[str, dict[str, float]] = {}
     for precision in precisions():
         rates[precision] = {str(width): training_rate(width, precision) for width in WIDTHS[precision]}
-    together()
+    wait_for_others()
     source, target = torch.ones(COPIED // 4), torch.empty(COPIED // 4)
     memory = 2 * COPIED / seconds_of(lambda: target.copy_(source))
     return {
@@ -143,7 +143,7 @@ def training_rate(width: int, precision: str) -> float:
     model = loss_module(t.network.train(), causal, t.half)
     text = torch.randint(0, VOCABULARY, (ROWS, TOKENS + 1))
     batch = Batch(text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
-    together()
+    wait_for_others()
     return training_flops(c, [(ROWS, TOKENS, 0)]) / seconds_of(lambda: gradients(model, [batch]))
 
 
@@ -176,7 +176,7 @@ def mean_seconds(run: Callable[[], Any], times: int) -> float:
     """Return the mean time of a collective; every worker must run it equally often. The first ones open connections."""
     for _ in range(3):
         run()
-    together()
+    wait_for_others()
     start = time.perf_counter()
     for _ in range(times):
         run()

@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks to plan; None = as in the recipe, or a default."""
+    """The options of `qkv plan`; None = as in the recipe, or a default."""
 
     name: str
     config: ModelConfig

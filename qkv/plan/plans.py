@@ -156,7 +156,10 @@ def recommend(plans: list[TrainingPlan]) -> tuple[TrainingPlan | None, str]:
     running = [plan for plan in fitting if plan.layout.runs]
     if not fitting:
         need = min(plans, key=lambda plan: plan.bytes)
-        return None, f"none fits: {need.layout.name} needs the least memory, {need.bytes / 1e9:,.1f} GB per device"
+        return None, (
+            f"none fits: {need.layout.name} needs the least memory, {need.bytes / 1e9:,.1f} GB per device; "
+            "use more or larger devices"
+        )
     if not running:
         plan = min(fitting, key=lambda plan: plan.seconds)
         return plan, "the fastest that fits; qkv train does not run pipelines, and nothing else fits"

@@ -144,7 +144,9 @@ def this_machine() -> ThisMachine:
     try:
         machine = ThisMachine(**values)
     except TypeError:
-        raise QkvError(f"{path} is of another version of qkv: run `qkv plan --calibrate` again") from None
+        raise QkvError(f"{path} was written by another version of qkv: run `qkv plan --calibrate` again") from None
     if machine.host != describe_host():
-        raise QkvError(f"{path} was measured on another machine or PyTorch: run `qkv plan --calibrate` again")
+        raise QkvError(
+            f"{path} was measured on another machine or with another version of PyTorch: run `qkv plan --calibrate` again"
+        )
     return machine

@@ -141,9 +141,13 @@ class ReplacedTask(Pretraining):
                 torch.manual_seed(number)  # the generator draws alike at every evaluation
                 both = network(batch)
             loss, hit = self.objective(both, batch), hits(both.generator, batch.targets)  # type: ignore[arg-type]
-            said, is_so = both.discriminator.logits > 0, both.batch.targets == 1
+            flagged, replaced = both.discriminator.logits > 0, both.batch.targets == 1
             real = both.batch.targets != IGNORED
-            return loss.sum.item(), loss.count, *(int(x.sum()) for x in (hit, said & is_so, said & real, is_so))
+            return (
+                loss.sum.item(),
+                loss.count,
+                *(int(x.sum()) for x in (hit, flagged & replaced, flagged & real, replaced)),
+            )
 
         nats, count, right, found, named, true = shared_sums(compute, list(enumerate(batches)))
         return {"loss": nats / max(count, 1), "generator_accuracy": 100 * right / max(count, 1),

@@ -76,13 +76,13 @@ class ImageClassifier:
 
 
 def slices(given: Sequence[Any], c: ModelConfig) -> list[Sequence[Any]]:
-    """Pictures, or what belongs to them, in batches."""
+    """Divide images, or their records, into batches."""
     rows = max(1, ASKED // (1 + n_patches(c)))
     return [given[at : at + rows] for at in range(0, len(given), rows)]
 
 
 def open_images(given: Sequence[Any], c: ModelConfig) -> Tensor:
-    """Pictures of any kind as a batch: (B, C, H, W)."""
+    """Open images of any kind as a batch: (B, C, H, W)."""
     return normal(stack_pixels([pixels(one, c.image_size or 0, c.n_channels) for one in given]))
 
 

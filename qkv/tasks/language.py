@@ -192,8 +192,8 @@ class LanguageTask(Task):
         return text.numbers(total, int(targets))
 
     def groups(self, text: Text) -> list[list[Any]]:
-        """A text in groups that are read independently of each other: rows of windows of like length; with data.carry, documents
-        of like length, each from its beginning to its end."""
+        """Divide a text into groups that are computed independently: rows of windows of similar length; with data.carry, documents
+        of similar length, each from its beginning to its end."""
         rows: list[Any] = sorted(text.documents, key=len, reverse=True)
         if not self.carries:
             rows = sorted(rows_of(text.documents, self.data.max_length, self.packs), key=length)
@@ -201,7 +201,7 @@ class LanguageTask(Task):
         return [rows[at : at + count] for at in range(0, len(rows), count)]
 
     def outputs(self, network: nn.Module, group: list[Any]) -> Iterator[tuple[Output, Batch, list[Ids]]]:
-        """What the network says of every window of a group, and the windows in the order of the batch's targets."""
+        """Yield the output for every batch of a group, the batch, and its windows in the order of the batch's targets."""
         device = next(network.parameters()).device
         if not self.carries:
             batch = collate(group, self.config.pad_id).to(device)
@@ -221,7 +221,7 @@ class LanguageTask(Task):
         number = {document.ctypes.data: i for i, document in enumerate(text.documents)}
 
         def compute(group: list[Any]) -> list[tuple[int, int, Tensor]]:
-            """(document, first token, losses) of each window."""
+            """Return (document, first token, losses) of each window."""
             found = []
             for output, batch, windows in self.outputs(network, group):
                 assert batch.targets is not None

@@ -93,7 +93,7 @@ def window_losses(network: nn.Module, batches: Sequence[Batch], for_words: Calla
     device = next(network.parameters()).device
 
     def compute(batch: Batch) -> list[tuple[float, int, int]]:
-        """(-log p, targets, right ones) of each row."""
+        """Return (-log p, targets, correct predictions) of each row."""
         targets: Any = batch.targets
         output = for_words(network(batch.to(device)))
         counts = (targets != IGNORED).sum(1).tolist()  # (B,)

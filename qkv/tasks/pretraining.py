@@ -159,14 +159,14 @@ class Pretraining(Task):
         return self.scores(*shared_sums(compute, batches))
 
     def counts(self, output: Output, batch: Batch) -> tuple[float, ...]:
-        """Of one batch: the loss, the number of tokens that are asked for, and of those that are right."""
+        """Return the loss of one batch, the number of targets, and the number of correct predictions."""
         assert batch.targets is not None
         words = self.for_words(output)
         found = cross_entropy(words, batch.targets)
         return found.sum.item(), found.count, int(hits(words, batch.targets))
 
     def scores(self, nats: float, count: float, right: float) -> dict[str, float]:
-        """The scores from the sums of `counts`."""
+        """Return the scores, from the sums of `counts`."""
         loss = nats / max(count, 1)
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": 100 * right / max(count, 1)}
 
@@ -298,7 +298,7 @@ class MaskedTask(Pretraining):
         return Output(output.hidden, head.words, output.keys) if self.pairs else output
 
     def counts(self, output: Output, batch: Batch) -> tuple[float, ...]:
-        """With two sentences also the number of pairs, and of those that are right."""
+        """With two sentences also return the number of pairs, and of correct predictions of the second sentence."""
         found = super().counts(output, batch)
         if not self.pairs:
             return found

@@ -72,7 +72,7 @@ def by_length(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
 
 
 def map_by_length(compute: Callable[[list[int]], Sequence[Any]], lengths: Sequence[int], tokens: int) -> list[Any]:
-    """The result of every row, in order. `compute` takes the numbers of the rows of a batch, which has at most `tokens` padded
+    """Return the result of every row, in order. `compute` takes the numbers of the rows of a batch, which has at most `tokens` padded
     tokens, and returns a result for each; workers that share their work (shared_work.py) compute some of the batches each."""
     batches = list(by_length(lengths, tokens))
     found: list[Any] = [None] * len(lengths)

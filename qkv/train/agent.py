@@ -1,6 +1,6 @@
 """torch's elastic agent for the workers of one machine: it starts them, watches them, and starts all again when one is lost.
 
-torchrun uses the same agent (torch.distributed.elastic). Three of its parts are replaced: where the workers meet, which needs
+torchrun uses the same agent (torch.distributed.elastic). Three of its parts are replaced: the rendezvous, which needs
 no network here; where their messages go, which for rank 0 is this terminal; and what happens when one fails: all start again
 if it was lost, while an error that would come again ends the run.
 """
@@ -32,7 +32,7 @@ from qkv.errors import QkvError
 HOST = "127.0.0.1"
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network interface that is available without a network."""
-PATIENCE = 24 * 3600
+SHUTDOWN_TIMEOUT = 24 * 3600
 """Seconds for the workers to finish their update and write a checkpoint when the run is stopped; a second signal ends them."""
 
 
@@ -66,7 +66,7 @@ class Agent(LocalElasticAgent):
     """An agent that starts lost workers again, and only those."""
 
     def __init__(self, spec: WorkerSpec, messages: LogsSpecs, say: Callable[[str], None]):
-        super().__init__(spec, messages, start_method="spawn", shutdown_timeout=PATIENCE)
+        super().__init__(spec, messages, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT)
         self.say = say
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -96,7 +96,7 @@ class Agent(LocalElasticAgent):
 
 
 class OneMachine(RendezvousHandler):
-    """The meeting point of the workers of a single agent: a new store at every start."""
+    """The rendezvous of the workers of a single agent: a new store at every start."""
 
     store: dist.TCPStore
 

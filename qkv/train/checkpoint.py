@@ -135,7 +135,7 @@ def read_progress(folder: Path) -> Progress:
         return progress_of(read_json(folder / NUMBERS)["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FileError(
-            f"{folder / NUMBERS} does not say how far the training of a network was ({error}): choose a new folder with --out NEW, "
+            f"{folder / NUMBERS} has no valid training progress ({error}): choose a new folder with --out NEW, "
             f"or remove {folder}"
         ) from None
 

@@ -18,7 +18,7 @@ from qkv.errors import QkvError
 from qkv.parts.state import State
 
 MESSAGES = ("can't allocate memory", "not enough memory", "bad_alloc")
-"""What torch's allocators on a CPU say."""
+"""Parts of the messages of torch's allocators on a CPU."""
 
 
 class DoesNotFit(QkvError):

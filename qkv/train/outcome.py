@@ -1,4 +1,4 @@
-"""How a run stands when its processes have ended: what whoever started it needs to know."""
+"""RunOutcome: progress and results of a run whose processes have ended, for the process that has started them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class RunOutcome:
 
 
 def write_outcome(path: Path, o: RunOutcome) -> None:
-    """Write it for the process that has started this one."""
+    """Write an outcome for the process that has started this one."""
     write_json(path, {"progress": asdict(o.progress), "ending": asdict(o.ending), "results": o.results, "use": o.use})
 
 
 def read_outcome(path: Path, folder: Path, recipe: Recipe) -> RunOutcome:
-    """Read what the first worker has written."""
+    """Read the outcome that rank 0 has written."""
     found = read_json(path)
     return RunOutcome(
         folder, recipe, progress_of(found["progress"]), Ending(**found["ending"]), found["results"], found["use"]

@@ -1,6 +1,6 @@
 """Shards in files: every worker writes its own safetensors file while training continues, by torch.distributed.checkpoint.
 
-A file has the shards of one worker; its header also tells where in the whole tensor each of them belongs, so any number of workers can
+A file has the shards of one worker; its header also states where in the whole tensor each of them belongs, so any number of workers can
 read them, a single one too. A tensor that several workers have is in the file of the first. There is no pickle: torch's readers and
 writers for safetensors leave out the `.metadata` of its other formats.
 """
@@ -43,7 +43,7 @@ class Saving:
             if rank() == 0:
                 settle(self.folder)
             if isinstance(reason, OSError):
-                what = f"cannot write {self.folder}: {reason.strerror}; is there room, and may you write there?"
+                what = f"cannot write {self.folder}: {reason.strerror}; check the free space and the permissions"
                 raise FileError(what) from None
             raise reason from None
 

@@ -66,7 +66,7 @@ class Training:
     """What the rows of each micro-batch remember of the text before it; empty = nothing is carried over."""
     words: dict[str, str] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
-    """Checksums of the run's vocabulary and training data (inputs.py), on rank 0."""
+    """Checksums of the run's vocabulary and training data (input_checksums.py), on rank 0."""
     half: bool = False
     """Products in bfloat16; not part of a checkpoint."""
     sharded: Sharded | None = None

@@ -1,4 +1,4 @@
-"""Write what this version of qkv writes into a folder: runs with checkpoints, models, word vectors, and what they answer.
+"""Write what this version of qkv writes into a folder: runs with checkpoints, models, word vectors, and what they compute.
 
     python tests/formats/make.py tests/formats/4
 
