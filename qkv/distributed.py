@@ -250,7 +250,7 @@ def from_bytes(data: Tensor) -> Any:
     """Decode what `to_bytes` has encoded."""
 
     def decode_tensor(found: dict[str, Any]) -> Any:
-        if "tensor" not in found:
+        if found.keys() != {"tensor", "type", "shape"}:
             return found
         array = bytearray(base64.b64decode(found["tensor"]))
         return torch.from_numpy(np.frombuffer(array, found["type"]).reshape(found["shape"]))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from qkv.distributed import all_gather_data, rank, world
-from qkv.errors import QkvError
+from qkv.errors import QkvError, explain
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,8 +41,8 @@ def shares() -> int:
 def shared_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Yield `function(item)` of each item in order, on every worker; worker r of n computes items r, r + n, r + 2n ...
 
-    A result is plain data: JSON (a tuple becomes a list) with tensors in it. A QkvError is raised on all workers, where its
-    result would be.
+    A result is plain data: JSON (a tuple becomes a list) with tensors in it. An error that a user can do something about
+    is raised on all workers as a QkvError, where its result would be.
     """
     if shares() == 1:
         yield from map(function, items)
@@ -61,8 +61,10 @@ def results_of(function: Callable[[Item], Any], items: Sequence[Item]) -> list[t
     for item in items:
         try:
             found.append((function(item), ""))
-        except QkvError as error:
-            return [*found, (None, str(error))]
+        except Exception as error:
+            if not (problem := explain(error)):
+                raise
+            return [*found, (None, problem)]
     return found
 
 

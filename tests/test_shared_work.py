@@ -61,8 +61,9 @@ def in_group(number: int, port: int, function: Callable[..., Any], *arguments: A
 
 def test_data_keep_all_their_bits() -> None:
     tensors = [torch.randn(3, 2), torch.zeros(0, 4), torch.tensor(7), torch.tensor([True]), torch.randn(2).double()]
-    data = {"é": [1, -0.0, 0.1, float("inf"), None, "\ud7ff\n"], "tensors": tensors}
+    data = {"é": [1, -0.0, 0.1, float("inf"), None, "\ud7ff\n"], "tensors": tensors, "counts": {"tensor": 2, "type": 1}}
     found = from_bytes(to_bytes(data))
+    assert found["counts"] == data["counts"]
     assert found["é"] == data["é"] and str(found["é"][1]) == "-0.0"
     for before, after in zip(tensors, found["tensors"], strict=True):
         assert before.dtype == after.dtype and torch.equal(before, after)
@@ -112,6 +113,34 @@ def test_the_first_error_is_raised_on_all_workers_in_its_place(pair: Pair) -> No
         alone = failing(wrong)[:2]
         assert [one[:2] for one in pair(failing, wrong)] == [alone, alone]
     assert [tried for _, _, tried in pair(failing, [1])] == [4, 1]  # a worker stops at its own error
+
+
+def broken(number: int, error: Exception) -> str:
+    """The message of the error of one worker, on each."""
+
+    def compute(done: int, lines: Any) -> int:
+        if rank() == number:
+            raise error
+        return len(lines)
+
+    try:
+        workers.compute_chunks(compute, lambda _: None, ["x"] * 4 * workers.CHUNK)
+    except QkvError as shown:
+        return str(shown)
+    return ""
+
+
+def test_what_a_user_can_correct_is_raised_by_rank_0_alone(pair: Pair) -> None:
+    for number in (0, 1):
+        assert pair(broken, number, OSError(28, "No space left on device")) == ["No space left on device", ""]
+
+
+def test_any_other_error_of_rank_0_ends_the_others(pair: Pair) -> None:
+    """They wait for its results, and the connection closes."""
+    with pytest.raises(RuntimeError, match="unexpected"):
+        pair(broken, 0, RuntimeError("unexpected"))
+    with pytest.raises(WorkerLost):
+        pair(broken, 1, RuntimeError("unexpected"))
 
 
 def test_nothing_is_divided_outside_of_share_work(pair: Pair) -> None:

@@ -107,7 +107,8 @@ def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[
 def compute_on_first(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
                      columns: Sequence[int | str]) -> None:  # fmt: skip
     """Read lines for all workers, compute a share of them, and show the results of all."""
-    from qkv.distributed import broadcast_data, is_connection_loss, world
+    from qkv.distributed import broadcast_data, world
+    from qkv.errors import explain
     from qkv.shared_work import shared_map
 
     done = 0
@@ -117,7 +118,7 @@ def compute_on_first(compute: Callable[[int, list[Line]], Result], show: Callabl
                 show(result)
             done += len(lines)
     except BaseException as error:
-        if not is_connection_loss(error):
+        if explain(error):  # after any other error, such as a lost connection, the others may not wait for more lines
             broadcast_data([])
         raise
     broadcast_data([])
