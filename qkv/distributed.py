@@ -146,7 +146,7 @@ def is_connection_loss(error: BaseException) -> bool:
 
 def by_torchrun() -> bool:
     """Whether an agent, such as torchrun, has started this process with others."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
+    return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
 
 
 def restart_count() -> int:

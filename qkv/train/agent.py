@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -103,8 +104,12 @@ class OneMachine(RendezvousHandler):
     use_agent_store = True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self.store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        return RendezvousInfo(self.store, 0, 1, RendezvousStoreInfo(HOST, self.store.port))
+        listener = socket.create_server((HOST, 0))  # a store that opens its port itself listens to the network, too
+        port = listener.getsockname()[1]
+        self.store = dist.TCPStore(
+            HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        return RendezvousInfo(self.store, 0, 1, RendezvousStoreInfo(HOST, port))
 
     def get_backend(self) -> str:
         return "one-machine"
@@ -147,7 +152,11 @@ class Messages(LogsSpecs):
             if not rank and not inherits_stderr():
                 files.stderrs[rank] = files.tee_stderrs[rank] = str(place / "0.txt")
             environment["OMP_NUM_THREADS"] = "1"
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+            # the modules of this process, not those in the current folder, which `python -m` would search first
+            environment["PYTHONPATH"], environment["PYTHONSAFEPATH"] = (
+                os.pathsep.join(map(os.path.abspath, sys.path)),
+                "1",
+            )
             if sys.platform in LOOPBACK:
                 environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
         return files
@@ -186,20 +195,28 @@ def may_recover(failure: ProcessFailure) -> bool:
 
 def describe_loss(failures: dict[int, ProcessFailure]) -> str:
     """Describe the worker that was lost first: the others have lost the connection to it, or were ended by the agent."""
-    order = sorted(
-        failures.items(), key=lambda item: (item[1].exitcode in (WorkerLost.exit_code, -signal.SIGTERM), item[0])
-    )
-    rank, failure = order[0]
-    what = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else data_of(failure).get("message", "ended")
-    return f"worker {rank} {what}" if failure.exitcode < 0 else f"worker {rank}: {what}"
+
+    def is_consequence(failure: ProcessFailure) -> bool:
+        return failure.exitcode == -signal.SIGTERM or data_of(failure).get("kind") == WorkerLost.__name__
+
+    return describe_end(*min(failures.items(), key=lambda item: (is_consequence(item[1]), item[0])))
+
+
+def describe_end(rank: int, failure: ProcessFailure) -> str:
+    """Describe what ended a worker: its own message, if it has left one."""
+    if failure.exitcode < 0:
+        return f"worker {rank} was ended by {failure.signal_name()}"
+    data = data_of(failure)
+    return f"worker {rank}: {data['message']}" if data else f"worker {rank} ended with exit code {failure.exitcode}"
 
 
 def cause(failures: dict[int, ProcessFailure]) -> Exception:
     """Return the error to raise in this process for those of the workers."""
-    for failure in failures.values():
+    for rank, failure in failures.items():
         if failure.exitcode == QkvError.exit_code:
             data = data_of(failure)
-            return getattr(errors, data["kind"], QkvError)(data["message"])
+            kind = getattr(errors, data.get("kind", ""), QkvError)
+            return kind(data.get("message", describe_end(rank, failure)))
     for rank, failure in failures.items():
         if not may_recover(failure):
             return RuntimeError(

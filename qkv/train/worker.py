@@ -7,14 +7,16 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from qkv.config import Recipe
+from qkv.convert.files import write_text
 from qkv.distributed import WorkerLost, end_with, is_first
-from qkv.errors import explain
+from qkv.errors import FileError, explain
 from qkv.train.launch import JOB, OUTCOME, cores
 from qkv.train.outcome import RunOutcome, write_outcome
 from qkv.train.report import Report
@@ -42,7 +44,8 @@ def write_error(error: BaseException) -> int:
         code = WorkerLost.exit_code
     message = explain(error) or "".join(traceback.format_exception(error))
     data = {"message": message, "timestamp": int(time.time()), "kind": type(error).__name__}
-    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps(data))
+    with suppress(OSError, FileError):  # a full disk: then the agent reports the exit code
+        write_text(os.environ["TORCHELASTIC_ERROR_FILE"], json.dumps(data))  # whole or not at all
     return code
 
 
