@@ -219,6 +219,15 @@ def test_minutes_and_a_time_budget_give_points_on_a_slow_machine() -> None:
     assert loop.Clock(Progress(step=10, seconds=300.0), c, []).mark == (10, 0.5, 5.0)
 
 
+def test_a_second_sigterm_does_not_interrupt_what_a_second_interrupt_does() -> None:
+    with loop.catch_signals() as received:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert received == [signal.SIGTERM, signal.SIGTERM]
+
+
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 def test_a_run_with_a_time_budget_resumes_at_its_place_in_the_schedule(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

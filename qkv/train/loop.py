@@ -287,14 +287,18 @@ def end_reason(p: Progress, c: TrainConfig) -> str:
 
 @contextmanager
 def catch_signals() -> Iterator[list[signal.Signals]]:
-    """Collect SIGINT and SIGTERM within the block, so that the update is finished and saved first; a second one interrupts at once."""
+    """Collect SIGINT and SIGTERM within the block, so that the update is finished and saved first.
+
+    A SIGINT after that interrupts at once. A further SIGTERM does not: a worker gets two where Slurm sends one to all processes of a
+    job, since the agent passes its own on.
+    """
     received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
         yield received
         return
 
     def receive(number: int, frame: object) -> None:
-        if received:
+        if received and number == signal.SIGINT:
             raise KeyboardInterrupt
         received.append(signal.Signals(number))
 
