@@ -222,7 +222,7 @@ class TrainConfig(Strict):
     """Minutes after which a worker that waits for the others within an update gives up, since a machine or connection is lost."""
     sharding: Literal["none", "full"] = "none"
     """With several workers: none = every worker holds the whole network (DistributedDataParallel); full = weights, gradients and
-    optimizer state are divided among the workers, and the weights of a block are gathered while it computes (FSDP2)."""
+    optimiser state are divided among the workers, and the weights of a block are gathered while it computes (FSDP2)."""
     tensor_parallel: int = Field(default=1, gt=0, le=1024)
     """Number of workers that divide the heads and the inner width of every attention and feed-forward layer among them; divides the
     number of workers. These groups of workers divide the batch."""
