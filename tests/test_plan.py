@@ -180,6 +180,16 @@ def test_the_choice_fits_and_runs() -> None:
     assert recommend(only)[0] is only[0] and "does not run pipelines" in recommend(only)[1]
 
 
+@pytest.mark.parametrize(("name", "kinds"), [
+    ("rnnsearch", {"data"}), ("t5-small", {"data", "sharded"}),
+    ("transformer-base", {"data", "sharded", "tensor x data", "tensor x sharded"}),
+])  # fmt: skip
+def test_what_training_refuses_is_not_planned(run: Run, name: str, kinds: set[str]) -> None:
+    """Recurrent networks are not divided; scores with positions in them are not divided by heads."""
+    _, out, _ = run("plan", name, "--workers", "4", "--json")
+    assert {plan["kind"] for plan in json.loads(out)["plans"] if plan["executed_by_qkv"]} == kinds
+
+
 # --- published runs
 
 PUBLISHED = {

@@ -29,6 +29,8 @@ class Job:
     """Whether a moving average of the weights is kept."""
     updates: int | None = None
     """Updates of the whole run, if known."""
+    config: ModelConfig | None = None
+    """The network; None = no layout is refused."""
 
     @property
     def tokens(self) -> int:
@@ -78,7 +80,7 @@ def make_job(asked: Request, precision: str, table: bool) -> Job:
     muon = network.inside / network.parameters if c.optimizer == "muon" else 0
     updates = c.steps if recipe is not None else None if paper is None else paper.updates
     updates = ceil(asked.tokens / (rows * network.tokens)) if asked.tokens else updates
-    return Job(network, precision, rows, 2 - muon, bool(c.ema), updates)
+    return Job(network, precision, rows, 2 - muon, bool(c.ema), updates, asked.config)
 
 
 def with_learned_vocabulary(c: ModelConfig, recipe: Recipe | None) -> ModelConfig:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from qkv.config import TrainConfig
+from qkv.config.rules import impossible_training
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 from qkv.plan.memory import memory
@@ -109,16 +111,28 @@ def all_plans(job: Job, workers: int, cluster: Cluster) -> list[TrainingPlan]:
 
 
 def layouts(job: Job, workers: int, per_machine: int) -> Iterator[Layout]:
-    """Yield all degrees: tensor parallelism within a machine, pipelines of equal stages, rows for every data-parallel worker."""
+    """Yield all degrees: tensor parallelism within a machine, pipelines of equal stages, rows for every data-parallel worker. Those
+    that `qkv train` refuses for this network are left out."""
     for tensor in tensor_degrees(job, workers, per_machine):
         for pipeline in divisors_of(job.network.layers, workers // tensor):
             data = workers // tensor // pipeline
             if data > job.rows:
                 continue
             for recompute in (False, True):
-                yield Layout(data, tensor, pipeline, False, recompute)
+                found = [Layout(data, tensor, pipeline, False, recompute)]
                 if pipeline == 1 and data > 1:
-                    yield Layout(data, tensor, pipeline, True, recompute)
+                    found.append(Layout(data, tensor, pipeline, True, recompute))
+                yield from (layout for layout in found if not is_refused(job, layout))
+
+
+def is_refused(job: Job, at: Layout) -> bool:
+    """Return whether `qkv train` refuses to divide this network so, such as a recurrent one into shards."""
+    if job.config is None or not at.runs:
+        return False
+    train = TrainConfig(
+        sharding="full" if at.sharded else "none", tensor_parallel=at.tensor, activation_checkpointing=at.recompute
+    )
+    return bool(impossible_training(job.config, train))
 
 
 def tensor_degrees(job: Job, workers: int, per_machine: int) -> list[int]:
