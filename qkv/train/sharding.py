@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from qkv.config import TrainConfig
-from qkv.distributed import LONGEST, rank, world
+from qkv.distributed import rank, world
 from qkv.errors import ConfigError
 from qkv.parts.attention import Attention
 from qkv.parts.feedforward import FeedForward
@@ -60,7 +61,10 @@ def shard(network: nn.Module, c: TrainConfig, half: bool) -> Sharded | None:
     for block in dict.fromkeys(blocks):  # each once: a stack may have one block in all places (ALBERT)
         fully_shard(block, mesh=mesh["replicate", "shard"], mp_policy=policy)
     fully_shard(model, mesh=mesh["replicate", "shard"])  # embeddings and head, which the objective reads
-    return Sharded(model, skeleton, dist.new_group(backend="gloo", timeout=LONGEST))
+    timeout = timedelta(minutes=c.worker_timeout)
+    for name in ("replicate", "shard", "tensor"):  # otherwise torch's, 10 or 30 minutes
+        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(name))
+    return Sharded(model, skeleton, dist.new_group(backend="gloo", timeout=timeout))
 
 
 def no_objective(*_: object) -> Any:
