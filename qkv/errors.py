@@ -1,5 +1,8 @@
 """Errors that a user can cause and correct. The command line prints their message in one line and exits with their code, mostly 2."""
 
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
+"""Parts of the messages of torch's allocators."""
+
 
 class QkvError(Exception):
     """Invalid input: the message says what is wrong, what is allowed and what to do."""
@@ -27,6 +30,13 @@ def explain(error: BaseException) -> str:
     if isinstance(error, UnicodeError):
         reason = error.reason if isinstance(error, UnicodeDecodeError) else error
         return f"the input is not UTF-8 text ({reason}): convert it to UTF-8"
-    if isinstance(error, MemoryError):
+    if is_memory_error(error):
         return "not enough memory: use a smaller model, or smaller batches"
     return str(error) if isinstance(error, QkvError) else ""
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an allocation has failed: in Python, on a CPU (a RuntimeError) or on a GPU (torch.OutOfMemoryError, which is one)."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(m in str(error) for m in NO_MEMORY)
+    )

@@ -13,8 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import qkv
+from qkv.errors import explain
 from qkv.presets import ABOUT, PRESETS, tiny
 
 Run = Callable[..., tuple[int, str, str]]
@@ -375,6 +377,19 @@ def test_what_the_system_refuses_is_one_line_too(run: Run, folder: Path, monkeyp
     monkeypatch.setattr(sys, "stdin", None)
     code, _, err = run("generate", folder)
     assert code == 2 and "give a prompt" in err
+
+
+def test_lack_of_memory_is_one_line_too() -> None:
+    """An allocation that really fails, on a CPU; a GPU's error is a RuntimeError too. Other errors keep their traceback."""
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+    for error in (
+        refused.value,
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+    ):
+        assert explain(error).startswith("not enough memory")
+    assert explain(RuntimeError("the shapes differ")) == ""
 
 
 def test_a_prompt_longer_than_the_context_is_refused(run: Run, folder: Path) -> None:

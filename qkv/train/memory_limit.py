@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 
 from qkv.batch import Batch
-from qkv.errors import QkvError
+from qkv.errors import QkvError, is_memory_error
 from qkv.parts.state import State
-
-MESSAGES = ("can't allocate memory", "not enough memory", "bad_alloc")
-"""Parts of the messages of torch's allocators on a CPU."""
 
 
 class DoesNotFit(QkvError):
@@ -40,7 +37,7 @@ class DoesNotFit(QkvError):
 
 def explain_memory_error(error: Exception, part: Batch, final: bool) -> Exception:
     """Return the error of a pass: DoesNotFit for lack of memory, QkvError where nothing can be computed again (`final`)."""
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(m in str(error) for m in MESSAGES):
+    if not is_memory_error(error):
         return error
     reason = DoesNotFit(part)
     return QkvError(str(reason)) if final else reason

@@ -16,7 +16,7 @@ import torch
 from qkv.config import Recipe
 from qkv.convert.files import write_text
 from qkv.distributed import WorkerLost, end_with, is_first
-from qkv.errors import FileError, explain
+from qkv.errors import FileError, explain, is_memory_error
 from qkv.train.launch import JOB, OUTCOME, cores
 from qkv.train.outcome import RunOutcome, write_outcome
 from qkv.train.report import Report
@@ -40,7 +40,7 @@ def write_error(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     code = getattr(error, "exit_code", 2) if explain(error) else 1
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if is_memory_error(error):
         code = WorkerLost.exit_code
     message = explain(error) or "".join(traceback.format_exception(error))
     data = {"message": message, "timestamp": int(time.time()), "kind": type(error).__name__}
