@@ -70,9 +70,7 @@ def process_group(minutes: float = MINUTES) -> Iterator[None]:
     except BaseException as error:
         ignore_termination()
         release(error)
-        raise (
-            WorkerLost("another worker has ended; its own message says why") if is_connection_loss(error) else error
-        ) from None
+        raise (WorkerLost(describe_loss(error, minutes)) if is_connection_loss(error) else error) from None
     finally:
         gc.collect()
         waiting_group = None
@@ -142,6 +140,13 @@ def release(error: BaseException | None) -> None:
 def is_connection_loss(error: BaseException) -> bool:
     """Whether the error means that the connection to another worker is lost."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def describe_loss(error: BaseException, minutes: float) -> str:
+    """Say what the loss of a connection means: after a timeout nothing is known of the other worker."""
+    if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+        return f"another worker does not answer (train.worker_timeout = {minutes:g} minutes)"
+    return "another worker has ended, or the connection to it is cut; its own message says why"
 
 
 def by_torchrun() -> bool:
