@@ -30,7 +30,7 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
 from qkv.data.corpora import describe_headers
-from qkv.distributed import by_torchrun, is_first, process_group, rank_zero_first, restart_count, world
+from qkv.distributed import broadcast_data, by_torchrun, is_first, process_group, rank_zero_first, restart_count, world
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -161,11 +161,9 @@ def learn(r: Run, report: Report) -> Ending:
 
 def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = False) -> Run:
     """Begin the run in `folder`, or load its newest checkpoint."""
+    last = checkpoint_to_load(folder, report)
     with rank_zero_first():
         folder.mkdir(parents=True, exist_ok=True)
-        if is_first() and restart_count():
-            checkpoint.set_aside_damaged_checkpoints(folder, report.say)
-        last = checkpoint.newest(folder)
         old_words, old_data = checkpoint.inputs_of(last) if last is not None else ({}, {})
         if last is not None:
             check_words(folder, old_words)
@@ -192,6 +190,21 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     return Run(
         folder, recipe, training.progress, config=config, words=words, training=training, task=task, workers=world()
     )
+
+
+def checkpoint_to_load(folder: Path, report: Report) -> Path | None:
+    """Return the newest good checkpoint of a run, on all workers the one that rank 0 finds.
+
+    On a disk that several machines share, such as NFS, another machine may still see an older list of the folder's files.
+    """
+    name = None
+    if is_first():
+        if restart_count():
+            checkpoint.set_aside_damaged_checkpoints(folder, report.say)
+        last = checkpoint.newest(folder)
+        name = None if last is None else last.name
+    name = broadcast_data(name)
+    return None if name is None else folder / name
 
 
 def change_workers(before: int, seed: int, t: Training, report: Report) -> None:
