@@ -122,10 +122,10 @@ def layouts(job: Job, workers: int, per_machine: int) -> Iterator[Layout]:
                 found = [Layout(data, tensor, pipeline, False, recompute)]
                 if pipeline == 1 and data > 1:
                     found.append(Layout(data, tensor, pipeline, True, recompute))
-                yield from (layout for layout in found if not is_refused(job, layout))
+                yield from (layout for layout in found if not training_refuses(job, layout))
 
 
-def is_refused(job: Job, at: Layout) -> bool:
+def training_refuses(job: Job, at: Layout) -> bool:
     """Return whether `qkv train` refuses to divide this network so, such as a recurrent one into shards."""
     if job.config is None or not at.runs:
         return False
