@@ -1,9 +1,9 @@
 """Shards in files: every worker writes its own safetensors file while training continues, by torch.distributed.checkpoint.
 
 A file has the shards of one worker; its header also states where in the whole tensor each of them belongs, so any number of workers can
-read them, a single one too. A tensor that several workers have is in the file of the first. The files contain no
-pickle: torch's readers and writers for safetensors leave out the `.metadata` of its other formats. While they are written, torch exchanges its
-plans and results between the workers of the run as pickled messages.
+read them, a single one too. A tensor that several workers have is in the file of the first. The files contain no pickle:
+torch's readers and writers for safetensors leave out the `.metadata` of its other formats. While they are written, torch
+exchanges its plans and results between the workers of the run as pickled messages.
 """
 
 from __future__ import annotations
