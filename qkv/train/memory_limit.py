@@ -1,8 +1,8 @@
 """Batches that do not fit into memory: their rows are computed in parts, and the gradient is the same.
 
 The gradient of an update is a sum over rows, divided once. So where a part does not fit, the update begins anew in parts of half
-the size: with the weights, states and random numbers it began with, and no gradient. Every worker has a limit of its own; only that of rank 0 is
-reported.
+the size: with the weights, states and random numbers it began with, and no gradient. Every worker has a limit of its own; only that of rank
+0 is reported.
 """
 
 from __future__ import annotations
