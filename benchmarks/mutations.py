@@ -99,13 +99,13 @@ MUTATIONS = [
     Mutation("qkv/generate/sequence.py", "if token in self.eos_ids or len(self.tokens) == self.max_tokens:",
              "if len(self.tokens) == self.max_tokens:", GENERATE),
     # --- train
-    Mutation("qkv/train/step.py", "(loss * (weight * workers / max(count, 1))).backward()",
-             "(loss * (weight * workers / max(batch.count, 1))).backward()", CONTRACTS),
+    Mutation("qkv/train/step.py", "(loss * (weight * module.replicas / max(count, 1))).backward()",
+             "(loss * (weight * module.replicas / max(batch.count, 1))).backward()", CONTRACTS),
     Mutation("qkv/train/optimizer.py", "tune.layer_decay ** (self.layers - self.level + 1)",
              "tune.layer_decay ** (self.layers - self.level)", TUNING),
     Mutation("qkv/train/schedule.py", "math.sqrt(max(c.warmup, 1) / step)", "max(c.warmup, 1) / step",
              AVERAGES),
-    Mutation("qkv/train/optimizer.py", "get_ema_multi_avg_fn(d)(averaged", "get_ema_multi_avg_fn(1 - d)(averaged", AVERAGES),
+    Mutation("qkv/train/optimizer.py", "get_ema_multi_avg_fn(d)([local(p) for p in averaged]", "get_ema_multi_avg_fn(1 - d)([local(p) for p in averaged]", AVERAGES),
     # --- engine
     Mutation("qkv/engine/cpp/stack.cpp", "keys + head * d.key_heads / d.heads * head_size",
              "keys + head % d.key_heads * head_size", ENGINE),

@@ -399,7 +399,8 @@ def test_a_field_that_counts_only_where_it_is_set_is_a_difference(tmp_path: Path
 
 
 def test_a_run_that_is_shortened_before_its_first_evaluation_says_so(tmp_path: Path) -> None:
-    ended = SimpleNamespace(folder=tmp_path, why="all updates are done")
+    progress = SimpleNamespace(best_step=0)
+    ended = SimpleNamespace(folder=tmp_path, why="all updates are done", training=SimpleNamespace(progress=progress))
     with pytest.raises(ConfigError, match=r"has never been evaluated: raise train\.steps"):
         finish(ended, Report(quiet=True))  # type: ignore[arg-type]
 

@@ -41,14 +41,16 @@ Start = Callable[..., list[tuple[str, int]]]
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Start]:
-    """Two processes that train together and serve all tests."""
+    """Two processes that train together and serve all tests. Each keeps its rank: torch caches which shard a process has."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qkv.train.run", "torch.distributed.fsdp"])
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
+    with ProcessPoolExecutor(1, mp_context=context) as first, ProcessPoolExecutor(1, mp_context=context) as second:
 
         def together(folder: Path, r: Recipe, event: str = "") -> list[tuple[str, int]]:
             store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-            jobs = [pool.submit(worker, rank, store.port, folder, r, event) for rank in (0, 1)]
+            jobs = [
+                pool.submit(worker, rank, store.port, folder, r, event) for rank, pool in enumerate((first, second))
+            ]
             return [job.result() for job in jobs]
 
         yield together

@@ -38,8 +38,8 @@ def learned_rows(rank: int, count: int, port: int, folder: Path, r: Recipe) -> l
     seen: list[Row] = []
     own_rows, update = step.own_rows, loop.step
 
-    def record_own(batch: Batch) -> tuple[Batch, float]:
-        rows, weight = own_rows(batch)
+    def record_own(batch: Batch, replica: int, replicas: int) -> tuple[Batch, float]:
+        rows, weight = own_rows(batch, replica, replicas)
         seen.extend(rows_of(rows) if weight else [])
         return rows, weight
 
