@@ -105,7 +105,8 @@ MUTATIONS = [
              "tune.layer_decay ** (self.layers - self.level)", TUNING),
     Mutation("qkv/train/schedule.py", "math.sqrt(max(c.warmup, 1) / step)", "max(c.warmup, 1) / step",
              AVERAGES),
-    Mutation("qkv/train/optimizer.py", "get_ema_multi_avg_fn(d)([local(p) for p in averaged]", "get_ema_multi_avg_fn(1 - d)([local(p) for p in averaged]", AVERAGES),
+    Mutation("qkv/train/optimizer.py", "get_ema_multi_avg_fn(d)([local(p) for p in averaged]",
+             "get_ema_multi_avg_fn(1 - d)([local(p) for p in averaged]", AVERAGES),
     # --- engine
     Mutation("qkv/engine/cpp/stack.cpp", "keys + head * d.key_heads / d.heads * head_size",
              "keys + head % d.key_heads * head_size", ENGINE),
