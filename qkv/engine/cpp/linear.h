@@ -30,7 +30,7 @@
 constexpr long CHUNK_PANELS = 4;    // panels of a chunk of work
 constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
 constexpr long CHUNK = 512;  // float32 products that are added up before they join the rest: long sums would lose digits
-constexpr long INT_TILE_ROWS = std::min(TILE_ROWS, 8l);  // rows of a tile of integers: GCC 12 spills more
+constexpr long INT_TILE_ROWS = std::min(TILE_ROWS, 8l);  // rows of a tile of integers: more do not stay in registers (GCC 12)
 constexpr long PREFETCH_STEPS = 16;   // for a single row, the weights of so many steps later are fetched now
 
 enum WeightType : long { FLOAT32, INT8, INT4 };
@@ -87,86 +87,72 @@ static void quantize_row(const Linear& l, const float* x, const QuantizedRows& t
     }
 }
 
-// --- sixteen sums of 32 bits: those of a row of a panel
+typedef int32_t UnalignedInts __attribute__((vector_size(4 * LANES), aligned(4)));
+
+// --- sixteen sums of 32 bits: those of a row of a panel. add_products: += the sum over j < 4 of w[c][j] (16, 4) and x[j], which are
+// given as one number of 32 bits
 
 #if defined(__AVX512VNNI__)
-struct Ints {
-    __m512i v;
-    Ints(int32_t all = 0) : v(_mm512_set1_epi32(all)) {}
-    // += the sum over j < 4 of w[c][j] (16, 4) and x[j], given as one number of 32 bits
-    void add_products(__m512i w, int32_t x) { v = _mm512_dpbusd_epi32(v, w, _mm512_set1_epi32(x)); }
-    void add(const Ints& other) { v = _mm512_add_epi32(v, other.v); }
-    void store(float* to) const { _mm512_storeu_ps(to, _mm512_cvtepi32_ps(v)); }
-};
+typedef __m512i Ints;
 typedef __m512i Bytes;
+static inline Ints ints(int32_t all) { return _mm512_set1_epi32(all); }
+static inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+static inline Ints add_products(Ints sums, Bytes w, int32_t x) { return _mm512_dpbusd_epi32(sums, w, _mm512_set1_epi32(x)); }
+static inline void store(Ints x, int32_t* to) { _mm512_storeu_si512(to, x); }
 static inline Bytes load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 static inline Bytes low_nibbles(Bytes x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 static inline Bytes high_nibbles(Bytes x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
 constexpr int32_t INT8_OFFSET = 128;
 #elif defined(__AVX2__)
-struct Bytes {
-    __m256i half[2];
-};
 struct Ints {
-    __m256i half[2];
-    Ints(int32_t all = 0) : half{_mm256_set1_epi32(all), _mm256_set1_epi32(all)} {}
-    void add_products(const Bytes& w, int32_t x) {
-        __m256i all = _mm256_set1_epi32(x), low = _mm256_set1_epi16(255);
-        __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);  // 16 bits each
-#pragma GCC unroll 16
-        for (int i = 0; i < 2; i++) {
-            __m256i a = _mm256_madd_epi16(_mm256_and_si256(w.half[i], low), even);
-            __m256i b = _mm256_madd_epi16(_mm256_srli_epi16(w.half[i], 8), odd);
-            half[i] = _mm256_add_epi32(half[i], _mm256_add_epi32(a, b));
-        }
-    }
-    void add(const Ints& other) {
-#pragma GCC unroll 16
-        for (int i = 0; i < 2; i++) half[i] = _mm256_add_epi32(half[i], other.half[i]);
-    }
-    void store(float* to) const {
-#pragma GCC unroll 16
-        for (int i = 0; i < 2; i++) _mm256_storeu_ps(to + 8 * i, _mm256_cvtepi32_ps(half[i]));
-    }
+    __m256i low, high;
 };
+typedef Ints Bytes;
+static inline Ints ints(int32_t all) { return {_mm256_set1_epi32(all), _mm256_set1_epi32(all)}; }
+static inline Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+static inline __m256i add_half(__m256i sums, __m256i w, __m256i even, __m256i odd) {  // even and odd numbers of x in 16 bits
+    __m256i a = _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(255)), even);
+    return _mm256_add_epi32(sums, _mm256_add_epi32(a, _mm256_madd_epi16(_mm256_srli_epi16(w, 8), odd)));
+}
+static inline Ints add_products(Ints sums, Bytes w, int32_t x) {
+    __m256i all = _mm256_set1_epi32(x), even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), odd = _mm256_srai_epi16(all, 8);
+    return {add_half(sums.low, w.low, even, odd), add_half(sums.high, w.high, even, odd)};
+}
+static inline void store(Ints x, int32_t* to) {
+    _mm256_storeu_si256((__m256i*)to, x.low);
+    _mm256_storeu_si256((__m256i*)to + 1, x.high);
+}
 static inline Bytes load_bytes(const uint8_t* from) {
-    return {{_mm256_loadu_si256((const __m256i*)from), _mm256_loadu_si256((const __m256i*)from + 1)}};
+    return {_mm256_loadu_si256((const __m256i*)from), _mm256_loadu_si256((const __m256i*)from + 1)};
 }
 static inline Bytes low_nibbles(Bytes x) {
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) x.half[i] = _mm256_and_si256(x.half[i], _mm256_set1_epi8(15));
-    return x;
+    return {_mm256_and_si256(x.low, _mm256_set1_epi8(15)), _mm256_and_si256(x.high, _mm256_set1_epi8(15))};
 }
-static inline Bytes high_nibbles(Bytes x) {
-#pragma GCC unroll 16
-    for (int i = 0; i < 2; i++) x.half[i] = _mm256_srli_epi16(x.half[i], 4);
-    return low_nibbles(x);
-}
+static inline Bytes high_nibbles(Bytes x) { return low_nibbles({_mm256_srli_epi16(x.low, 4), _mm256_srli_epi16(x.high, 4)}); }
 constexpr int32_t INT8_OFFSET = 128;
 #elif defined(__ARM_FEATURE_DOTPROD)
+struct Ints {
+    int32x4_t quarter[4];
+};
 struct Bytes {
     int8x16_t quarter[4];
 };
-struct Ints {
-    int32x4_t quarter[4];
-    Ints(int32_t all = 0) {
+static inline Ints ints(int32_t all) { return {vdupq_n_s32(all), vdupq_n_s32(all), vdupq_n_s32(all), vdupq_n_s32(all)}; }
+static inline Ints add(Ints a, const Ints& b) {
 #pragma GCC unroll 16
-        for (int i = 0; i < 4; i++) quarter[i] = vdupq_n_s32(all);
-    }
-    void add_products(const Bytes& w, int32_t x) {
-        int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(x));
+    for (int i = 0; i < 4; i++) a.quarter[i] = vaddq_s32(a.quarter[i], b.quarter[i]);
+    return a;
+}
+static inline Ints add_products(Ints sums, const Bytes& w, int32_t x) {
+    int8x16_t all = vreinterpretq_s8_s32(vdupq_n_s32(x));
 #pragma GCC unroll 16
-        for (int i = 0; i < 4; i++) quarter[i] = vdotq_s32(quarter[i], w.quarter[i], all);
-    }
-    void add(const Ints& other) {
+    for (int i = 0; i < 4; i++) sums.quarter[i] = vdotq_s32(sums.quarter[i], w.quarter[i], all);
+    return sums;
+}
+static inline void store(const Ints& x, int32_t* to) {
 #pragma GCC unroll 16
-        for (int i = 0; i < 4; i++) quarter[i] = vaddq_s32(quarter[i], other.quarter[i]);
-    }
-    void store(float* to) const {
-#pragma GCC unroll 16
-        for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, vcvtq_f32_s32(quarter[i]));
-    }
-};
+    for (int i = 0; i < 4; i++) vst1q_s32(to + 4 * i, x.quarter[i]);
+}
 // signed products: w + 128 becomes w again, which needs no offset
 static inline Bytes load_bytes(const uint8_t* from) {
     Bytes x;
@@ -189,25 +175,29 @@ static inline Bytes high_nibbles(Bytes x) {
 }
 constexpr int32_t INT8_OFFSET = 0;
 #else
+struct Ints {
+    int32_t at[PANEL_WIDTH];
+};
 struct Bytes {
     uint8_t at[64];
 };
-struct Ints {
-    int32_t at[PANEL_WIDTH];
-    Ints(int32_t all = 0) { std::fill(at, at + PANEL_WIDTH, all); }
-    void add_products(const Bytes& w, int32_t x) {
-        int8_t bytes[4];
-        memcpy(bytes, &x, 4);
-        for (int c = 0; c < PANEL_WIDTH; c++)
-            for (int j = 0; j < 4; j++) at[c] += (int32_t)w.at[4 * c + j] * bytes[j];
-    }
-    void add(const Ints& other) {
-        for (int c = 0; c < PANEL_WIDTH; c++) at[c] += other.at[c];
-    }
-    void store(float* to) const {
-        for (int c = 0; c < PANEL_WIDTH; c++) to[c] = (float)at[c];
-    }
-};
+static inline Ints ints(int32_t all) {
+    Ints x;
+    std::fill(x.at, x.at + PANEL_WIDTH, all);
+    return x;
+}
+static inline Ints add(Ints a, const Ints& b) {
+    for (int c = 0; c < PANEL_WIDTH; c++) a.at[c] += b.at[c];
+    return a;
+}
+static inline Ints add_products(Ints sums, const Bytes& w, int32_t x) {
+    int8_t bytes[4];
+    memcpy(bytes, &x, 4);
+    for (int c = 0; c < PANEL_WIDTH; c++)
+        for (int j = 0; j < 4; j++) sums.at[c] += (int32_t)w.at[4 * c + j] * bytes[j];
+    return sums;
+}
+static inline void store(const Ints& x, int32_t* to) { memcpy(to, x.at, sizeof x.at); }
 static inline Bytes load_bytes(const uint8_t* from) {
     Bytes x;
     memcpy(x.at, from, sizeof x.at);
@@ -229,7 +219,7 @@ struct Int8 {
     static constexpr long inputs = 4;
     static constexpr int32_t offset = INT8_OFFSET;
     template <int rows, int panels>
-    static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
+    __attribute__((always_inline)) static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
 #pragma GCC unroll 16
         for (int p = 0; p < panels; p++) {
             Bytes weights = load_bytes(w + p * panel);
@@ -237,7 +227,7 @@ struct Int8 {
             for (int r = 0; r < rows; r++) {
                 int32_t four;
                 memcpy(&four, x + r * width, 4);
-                sums[r][p].add_products(weights, four);
+                sums[r][p] = add_products(sums[r][p], weights, four);
             }
         }
     }
@@ -248,7 +238,7 @@ struct Int4 {
     static constexpr long inputs = 8;
     static constexpr int32_t offset = 8;
     template <int rows, int panels>
-    static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
+    __attribute__((always_inline)) static inline void step(Ints (&sums)[rows][panels], const uint8_t* w, long panel, const int8_t* x, long width) {
 #pragma GCC unroll 16
         for (int p = 0; p < panels; p++) {
             Bytes weights = load_bytes(w + p * panel), low = low_nibbles(weights), high = high_nibbles(weights);
@@ -256,22 +246,23 @@ struct Int4 {
             for (int r = 0; r < rows; r++) {
                 int32_t four[2];
                 memcpy(four, x + r * width, 8);
-                sums[r][p].add_products(low, four[0]);
-                sums[r][p].add_products(high, four[1]);
+                sums[r][p] = add_products(sums[r][p], low, four[0]);
+                sums[r][p] = add_products(sums[r][p], high, four[1]);
             }
         }
     }
 };
 
-// One group of inputs of `rows` rows and some panels. With few rows, `ways` steps go on side by side: one sum after the
-// other would wait for its predecessor.
+// totals (rows, panels, 16) = the sums over one group of inputs of `rows` rows and some panels. With few rows, `ways` steps go on
+// side by side: one sum after the other would wait for its predecessor.
 template <class Type, int rows, int panels, int ways>
-static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, long width, long inputs, const int32_t* sums_of_x,
-                              long groups, Ints (&sums)[rows][panels]) {
+__attribute__((always_inline)) static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, long width, long inputs,
+                                                             const int32_t* sums_of_x, long groups, int32_t* totals) {
+    Ints sums[rows][panels];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
-        for (int p = 0; p < panels; p++) sums[r][p] = Ints(-Type::offset * sums_of_x[r * groups]);
+        for (int p = 0; p < panels; p++) sums[r][p] = ints(-Type::offset * sums_of_x[r * groups]);
     long steps = (inputs + Type::inputs - 1) / Type::inputs, s = 0;
     if (ways > 1) {
         Ints more[ways > 1 ? ways - 1 : 1][rows][panels] = {};
@@ -287,9 +278,20 @@ static inline void group_sums(const uint8_t* w, long panel, const int8_t* x, lon
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
-                for (int p = 0; p < panels; p++) sums[r][p].add(more[way][r][p]);
+                for (int p = 0; p < panels; p++) sums[r][p] = add(sums[r][p], more[way][r][p]);
     }
     for (; s < steps; s++) Type::step(sums, w + 64 * s, panel, x + s * Type::inputs, width);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int p = 0; p < panels; p++) store(sums[r][p], totals + (r * panels + p) * PANEL_WIDTH);
+}
+
+// The same as a function of its own: within a larger one GCC 12 moves the sums of many rows from register to register at every step.
+template <class Type, int rows, int panels>
+__attribute__((noinline)) static void group_sums_of_many(const uint8_t* w, long panel, const int8_t* x, long width, long inputs,
+                                                         const int32_t* sums_of_x, long groups, int32_t* totals) {
+    group_sums<Type, rows, panels, 1>(w, panel, x, width, inputs, sums_of_x, groups, totals);
 }
 
 // y (rows, panels x 16) = x W^T + b for the first `rows` rows of x; scales and bias are those of these panels
@@ -301,20 +303,18 @@ static void tile_integers(const Linear& l, const QuantizedRows& x, long row, lon
     const uint8_t* w = (const uint8_t*)l.panels + column / PANEL_WIDTH * panel;
     Vec total[rows][panels][PANEL_VECTORS] = {};
     for (long g = 0, from = 0; g < groups; g++, from += group) {
-        Ints sums[rows][panels];
-        group_sums<Type, rows, panels, ways>(w + from / Type::inputs * 64, panel, x.x + row * width + from, width,
-                                             std::min(group, l.in - from), x.sums + row * groups + g, groups, sums);
+        int32_t whole[rows][panels][PANEL_WIDTH];
+        constexpr auto sum = ways > 1 ? group_sums<Type, rows, panels, ways> : group_sums_of_many<Type, rows, panels>;
+        sum(w + from / Type::inputs * 64, panel, x.x + row * width + from, width, std::min(group, l.in - from),
+            x.sums + row * groups + g, groups, whole[0][0]);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
-            for (int p = 0; p < panels; p++) {
-                float whole[PANEL_WIDTH];
-                sums[r][p].store(whole);
+            for (int p = 0; p < panels; p++)
 #pragma GCC unroll 16
                 for (int i = 0; i < PANEL_VECTORS; i++)
-                    total[r][p][i] += *(UnalignedVec*)(whole + i * LANES) * x.scales[(row + r) * groups + g] *
+                    total[r][p][i] += __builtin_convertvector(*(UnalignedInts*)(whole[r][p] + i * LANES), Vec) * x.scales[(row + r) * groups + g] *
                                       *(UnalignedVec*)(scales + (p * groups + g) * PANEL_WIDTH + i * LANES);
-            }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
