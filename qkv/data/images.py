@@ -292,10 +292,8 @@ def mnist_file(name: str, folder: Path | None) -> Path:
 
 def digits(split: str) -> list[Record]:
     """scikit-learn's 1,797 digits of 8 x 8 pixels, shuffled once and for all: 1,297 train, 250 valid, 250 test."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise QkvError("the digits come with scikit-learn: pip install 'qkv[sklearn]'") from None
+    from sklearn.datasets import load_digits  # slow to import
+
     found = load_digits()
     order = list(range(len(found.target)))
     random.Random(0).shuffle(order)

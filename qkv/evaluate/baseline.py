@@ -25,7 +25,6 @@ STRENGTHS = (1.0, 3.0, 10.0, 30.0)
 """Candidates of C, scikit-learn's inverse regularisation strength."""
 TOKEN = r"\w+|[^\w\s]"
 NAME = "TF-IDF + logistic regression"
-MISSING = "not trained, as it needs scikit-learn: pip install 'qkv[sklearn]'"
 
 Record = Sequence[str]
 """(text, label) or (text, second text, label); the two texts are joined."""
@@ -36,17 +35,15 @@ def baseline(train: Iterable[Record], valid: Sequence[Record], test: Sequence[Re
     """Train on `train`, select C by the first of `metrics` on `valid`, and score both held-out sets.
 
     Returns {"name", "details", "valid": {metric: value}, "test": {metric: value}} in per cent; "test" is empty where the
-    test set has no labels. None for a training set that is too large, has no words or only one label; {"name", "missing"} where
-    scikit-learn is not installed. `labels` are all classes; training records with another label are left out.
+    test set has no labels. None for a training set that is too large, has no words or only one label. `labels` are
+    all classes; training records with another label are left out.
     """
     known = collect_texts(record for record in train if record[-1] in labels)
     if not known or len({label for _, label in known}) < 2 or not any(text.strip() for text, _ in known):
         return None
+    from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
+
     texts, right = zip(*known, strict=True)
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer  # slow to import
-    except ImportError:
-        return {"name": NAME, "missing": MISSING}
     words = TfidfVectorizer(token_pattern=TOKEN, ngram_range=(1, 2), sublinear_tf=True,
                             max_features=max(1, MOST_WEIGHTS // len(set(right))))  # fmt: skip
     x = words.fit_transform(texts)  # (texts, features), sparse
@@ -98,7 +95,7 @@ def describe_baseline(results: dict[str, Any]) -> list[str]:
     found, metric = results.get("baseline"), results["valid"]["metric"]
     if found is None:
         return []
-    if "missing" in found:
+    if "missing" in found:  # results of earlier versions, in which scikit-learn was optional
         return [f"baseline, {found['name']}: {found['missing']}"]
     test = {score["name"]: score["value"] for score in (results["test"] or {"scores": []})["scores"]}
     ours, theirs = (test, found["test"]) if metric in test else ({metric: results["valid"]["value"]}, found["valid"])

@@ -28,7 +28,9 @@ th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align:
 .text th, .text td, th:first-child, td:first-child { text-align: left } .text td { white-space: normal }
 svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px } .holds { color: light-dark(#1f7a3d, #6fd08c) }
 .part { color: light-dark(#8a5a00, #e5b657) } .fails { color: light-dark(#b3261e, #ff8a80) }
-.undecided { color: var(--quiet) }
+.undecided { color: var(--quiet) } h2 { break-after: avoid } figure, svg, tr { break-inside: avoid }
+@media print { body { max-width: none; padding: 0 } .scroll { overflow: visible } table { font-size: .7rem }
+  th, td { white-space: normal } }
 @media (max-width: 40rem) { dl { grid-template-columns: 1fr } dt { margin-top: .5rem } }
 """
 CLASSES = {"holds": "holds", "holds in part": "part", "does not hold": "fails", "undecided": "undecided"}
@@ -80,7 +82,8 @@ def mark_full(found: Mapping[str, Any]) -> str:
 def write_report(folder: Path, results: Mapping[str, dict[str, Any]], failed: Mapping[str, str]) -> Path:
     """Write one page with every experiment of `results`, headed by a table of verdicts; `failed`: claims and their errors."""
     rows = [[f"{one['id']}{mark_full(one)}", one["verdict"], one["finding"]] for one in results.values()]
-    rows += [[name, f"failed: {error}", ""] for name, error in failed.items()]
+    rows += [[name, "failed", error] for name, error in failed.items()]
+    rows.sort(key=lambda row: int(row[0].split()[0][1:]))
     summary = f"<section class=text>{table_html(Table(['claim', 'verdict', 'finding'], rows))}</section>"
     sections = [section(one, (folder / name / "figure.svg").read_text("utf-8")) for name, one in results.items()]
     path = folder / "report.html"

@@ -268,10 +268,12 @@ BAR, GAP = 15, 12
 """Height of a bar, and space between two groups."""
 
 
-def bars(groups: Mapping[str, BarValues], title: str, across: str) -> str:
-    """Draw horizontal bars {group: {series: (value, half width)}} from 0; a series has one colour in all groups."""
+def bars(groups: Mapping[str, BarValues], title: str, across: str, limits: tuple[float, float] = (-math.inf, math.inf)
+         ) -> str:  # fmt: skip
+    """Draw horizontal bars {group: {series: (value, half width)}} from 0; a series has one colour in all groups. `limits`: least and
+    largest possible values, at which the lines of intervals end."""
     values = [one for own in groups.values() for one in own.values() if math.isfinite(one[0])]
-    ends = [value + sign * half for value, half in values for sign in (-1, 1) if math.isfinite(half)]
+    ends = [end for value, half in values for end in interval(value, half, limits) if math.isfinite(half)]
     names = list(dict.fromkeys(name for own in groups.values() for name in own))
     styles = {name: style(i) for i, name in enumerate(names)}
     left = 24 + 7 * max((len(group) for group in groups), default=0)
@@ -281,12 +283,17 @@ def bars(groups: Mapping[str, BarValues], title: str, across: str) -> str:
     for group, own in groups.items():
         parts.append(text(left - 8, y + GAP / 2 + BAR * len(own) / 2 + 4, group, 12, "end"))
         for i, (name, value) in enumerate(own.items()):
-            parts.append(bar(x_axis, y + GAP / 2 + BAR * i, value, styles[name].colour))
+            parts.append(bar(x_axis, y + GAP / 2 + BAR * i, value, styles[name].colour, limits))
         y += BAR * len(own) + GAP
     return svg(WIDTH, y + 44, [*vertical_grid(x_axis, top, y), *parts])  # the bars over the grid
 
 
-def bar(x_axis: Axis, y: float, value: tuple[float, float], colour: str) -> str:
+def interval(value: float, half: float, limits: tuple[float, float]) -> tuple[float, float]:
+    """Return the ends of value ± half, cut at the limits."""
+    return max(value - half, limits[0]), min(value + half, limits[1])
+
+
+def bar(x_axis: Axis, y: float, value: tuple[float, float], colour: str, limits: tuple[float, float]) -> str:
     """Draw one bar, a line for its interval, and its number; a value that is not finite is written only."""
     size, half = value
     if not math.isfinite(size):
@@ -297,7 +304,7 @@ def bar(x_axis: Axis, y: float, value: tuple[float, float], colour: str) -> str:
     ]
     end = high
     if half and math.isfinite(half):
-        ends = x_axis.pixels([size - half, size + half])
+        ends = x_axis.pixels(interval(size, half, limits))
         middle, end = y + BAR / 2, max(high, *ends)
         parts.append(
             f'<line x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{middle:.1f}" y2="{middle:.1f}" stroke="{INK}"/>'

@@ -164,7 +164,7 @@ def run(lab: Experiment) -> ClaimResult:
         f"that a head follows in more than half of the cases: {', '.join(n for n, shown in neighbours.items() if shown) or 'none'}.{note}",
         Table(["relation", "best head, %", "best fixed distance, %", "layer.head"], rows),
         bars({name: {"best head": head, "best fixed distance": distance} for name, (head, distance) in scores.items()},
-             "Related word found, masked models of the grammar", "correct, %"),
+             "Related word found, masked models of the grammar", "correct, %", limits=(0, 100)),
         lab.basis + ("; MiniLM: one model" if lab.full else ""),
     )  # fmt: skip
 
