@@ -42,11 +42,15 @@ template <int rows>
 static void tile(const float* a, long row, long column, long depth, const float* panel, float* c, long step, bool add) {
     Vec sums[rows][PANEL_VECTORS] = {};
     for (long k = 0; k < depth; k++, a += column, panel += PANEL_WIDTH)
+#pragma GCC unroll 16
         for (int i = 0; i < PANEL_VECTORS; i++) {
             Vec some = *(const UnalignedVec*)(panel + i * LANES);
+#pragma GCC unroll 16
             for (int r = 0; r < rows; r++) sums[r][i] += a[r * row] * some;
         }
+#pragma GCC unroll 16
     for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
         for (int i = 0; i < PANEL_VECTORS; i++) {
             UnalignedVec* to = (UnalignedVec*)(c + r * step + i * LANES);
             *to = add ? *to + sums[r][i] : sums[r][i];

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <bit>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -60,30 +61,37 @@ struct QuantizedRows {        // rows of x as the integer products read them
         : x((int8_t*)room), scales((float*)(x + rows * width(l))), sums((int32_t*)(scales + rows * groups_of(l))) {}
 };
 
-// x / scale to the nearest integer, scale = max |x| / 127. An infinite or undefined number makes the scale, and so the result, undefined.
+// x (n) / scale to the nearest integer, scale = max |x| / 127. An infinite or undefined number makes the scale, and so the result,
+// undefined. Without its sign a number compares as its bits do, as whole numbers, and the infinite and undefined ones are the largest.
+__attribute__((always_inline)) static inline void quantize_group(const float* x, long n, int8_t* to, float* scale, int32_t* total) {
+    int32_t highest = 0, infinite = 0x7f800000, sum = 0;
+#pragma omp simd reduction(max : highest)
+    for (long i = 0; i < n; i++) {
+        int32_t bits = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
+        highest = bits > highest ? bits : highest;
+    }
+    float most = std::bit_cast<float>(highest), rate = most > 1e-30f && highest < infinite ? 127 / most : 0;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < n; i++) {
+        int32_t whole = (int32_t)(x[i] * rate + copysignf(0.5f, x[i]));
+        to[i] = (int8_t)whole;
+        sum += whole;
+    }
+    *scale = highest < infinite ? most / 127 : NAN;
+    *total = sum;
+}
+
 static void quantize_row(const Linear& l, const float* x, const QuantizedRows& to, long row) {
+    constexpr long SMALL = 32;  // GGUF's groups: a constant number of steps
     long width = QuantizedRows::width(l), groups = groups_of(l), group = std::min(l.group, l.in);
     int8_t* out = to.x + row * width;
+    float* scales = to.scales + row * groups;
+    int32_t* sums = to.sums + row * groups;
     memset(out + l.in, 0, width - l.in);
     for (long g = 0, from = 0; g < groups; g++, from += group) {
         long n = std::min(group, l.in - from);
-        float most = 0, undefined = 0;
-#pragma omp simd reduction(max : most) reduction(+ : undefined)
-        for (long i = 0; i < n; i++) {
-            float size = fabsf(x[from + i]);
-            most = size > most ? size : most;
-            undefined += x[from + i] * 0;
-        }
-        float rate = most > 1e-30f && most <= FLT_MAX ? 127 / most : 0;
-        int32_t sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (long i = 0; i < n; i++) {
-            int32_t whole = (int32_t)(x[from + i] * rate + (x[from + i] < 0 ? -0.5f : 0.5f));
-            out[from + i] = (int8_t)whole;
-            sum += whole;
-        }
-        to.scales[row * groups + g] = most / 127 + undefined;
-        to.sums[row * groups + g] = sum;
+        if (n == SMALL) quantize_group(x + from, SMALL, out + from, scales + g, sums + g);
+        else quantize_group(x + from, n, out + from, scales + g, sums + g);
     }
 }
 

@@ -173,6 +173,7 @@ static void add_values(const float* weights, const float* values, const long* of
 #pragma GCC unroll 8
         for (int i = 0; i < parts; i++) sums[i] += weights[s] * *(const UnalignedFloat8*)(value + 8 * i);
     }
+#pragma GCC unroll 8
     for (int i = 0; i < parts; i++) *(UnalignedFloat8*)(out + 8 * i) = sums[i];
 }
 

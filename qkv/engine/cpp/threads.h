@@ -1,7 +1,7 @@
 // A thread pool for loops of a few microseconds: Team::each(n, f) calls f(0) ... f(n - 1) on several threads.
 //
-// Chunks of a loop are claimed one by one, and a loop ends when all its chunks are done, not when all threads have arrived: a
-// descheduled thread claims no chunks and does not delay the loop, unless it was stopped within one. Idle threads spin for
+// Threads claim shares of a loop, and it ends when all of them are done, not when all threads have arrived: a descheduled thread
+// claims none and does not delay the loop, unless it was stopped within one. Idle threads spin for
 // some tens of microseconds, because the next loop usually follows at once, and then sleep in a futex: beside other
 // processes they cost nothing.
 
@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -37,7 +38,7 @@ class Pool {
         std::atomic<int> workers{0};  // how many of the pool's threads may take part
     };
     Loop loops[2];  // that of generation g is loops[g % 2]
-    alignas(64) std::atomic<uint64_t> ticket{0};  // generation << 32 | the next chunk
+    alignas(64) std::atomic<uint64_t> ticket{0};  // generation << 32 | the next index
     alignas(64) std::atomic<uint32_t> done{0};
     struct alignas(64) Signal {
         std::atomic<uint32_t> rings{0};  // changes with each loop that the worker may take part in; it sleeps on it
@@ -46,18 +47,21 @@ class Pool {
     Signal signals[MAX_WORKERS];  // one for each worker: those that a loop does not need are not woken
     int started = 0;
 
-    // Claim a chunk of the current loop and run it. A chunk that was claimed keeps its loop open, so what was read of the loop
-    // before the exchange succeeded belongs to it.
-    bool run_chunk(int worker) {
+    // Claim a share of what is left of the current loop and run it. A claim keeps its loop open, so what was read of the loop before
+    // the exchange succeeded belongs to it. The first shares are long, so that a thread reads weights in the order in which they
+    // lie, and the last ones are short, so that all threads end together.
+    bool run_share(int worker) {
         uint64_t t = ticket.load(std::memory_order_acquire);
         const Loop& loop = loops[(t >> 32) % 2];
         Call call = loop.call.load(std::memory_order_relaxed);
         const void* body = loop.body.load(std::memory_order_relaxed);
-        if ((uint32_t)t >= loop.count.load(std::memory_order_relaxed)) return false;
-        if (worker >= loop.workers.load(std::memory_order_relaxed)) return false;
-        if (ticket.compare_exchange_strong(t, t + 1, std::memory_order_acq_rel)) {
-            call(body, (uint32_t)t);
-            done.fetch_add(1, std::memory_order_release);
+        uint32_t first = (uint32_t)t, count = loop.count.load(std::memory_order_relaxed);
+        int workers = loop.workers.load(std::memory_order_relaxed);
+        if (first >= count || worker >= workers) return false;
+        uint32_t share = std::max(1u, (count - first) / (2 * (workers + 1)));
+        if (ticket.compare_exchange_strong(t, t + share, std::memory_order_acq_rel)) {
+            for (uint32_t i = first; i < first + share; i++) call(body, i);
+            done.fetch_add(share, std::memory_order_release);
         }
         return true;
     }
@@ -67,11 +71,11 @@ class Pool {
         for (;;) {
             auto start = std::chrono::steady_clock::now();
             for (int idle = 1; idle % 64 || std::chrono::steady_clock::now() - start < SPIN; idle++)
-                if (run_chunk(worker)) start = std::chrono::steady_clock::now();
+                if (run_share(worker)) start = std::chrono::steady_clock::now();
                 else pause_briefly();
             signal.sleeping = true;
             uint32_t now = signal.rings;
-            if (!run_chunk(worker)) signal.rings.wait(now);
+            if (!run_share(worker)) signal.rings.wait(now);
             signal.sleeping = false;
         }
     }
@@ -102,7 +106,7 @@ class Pool {
             signals[worker].rings.fetch_add(1);
             if (signals[worker].sleeping) signals[worker].rings.notify_one();
         }
-        while (run_chunk(-1)) {
+        while (run_share(-1)) {
         }
         for (long spins = 0; done.load(std::memory_order_acquire) < (uint32_t)count; spins++)
             if (spins < 4000) pause_briefly();
