@@ -16,6 +16,7 @@ import copy
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,17 +76,29 @@ def divide_layers(network: nn.Module, mesh: Any) -> None:
     """Divide heads and inner widths among the workers of a mesh with one dimension (Shoeybi et al. 2019, Megatron-LM).
 
     The first matrices of a layer are divided by outputs, the last one by inputs: worker r has its heads from the query to their
-    average, and its part of the sum over heads, y = sum_r x_r W_r. One sum over the workers per layer is all they exchange.
+    average, and its part of the sum over heads, y = sum_r x_r W_r. All they exchange is this sum, and in the backward pass that
+    of the gradients of the layer's input.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     for module in network.modules():
         if isinstance(module, Attention | FeedForward):
             last = module.output if isinstance(module, Attention) else module.down
+            if isinstance(last, nn.Linear):
+                module.register_forward_pre_hook(partial(share_input, mesh))
             for linear in module.children():
                 if isinstance(linear, nn.Linear):
                     plan = RowwiseParallel() if linear is last else ColwiseParallel()
                     parallelize_module(linear, mesh, plan, src_data_rank=None)  # the weights are alike on all workers
+
+
+def share_input(mesh: Any, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Make each tensor that a layer reads one DTensor for all of its first matrices: the gradients of query, key and value are added
+    on every worker and then summed over the workers once, not three times."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    share = partial(DTensor.from_local, device_mesh=mesh, placements=[Replicate()], run_check=False)
+    return tuple(share(x) if isinstance(x, Tensor) else x for x in arguments)
 
 
 def replica(t: Training) -> int:
