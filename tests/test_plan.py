@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan_check import check_traffic
+from benchmarks.plan_runs import check_traffic
 from qkv.config import ModelConfig
+from qkv.errors import ConfigError
 from qkv.models.build import skeleton
 from qkv.plan import calibrate
-from qkv.plan.calibrate import run_workers
-from qkv.plan.devices import DEVICES, Accelerator
+from qkv.plan.devices import DEVICES, Accelerator, find_device
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 from qkv.plan.memory import kept_block, local_parameters, memory
@@ -23,16 +23,17 @@ from qkv.plan.plans import all_plans, divisors_of, make_plan, recommend
 from qkv.plan.speed import times
 from qkv.plan.this_machine import GLOO, ThisMachine, describe_host, interpolate, save
 from qkv.plan.traffic import messages, traffic
+from qkv.plan.workers import call_on_workers
 from qkv.presets import preset, tiny
 
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ModelConfig(
-    family="decoder", vocab_size=50, d_model=16, n_layers=2, n_heads=4, d_ff=32, norm_order="pre", max_length=8, dropout=0.0
+    family="decoder", vocab_size=50, d_model=16, n_layers=2, n_heads=4, d_ff=32, norm_order="pre", max_length=8, dropout=0.1
 )  # fmt: skip
 SIZE = NetworkSize(
     tokens=10, longest=10, width=8, layers=4, parameters=1000, tensors=20, inside=800, largest=200, sums=(8, 16), summed=(640, 1280),
     split=720, output=100, vocabulary=50, forward=4000, training=12_000, rest=600, kept=4000, kept_split=2400, kept_outside=100,
-    stream=80, divisors=(4, 4, 16),
+    stream=80, maps=24, divisors=(4, 4, 16),
 )  # fmt: skip
 """A network with round numbers."""
 JOB = Job(SIZE, "float32", rows=16)
@@ -93,6 +94,19 @@ def test_memory_by_hand() -> None:
     assert stage == 4 * 1000 + 100  # four passes are under way in one block
 
 
+def test_memory_of_divided_layers() -> None:
+    """FSDP2 copies what it computes with, also where only the layers are divided: the rest, one block and its gradient. It holds
+    whole gradients between passes."""
+    at = Layout(tensor=2, rows=16)
+    found = memory(JOB, at)
+    assert found["parameters"] == 4 * 640 and found["gradients"] == 0
+    assert found["gathered"] == 4 * 200 + (4 + 4) * 200 * (360 + 80) / 800
+    assert memory(JOB, replace(at, rows=8, passes=2))["gradients"] == 4 * 640
+    sharded = Layout(data=4, sharded=True, rows=1, passes=4)
+    assert memory(JOB, sharded)["gradients"] == 4 * 1000
+    assert memory(JOB, sharded)["gathered"] == 4 * 200 + (2 * 4 + 4) * 200
+
+
 # --- traffic
 
 
@@ -101,25 +115,37 @@ def test_traffic_by_hand() -> None:
     small = {"loss": 2 * 3 / 4 * 4}
     assert traffic(JOB, Layout(data=4, rows=4)) == small | {"gradients": 1.5 * (4 * 1000 + 4 * 20)}
     sharded = traffic(JOB, Layout(data=4, sharded=True, rows=4))
+    small |= {"norm": 6}
     # parameters outside the blocks are gathered once, not twice
     assert sharded == small | {"parameters": 0.75 * 4 * (1000 + 800), "gradients": 0.75 * 4 * 1000}
     assert traffic(JOB, Layout(data=4, sharded=True), GLOO)["gradients"] == 1.5 * 4 * 1000
     tensor = Layout(tensor=4, rows=8, passes=2)
     assert traffic(JOB, tensor)["activations"] == 1.5 * 4 * 16 * (640 + 1280)
     assert traffic(JOB, replace(tensor, recompute=True))["activations"] == 1.5 * 4 * 16 * (2 * 640 + 1280)
+    assert "loss" not in traffic(JOB, tensor)  # all workers have the same rows
+    both = traffic(JOB, Layout(data=4, tensor=2, rows=4))
+    assert both["gradients"] == 1.5 * 4 * (720 / 2 + 80 + 200) and both["loss"] == both["norm"] == 2 * 7 / 8 * 4
     stages = traffic(JOB, Layout(pipeline=4, rows=2, passes=8))
     assert stages["stages"] == 8 * 2 * (2 * 80 * 4)  # forward and back
 
 
-@pytest.mark.parametrize(
-    "c", [SMALL, SMALL.changed(family="encoder-decoder", tie="all")], ids=["decoder", "encoder-decoder"]
-)
-def test_traffic_is_what_workers_send(c: ModelConfig) -> None:
-    """Two workers train; every byte of their collectives is counted."""
-    both = c.family == "encoder-decoder"
-    job = Job(network_size(c, 8, 8 if both else 0), "float32", 4)
-    found = run_workers(check_traffic, 2, c.model_dump_json(exclude_unset=True), 4, 8, {})
-    assert found["sent"] == sum(traffic(job, Layout(data=2, rows=2), GLOO).values())
+LAYOUTS = {
+    2: [Layout(data=2, rows=4), Layout(data=2, sharded=True, rows=4), Layout(data=2, sharded=True, rows=2, passes=2),
+        Layout(tensor=2, rows=8), Layout(tensor=2, rows=8, recompute=True)],
+    4: [Layout(data=2, tensor=2, rows=4), Layout(data=2, tensor=2, sharded=True, rows=4)],
+}  # fmt: skip
+"""Workers -> layouts."""
+
+
+@pytest.mark.parametrize(("c", "workers"), [
+    (SMALL, 2), (SMALL.changed(feedforward="swiglu", n_kv_heads=2), 2), (SMALL.changed(family="encoder-decoder", tie="all"), 4),
+], ids=["decoder", "gated", "encoder-decoder"])  # fmt: skip
+def test_traffic_is_what_workers_send(c: ModelConfig, workers: int) -> None:
+    """Workers train in every layout; every byte of their collectives is counted."""
+    job = Job(network_size(c, 8, 8 if c.family == "encoder-decoder" else 0), "float32", 8)
+    fields = [at.train_fields() for at in LAYOUTS[workers]]
+    found = call_on_workers(check_traffic, workers, c.model_dump_json(exclude_unset=True), 8, 8, fields)
+    assert found["sent"] == [pytest.approx(sum(traffic(job, at, GLOO).values()), abs=1e-6) for at in LAYOUTS[workers]]
 
 
 # --- time
@@ -255,6 +281,7 @@ MACHINE = ThisMachine(
     describe_host(), cores=2, memory=8e9, peaks={"float32": 1e11}, memory_rates={"1": 1e10, "2": 8e9},
     rates={"float32": {"1": {"64": 5e10, "256": 7e10}, "2": {"64": 4e10, "256": 6e10}}},
     collectives={kind: {"2": {"1024": 1e-4, "1048576": 1e-3}} for kind in ("all_reduce", "all_gather", "reduce_scatter")},
+    overheads={"sharded": 1e-4, "tensor": 1e-3},
 )  # fmt: skip
 
 
@@ -280,6 +307,24 @@ def test_workers_share_cores() -> None:
     assert MACHINE.collective("all_reduce", 2**21, 0, 2) == 2e-3
     assert MACHINE.collective("all_reduce", 2**20, 0, 4) == pytest.approx(3e-3)
     assert interpolate({"10": 1.0, "20": 3.0}, 15) == 2.0
+
+
+def test_what_a_division_costs_on_a_cpu() -> None:
+    """Python for each of 20 parameters and 24 matrices in each pass, copies, and norms that are not divided."""
+    sharded = Layout(data=2, sharded=True, rows=4, passes=2)
+    copied = 2 * (2 * (2 * 4 * 800 + 4 * 200) + 4 * 1000)
+    assert times(JOB, sharded, MACHINE).overhead == pytest.approx(2 * 20 * 1e-4 + copied / 8e9)
+    tensor = Layout(tensor=2, rows=16)
+    copied = 2 * (2 * 4 * 440 + 4 * 200 + 4 * 640)
+    whole = 8 * 16 * (4000 - 2400) / 2
+    assert times(JOB, tensor, MACHINE).overhead == pytest.approx(20 * 1e-4 + 24 * 1e-3 + (copied + whole) / 8e9)
+    assert MACHINE.overhead("tensor", 4) == 2e-3  # two workers on each core
+    assert times(JOB, tensor, FAST).overhead == times(JOB, Layout(data=2, rows=8), MACHINE).overhead == 0
+
+
+def test_error_of_a_worker_is_raised_here() -> None:
+    with pytest.raises(ConfigError, match="unknown device 'a100'"):
+        call_on_workers(find_device, 2, "a100")
 
 
 def test_devices_are_consistent() -> None:

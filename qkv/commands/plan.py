@@ -161,6 +161,7 @@ class PlanReport:
             "optimiser": found.optimiser,
             "communication": found.exposed,
             "pipeline": found.bubble,
+            "division": found.overhead,
         }
         hidden = found.communication - found.exposed
         lines = [

@@ -1,33 +1,29 @@
-"""Measure this machine: training and memory rates of workers with one thread each, and gloo's collectives on the loopback interface."""
+"""Measure this machine: training and memory rates of workers with one thread each, gloo's collectives on the loopback interface, and the
+Python code of FSDP2 and DTensor."""
 
 from __future__ import annotations
 
-import gc
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig
-from qkv.convert.files import read_json, write_json
-from qkv.memory import keep_freed_memory
 from qkv.models.build import build
 from qkv.models.flops import training_flops
-from qkv.objectives import causal
+from qkv.objectives import causal, objective
+from qkv.plan.layout import Layout
+from qkv.plan.network import network_size
 from qkv.plan.this_machine import ThisMachine, describe_host
+from qkv.plan.workers import call_on_workers
 from qkv.tasks.base import Say
-from qkv.train.agent import LOOPBACK
 from qkv.train.launch import cores as usable_cores
-from qkv.train.loop import prepare, use_bfloat16
-from qkv.train.step import gradients, loss_module
+from qkv.train.loop import prepare, trained_model, use_bfloat16
+from qkv.train.step import gradients, loss_module, step
 
 WIDTHS = {"float32": (64, 128, 256, 512, 1024), "bfloat16": (512, 1024)}
 """Precision -> widths of networks; bfloat16 where the processor has units for it."""
@@ -37,9 +33,11 @@ COPIED = 256 * 2**20
 """Bytes that the memory is read and written with: far more than a processor caches."""
 SIZES = (2**12, 2**16, 2**20, 2**23, 25 * 2**20, 2**27)
 """Bytes of the tensors of collectives, up to five times DistributedDataParallel's bucket."""
+DIVISIONS = {"data": Layout(data=2), "sharded": Layout(data=2, sharded=True), "tensor": Layout(tensor=2, rows=2)}
+TINY = 64, 4
+"""Width and layers of a network whose time is that of Python and of the messages."""
 MOMENT = 0.4
 """Seconds of a measurement, at least; it ends with the repetition under way."""
-Work = Callable[..., dict[str, Any]]
 
 
 def precisions() -> list[str]:
@@ -55,7 +53,7 @@ def calibrate(say: Say = lambda _: None) -> ThisMachine:
     peaks: dict[str, float] = {}
     for workers in counts:
         say(f"training with {workers} worker{'s' * (workers > 1)}, one thread each")
-        found = run_workers(measure_compute, workers)
+        found = call_on_workers(measure_compute, workers)
         memory_rates[str(workers)] = found["memory"]
         peaks = peaks or found["peaks"]
         for precision in precisions():
@@ -63,38 +61,15 @@ def calibrate(say: Say = lambda _: None) -> ThisMachine:
     collectives: dict[str, dict[str, dict[str, float]]] = {}
     for workers in sorted({2, 4, cores} - {1}):
         say(f"collectives of {workers} workers")
-        for kind, seconds in run_workers(measure_collectives, workers).items():
+        for kind, seconds in call_on_workers(measure_collectives, workers).items():
             collectives.setdefault(kind, {})[str(workers)] = seconds
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return ThisMachine(describe_host(), cores, float(memory), peaks, rates, memory_rates, collectives)
+    say("2 workers that divide a network")
+    overheads = call_on_workers(measure_divisions, 2)
+    return ThisMachine(describe_host(), cores, float(memory), peaks, rates, memory_rates, collectives, overheads)
 
 
-# --- workers
-
-
-def run_workers(work: Work, count: int, *arguments: Any) -> dict[str, Any]:
-    """Run `work` on so many workers, which are processes with one thread each in a gloo group; return what rank 0 returns."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(worker, (count, folder, work, arguments), nprocs=count)  # type: ignore[no-untyped-call]
-        return read_json(Path(folder) / "found.json")  # type: ignore[no-any-return]
-
-
-def worker(rank: int, count: int, folder: str, work: Work, arguments: tuple[Any, ...]) -> None:
-    """Run `work` as one of the workers."""
-    import torch.distributed.nn  # noqa: F401  before the group: see distributed.process_group
-
-    if sys.platform in LOOPBACK:
-        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK[sys.platform]
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    if count > 1:
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", count), rank=rank, world_size=count)
-    found = work(*arguments)
-    if rank == 0:
-        write_json(Path(folder) / "found.json", found)
-    if count > 1:
-        gc.collect()  # a DistributedDataParallel must be gone before its group
-        dist.destroy_process_group()
+# --- measuring
 
 
 def seconds_of(run: Callable[[], Any], least: float = MOMENT) -> float:
@@ -135,16 +110,27 @@ def measure_compute() -> dict[str, Any]:
 
 def training_rate(width: int, precision: str) -> float:
     """Return the operations per second of forward and backward passes of a language model of this width."""
-    c = ModelConfig(
-        family="decoder", vocab_size=VOCABULARY, d_model=width, n_layers=2, n_heads=max(1, width // 64), d_ff=4 * width,
-        norm_order="pre", feedforward="gelu", position="learned", max_length=TOKENS, dropout=0.0,
-    )  # fmt: skip
+    c = language_model(width, layers=2)
     t = prepare(build(c), TrainConfig(precision=precision, device="cpu"))  # type: ignore[arg-type]
     model = loss_module(t.network.train(), causal, t.half)
-    text = torch.randint(0, VOCABULARY, (ROWS, TOKENS + 1))
-    batch = Batch(text[:, :-1].contiguous(), targets=text[:, 1:].contiguous())
+    batches = [random_batch(c, ROWS, TOKENS)]
     wait_for_others()
-    return training_flops(c, [(ROWS, TOKENS, 0)]) / seconds_of(lambda: gradients(model, [batch]))
+    return training_flops(c, [(ROWS, TOKENS, 0)]) / seconds_of(lambda: gradients(model, batches))
+
+
+def language_model(width: int, layers: int) -> ModelConfig:
+    return ModelConfig(
+        family="decoder", vocab_size=VOCABULARY, d_model=width, n_layers=layers, n_heads=max(2, width // 64), d_ff=4 * width,
+        norm_order="pre", feedforward="gelu", position="learned", max_length=TOKENS, dropout=0.0,
+    )  # fmt: skip
+
+
+def random_batch(c: ModelConfig, rows: int, tokens: int) -> Batch:
+    """Return rows of random tokens without padding, the same on all workers."""
+    draw = torch.Generator().manual_seed(1)
+    text = torch.randint(3, c.target_size, (rows, tokens + 1), generator=draw)
+    source = torch.randint(3, c.vocab_size, (rows, tokens), generator=draw) if c.family == "encoder-decoder" else None
+    return Batch(text[:, :-1].contiguous(), source=source, targets=text[:, 1:].contiguous())
 
 
 def product_rate(precision: str, size: int = 2048) -> float:
@@ -172,12 +158,38 @@ def measure_collectives() -> dict[str, dict[str, float]]:
     return found
 
 
-def mean_seconds(run: Callable[[], Any], times: int) -> float:
+def mean_seconds(run: Callable[[], Any], times: int, clock: Callable[[], float] = time.perf_counter) -> float:
     """Return the mean time of a collective; every worker must run it equally often. The first ones open connections."""
     for _ in range(3):
         run()
     wait_for_others()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(times):
         run()
-    return (time.perf_counter() - start) / times
+    return (clock() - start) / times
+
+
+# --- division of a network
+
+
+def make_update(c: ModelConfig, rows: int, tokens: int, train: TrainConfig) -> Callable[[], Any]:
+    """Return a function that makes one update of a fresh network, as a run does, on `train.accumulate` batches with so many rows in
+    all."""
+    torch.manual_seed(0)
+    t = prepare(build(c), train)
+    model = trained_model(t, objective(c))
+    t.network.train()
+    batches = [random_batch(c, rows // train.accumulate, tokens) for _ in range(train.accumulate)]
+    return lambda: step(model, t.optimizer, batches, 1.0)
+
+
+def measure_divisions() -> dict[str, float]:
+    """Return the seconds that Python takes in each pass for a parameter under FSDP2, and for a matrix that tensor parallelism
+    divides: the processor time of updates of a network so small that its computation does not count, and their differences."""
+    c, seconds = language_model(*TINY), {}
+    for kind, at in DIVISIONS.items():
+        update = make_update(c, 2, 2, TrainConfig(precision="float32", device="cpu", **at.train_fields()))
+        seconds[kind] = mean_seconds(update, 30, time.process_time)
+    size = network_size(c, 2)
+    sharded, tensor = seconds["sharded"] - seconds["data"], seconds["tensor"] - seconds["sharded"]
+    return {"sharded": max(sharded, 0) / size.tensors, "tensor": max(tensor, 0) / size.maps}

@@ -93,6 +93,10 @@ class Accelerator:
         steps = (group - 1) * (2 if kind == "all_reduce" else 1)
         return sent / self.send_rate(group, stride) + steps * self.latency
 
+    def overhead(self, kind: str, workers: int) -> float:
+        """Return the seconds of Python for what is divided: none, since a GPU computes meanwhile."""
+        return 0.0
+
     def machines(self, workers: int) -> int:
         return ceil(workers / self.per_machine)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
+from qkv.config import TrainConfig
 from qkv.plan.job import Job
 
 
@@ -37,6 +39,11 @@ class Layout:
         return self.pipeline == 1
 
     @property
+    def fsdp(self) -> bool:
+        """Whether `qkv train` runs it by FSDP2: shards, or tensor parallelism, where each worker is a shard of its own."""
+        return self.sharded or (self.tensor > 1 and self.pipeline == 1)
+
+    @property
     def kind(self) -> str:
         """Name the way to divide the run, without numbers."""
         names = ["tensor"] * (self.tensor > 1) + ["pipeline"] * (self.pipeline > 1)
@@ -51,6 +58,12 @@ class Layout:
         if self.data > 1 or not parts:
             parts.append(f"{'sharded' if self.sharded else 'data'} {self.data}")
         return " x ".join(parts)
+
+    def train_fields(self) -> dict[str, Any]:
+        """Return the fields of [train] that select the layout, where they are not the defaults."""
+        chosen = {"sharding": "full" if self.sharded else "none", "tensor_parallel": self.tensor,
+                  "activation_checkpointing": self.recompute, "accumulate": self.passes}  # fmt: skip
+        return {name: value for name, value in chosen.items() if value != TrainConfig.model_fields[name].default}
 
     def with_rows(self, job: Job, rows: int) -> Layout:
         """Return the layout with passes of so many rows."""

@@ -47,12 +47,13 @@ def block_parameters(job: Job, at: Layout) -> float:
 def gathered_copies(job: Job, at: Layout) -> float:
     """Copies of parameters beside the stored ones, and their gradients before these are scattered.
 
-    Sharded: what is outside the blocks stays gathered, in float32; of the blocks one that computes and the next one, in the precision of
-    the products, and the full gradient of one, in float32. Otherwise, in bfloat16, autocast's copies of all matrices.
+    FSDP2: what is outside the blocks stays gathered, in float32; of the blocks one that computes and, if workers share it, the next
+    one, in the precision of the products, and the full gradient of one, in float32. Otherwise, in bfloat16, autocast's copies of all
+    matrices.
     """
-    if at.sharded:
+    if at.fsdp:
         outside = job.network.parameters - job.network.inside
-        return 4 * outside + (2 * job.bytes + 4) * block_parameters(job, at)
+        return 4 * outside + ((1 + at.sharded) * job.bytes + 4) * block_parameters(job, at)
     return 2 * local_parameters(job, at) if job.precision == "bfloat16" else 0
 
 
@@ -81,13 +82,13 @@ def activations(job: Job, at: Layout) -> float:
 def gradients(job: Job, at: Layout, own: float) -> float:
     """Gradients of `own` parameters at the peak, which is where the backward pass begins.
 
-    DistributedDataParallel keeps them in its buckets, and several passes add to them; sharded ones are whole until the last pass
-    scatters them. Otherwise they come into being while the backward pass frees the activations, and only what exceeds these adds to
-    the peak.
+    DistributedDataParallel keeps them in its buckets, and several passes add to them; with FSDP2 they are then whole until the last
+    pass scatters them, block by block. Otherwise they come into being while the backward pass frees the activations, and only what
+    exceeds these adds to the peak.
     """
     if at.passes > 1:
-        return 4 * (local_parameters(job, at) + own * at.sharded)
-    if at.data > 1 and not at.sharded:
+        return 4 * local_parameters(job, at)
+    if at.data > 1 and not at.fsdp:
         return 4 * own
     return max(4 * own - activations(job, at), 0)
 

@@ -65,9 +65,11 @@ class NetworkSize:
     """Numbers of the residual stream that enter a block, T C, on average over the blocks."""
     sums: tuple[int, int]
     """Sums over the workers of a tensor-parallel group, forward and backward: one for the output of each attention and feed-forward
-    layer; one for the gradient of the input of each of their first matrices."""
+    layer, and one for the gradient of each of its inputs, of which cross-attention has two."""
     summed: tuple[int, int]
     """Numbers in all of them, forward and backward."""
+    maps: int
+    """Matrices of the blocks that tensor parallelism divides."""
     divisors: tuple[int, ...]
     """Numbers that a tensor-parallel degree must divide: heads, key heads, inner width; () = it is not possible."""
 
@@ -132,9 +134,11 @@ def only_linear(layer: nn.Module) -> bool:
 
 
 def sums(c: ModelConfig, shape: Shape) -> dict[str, Any]:
-    """Count the sums of tensor parallelism and the numbers in them: T C for each, S C for keys and values of the source."""
+    """Count the matrices that tensor parallelism divides, its sums and the numbers in them: T C for each, S C for keys and values of
+    the source."""
     forward: list[int] = []
     backward: list[int] = []
+    count = 0
     _, length, source = shape
     network: Any = skeleton(c)
     encoder = {*all_blocks(network.encoder)} if hasattr(network, "encoder") else set()
@@ -144,11 +148,12 @@ def sums(c: ModelConfig, shape: Shape) -> dict[str, Any]:
             maps = [module for module in layer.children() if isinstance(module, nn.Linear)]
             if not maps:  # attention without projections
                 continue
-            *first, last = maps
-            forward.append(tokens * last.out_features)
-            crosses = isinstance(layer, Attention) and layer.cross
-            backward += [(source if crosses and i else tokens) * m.in_features for i, m in enumerate(first)]
-    return {"sums": (len(forward), len(backward)), "summed": (sum(forward), sum(backward))}
+            count += len(maps)
+            forward.append(tokens * maps[-1].out_features)
+            backward.append(tokens * maps[0].in_features)
+            if isinstance(layer, Attention) and layer.cross:
+                backward.append(source * layer.key.in_features)
+    return {"sums": (len(forward), len(backward)), "summed": (sum(forward), sum(backward)), "maps": count}
 
 
 def divided_parameters(block: nn.Module) -> list[nn.Parameter]:

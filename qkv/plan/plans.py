@@ -129,10 +129,7 @@ def training_refuses(job: Job, at: Layout) -> bool:
     """Return whether `qkv train` refuses to divide this network so, such as a recurrent one into shards."""
     if job.config is None or not at.runs:
         return False
-    train = TrainConfig(
-        sharding="full" if at.sharded else "none", tensor_parallel=at.tensor, activation_checkpointing=at.recompute
-    )
-    return bool(impossible_training(job.config, train))
+    return bool(impossible_training(job.config, TrainConfig(**at.train_fields())))
 
 
 def tensor_degrees(job: Job, workers: int, per_machine: int) -> list[int]:

@@ -19,6 +19,10 @@ UPDATE_BYTES = 40
 """Bytes of memory traffic for each parameter in an update: AdamW reads parameter, gradient and two moments and writes three of them,
 clipping reads the gradient twice and writes it once, in float32."""
 
+ACCESSES = 8
+"""How often norms and residual sums read or write each number that they keep, in both passes: in the forward pass two numbers are read
+and two are written, in the backward pass as well."""
+
 
 class Machine(Protocol):
     """What the time of an update depends on: an Accelerator, or ThisMachine as measured."""
@@ -27,6 +31,7 @@ class Machine(Protocol):
     def overlap(self) -> bool: ...
     def rate(self, precision: str, width: int, workers: int) -> float: ...
     def memory_rate(self, workers: int) -> float: ...
+    def overhead(self, kind: str, workers: int) -> float: ...
     def collective(self, kind: str, size: float, sent: float, group: int, stride: int = 1) -> float: ...
 
 
@@ -44,10 +49,12 @@ class Times:
     """Communication that nothing hides."""
     bubble: float
     """Idle time of pipeline stages."""
+    overhead: float = 0.0
+    """What the division costs where nothing is hidden: Python's part of FSDP2 and DTensor, copies, what is not divided."""
 
     @property
     def total(self) -> float:
-        return self.compute + self.optimiser + self.exposed + self.bubble
+        return self.compute + self.optimiser + self.exposed + self.bubble + self.overhead
 
 
 def times(job: Job, at: Layout, machine: Machine) -> Times:
@@ -61,7 +68,33 @@ def times(job: Job, at: Layout, machine: Machine) -> Times:
     shards = at.data if at.sharded else 1
     update = UPDATE_BYTES * local_parameters(job, at) / shards / machine.memory_rate(at.workers)
     compute = forward + backward
-    return Times(compute, update, sum(seconds.values()), exposed, compute * bubble_share(at.pipeline, at.passes))
+    bubble = compute * bubble_share(at.pipeline, at.passes)
+    return Times(compute, update, sum(seconds.values()), exposed, bubble, division_overhead(job, at, machine))
+
+
+def division_overhead(job: Job, at: Layout, machine: Machine) -> float:
+    """Return the seconds that FSDP2 and DTensor take themselves, where they are not hidden: Python for every parameter and every
+    divided matrix in each pass, and memory traffic."""
+    if machine.overlap or not at.fsdp:
+        return 0.0
+    tensors, maps = job.network.tensors * machine.overhead("sharded", at.workers), 0.0
+    if at.tensor > 1:
+        maps = job.network.maps * machine.overhead("tensor", at.workers)
+    return at.passes * (tensors + maps) + division_bytes(job, at) / machine.memory_rate(at.workers)
+
+
+def division_bytes(job: Job, at: Layout) -> float:
+    """Return the bytes that a worker reads and writes because the network is divided.
+
+    FSDP2 copies what it gathers, the blocks twice in a pass and the rest once, and the gradients that it scatters. Norms and
+    residual sums are not divided by tensor parallelism.
+    """
+    n = job.network
+    outside = n.parameters - n.inside
+    blocks = local_parameters(job, at) - outside
+    copied = at.passes * (2 * job.bytes * blocks + 4 * outside) + 4 * (blocks + outside)
+    whole = at.rows * at.passes * (n.kept - n.kept_split) * job.bytes / 4
+    return 2 * copied + ACCESSES * whole * (1 - 1 / at.tensor)
 
 
 def passes_seconds(job: Job, at: Layout, machine: Machine) -> tuple[float, float]:

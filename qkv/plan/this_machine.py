@@ -45,6 +45,9 @@ class ThisMachine:
     """Workers -> bytes per second that each reads and writes."""
     collectives: dict[str, dict[str, dict[str, float]]]
     """Kind -> workers -> bytes of the full tensor -> seconds."""
+    overheads: dict[str, float]
+    """Processor seconds that Python takes in each pass of one worker, for a parameter under FSDP2 ("sharded") and for a matrix that tensor
+    parallelism divides ("tensor")."""
     name: str = "cpu"
     overlap: bool = False
     """All cores compute: what moves messages takes time from them."""
@@ -84,6 +87,10 @@ class ThisMachine:
     def memory_rate(self, workers: int) -> float:
         busy = min(workers, self.cores)
         return self.memory_rates["1" if busy == 1 else str(self.cores)] * busy / workers
+
+    def overhead(self, kind: str, workers: int) -> float:
+        """Return the seconds of Python for what is divided; workers that share a core take turns."""
+        return self.overheads[kind] * workers / min(workers, self.cores)
 
     def usable_memory(self, workers: int) -> float:
         return USABLE * self.memory / workers

@@ -48,17 +48,32 @@ class Message:
 def messages(job: Job, at: Layout) -> list[Message]:
     """Return the collectives of an update."""
     parallel = sharded_messages(job, at) if at.sharded else gradient_messages(job, at)
-    loss = Message("loss", "all_reduce", 4, 1, at.data * at.tensor)
-    return [loss, *parallel, *tensor_messages(job, at), *pipeline_messages(job, at)]
+    return [*scalar_messages(at), *parallel, *tensor_messages(job, at), *pipeline_messages(job, at)]
+
+
+def scalar_messages(at: Layout) -> Iterator[Message]:
+    """The sum of the losses, where workers compute different rows, and that of the squared norms of divided gradients."""
+    if at.data > 1:
+        yield Message("loss", "all_reduce", 4, 1, at.data * at.tensor)
+    if at.fsdp:
+        yield Message("norm", "all_reduce", 4, 1, at.data * at.tensor)
 
 
 def gradient_messages(job: Job, at: Layout) -> Iterator[Message]:
-    """Data parallelism: one all-reduce of the float32 gradients for each update, 2 (d - 1) / d 4 P bytes, in buckets."""
-    size = 4 * local_parameters(job, at)
-    if at.data > 1:
+    """Data parallelism: one all-reduce of the float32 gradients for each update, 2 (d - 1) / d 4 P bytes, in the buckets of
+    DistributedDataParallel, or by block where FSDP2 divides the layers."""
+    if at.data == 1:
+        return
+    size, group = 4 * local_parameters(job, at), (at.data, at.tensor)
+    if at.fsdp:
+        outside = 4 * (job.network.parameters - job.network.inside)
+        count = job.network.layers
+        yield Message("gradients", "all_reduce", (size - outside) / count, count, *group, "backward")
+        yield Message("gradients", "all_reduce", outside, 1, *group, "backward")
+    else:
         buckets = ceil(size / BUCKET)
-        yield Message("gradients", "all_reduce", 4 * job.network.tensors, 1, at.data, at.tensor)  # which have one
-        yield Message("gradients", "all_reduce", size / buckets, buckets, at.data, at.tensor, "backward")
+        yield Message("gradients", "all_reduce", 4 * job.network.tensors, 1, *group)  # which have one
+        yield Message("gradients", "all_reduce", size / buckets, buckets, *group, "backward")
 
 
 def sharded_messages(job: Job, at: Layout) -> Iterator[Message]:
@@ -81,8 +96,8 @@ def sharded_messages(job: Job, at: Layout) -> Iterator[Message]:
 
 def tensor_messages(job: Job, at: Layout) -> Iterator[Message]:
     """Tensor parallelism: all-reduces of the residual stream, one forward for each attention and feed-forward layer (Shoeybi et al.
-    2019, figure 4; a checkpointed block repeats it), and one backward, in float32, for each of their first matrices: those of query,
-    key and value are summed separately."""
+    2019, figure 4), and one backward, in float32, for the gradient of each of their inputs. A checkpointed block repeats those of
+    the forward pass, the last one only where dropout or a norm follows it."""
     if at.tensor == 1:
         return
     n, share = job.network, at.passes / at.pipeline

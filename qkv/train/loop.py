@@ -33,7 +33,7 @@ from qkv.train.optimizer import make_optimizer, moving_average
 from qkv.train.schedule import learning_rate, warmup_share
 from qkv.train.sharding import replica, shard, shards_of, whole_network
 from qkv.train.state import Progress, Training
-from qkv.train.step import Model, data_parallel, loss_module, step
+from qkv.train.step import Model, Objective, data_parallel, loss_module, step
 
 Mark = tuple[int, float, float]
 """Progress of a run: updates, share of the run (0 to 1), minutes."""
@@ -115,7 +115,7 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
     if task.carries and not t.carried:
         t.carried = [State()] * c.accumulate
     stream = iter(task.batches)
-    model = trained_model(t, task)
+    model = trained_model(t, task.objective)
     with catch_signals() as signals:
         clock = Clock(t.progress, c, signals)
         while not clock.ending and not clock.signal:
@@ -140,11 +140,11 @@ def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
     return Ending(f"stopped by {name}{sent}; run the same command again to continue", clock.signal)
 
 
-def trained_model(t: Training, task: Task) -> Model:
+def trained_model(t: Training, objective: Objective) -> Model:
     """Return the network with its objective, which exchanges gradients with the other workers."""
     if t.sharded is None:
-        return data_parallel(loss_module(t.network, task.objective, t.half))
-    t.sharded.model.objective = task.objective
+        return data_parallel(loss_module(t.network, objective, t.half))
+    t.sharded.model.objective = objective
     return t.sharded.model
 
 
