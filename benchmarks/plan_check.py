@@ -1,6 +1,6 @@
 """Predictions of `qkv plan` against runs on this machine: time, memory and traffic of an update with 1, 2 and 4 workers.
 
-    python -m benchmarks.plan_check                   # measure this machine, then predict and measure; 6 minutes on two idle cores
+    python -m benchmarks.plan_check                   # measure this machine, then predict and measure; 8 minutes on two idle cores
     python -m benchmarks.plan_check --keep            # with the constants of the last `qkv plan --calibrate`
     python -m benchmarks.plan_check --results FILE    # keep the measurements in a file, or compare with those that it has
 
@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.plan_runs import NETWORKS, measure_runs
+from benchmarks.plan_runs import NETWORKS, measure_run
 from qkv.convert.files import read_json, write_json
 from qkv.plan.calibrate import calibrate
 from qkv.plan.job import Job
@@ -75,13 +75,11 @@ def all_runs() -> Iterator[tuple[str, Layout]]:
 
 
 def measurements(updates: int, path: Path | None) -> list[dict[str, float]]:
-    """Return what each run has taken, from the file if it exists; all runs with equally many workers are in the same processes."""
+    """Return what each run has taken, from the file if it exists. Each has its own processes: the threads of a process group that is
+    not used any more still take time from the others."""
     if path is not None and path.exists():
         return read_json(path)["runs"]  # type: ignore[no-any-return]
-    found = []
-    for workers in (1, 2, 4):
-        runs = [(name, at.train_fields()) for name, at in all_runs() if at.workers == workers]
-        found += call_on_workers(measure_runs, workers, runs, updates)["runs"]
+    found = [call_on_workers(measure_run, at.workers, name, at.train_fields(), updates) for name, at in all_runs()]
     if path is not None:
         write_json(path, {"runs": found})
     return found

@@ -41,14 +41,12 @@ NETWORKS: dict[str, tuple[ModelConfig, int, int]] = {
 """Name -> configuration, rows, tokens of a row."""
 
 
-def measure_runs(runs: list[tuple[str, dict[str, Any]]], updates: int) -> dict[str, Any]:
-    """Measure a list of runs, each the name of a network and the fields of [train], after small ones: the modules that they import
-    take memory, too."""
-    for _, fields in runs:
-        new_update(
-            ModelConfig(family="decoder", vocab_size=64, d_model=64, n_layers=2, n_heads=4, d_ff=64), 16, 8, fields
-        )()
-    return {"runs": [measure(*NETWORKS[name], fields, updates) for name, fields in runs]}
+def measure_run(name: str, fields: dict[str, Any], updates: int) -> dict[str, float]:
+    """Measure a network with these fields of [train], after a small one: the modules that it imports take memory, too."""
+    new_update(
+        ModelConfig(family="decoder", vocab_size=64, d_model=64, n_layers=2, n_heads=4, d_ff=64), 16, 8, fields
+    )()
+    return measure(*NETWORKS[name], fields, updates)
 
 
 def measure(c: ModelConfig, rows: int, tokens: int, fields: dict[str, Any], updates: int) -> dict[str, float]:
@@ -62,15 +60,14 @@ def measure(c: ModelConfig, rows: int, tokens: int, fields: dict[str, Any], upda
     update()
     with PeakMemory() as memory:
         sent = count_sent(update)
-    times, before, cpu = [], loopback(), time.process_time()
+    times, before = [], loopback()
     for _ in range(updates):
         start = time.perf_counter()
         update()
         times.append(time.perf_counter() - start)
-    wire, cpu = (loopback() - before) / updates / world(), (time.process_time() - cpu) / updates
+    wire = (loopback() - before) / updates / world()
     return {
         "seconds": sorted(times)[updates // 2],
-        "cpu": cpu,
         "memory": memory.bytes - empty,
         "sent": sent,
         "wire": wire,
