@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -99,6 +100,14 @@ def test_measurements_end_with_an_error_in_one_of_them() -> None:
         with pytest.raises(QkvError, match="no claim"):
             list(pool.run({name: (get_claim, (name,)) for name in ("C99", "C98")}))
         assert pool.executor is None
+        assert dict(pool.run({"a": (max, (1, 2)), "b": (max, (3, 4))})) == {"a": 2, "b": 4}
+
+
+def test_a_killed_measurement_process_is_one_error() -> None:
+    """As the system does when memory is short; the pool starts new processes afterwards."""
+    with MeasurementPool(2) as pool:
+        with pytest.raises(QkvError, match="was killed"):
+            list(pool.run({"a": (signal.raise_signal, (signal.SIGKILL,)), "b": (max, (1, 2))}))
         assert dict(pool.run({"a": (max, (1, 2)), "b": (max, (3, 4))})) == {"a": 2, "b": 4}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any
@@ -14,6 +16,17 @@ from qkv.train.launch import cores, one_thread
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function of a module and its arguments."""
+
+
+@contextmanager
+def report_killed_process() -> Iterator[None]:
+    """Turn the error of a pool whose process was killed into one line."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise QkvError(
+            "a measurement process was killed, perhaps for lack of memory: run the same command again, with --jobs 1 if necessary"
+        ) from None
 
 
 def run_job(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -52,8 +65,9 @@ class MeasurementPool:
             self.executor.submit(run_in_process, work, arguments): name for name, (work, arguments) in jobs.items()
         }
         try:
-            for future in as_completed(names):
-                yield names[future], future.result()
+            with report_killed_process():
+                for future in as_completed(names):
+                    yield names[future], future.result()
         except QkvError:
             self.close()  # the other jobs would slow down those of the next experiment
             raise

@@ -20,6 +20,7 @@ from qkv.lab.experiment import Claim, ClaimResult, Experiment, Table, judge
 from qkv.lab.statistics import Estimate, difference, estimate, exceeds
 from qkv.lab.timing import sample
 from qkv.lab.training import make_recipe, train_network
+from qkv.lab.workers import report_killed_process
 from qkv.look.charts import curves
 from qkv.models.build import build
 from qkv.models.flops import forward_flops
@@ -98,7 +99,7 @@ def read_peak() -> float:
 
 def measure_memory(name: str, lengths: Sequence[int]) -> list[float]:
     """Peak memory at each length, every one in a process of its own."""
-    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as fresh:
+    with report_killed_process(), ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as fresh:
         return list(fresh.map(peak_megabytes, [name] * len(lengths), lengths))
 
 
