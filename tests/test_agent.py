@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +17,37 @@ from qkv.distributed import WorkerLost
 from qkv.errors import FileError, QkvError
 from qkv.train import agent
 from qkv.train.worker import write_error
+from tests.test_workers import children_of, command
 
 
 def test_a_worker_that_leaves_no_message_is_reported(tmp_path: Path) -> None:
     with pytest.raises(QkvError, match=r"worker \d ended with exit code 2"):
         agent.run_workers(["-c", "raise SystemExit(2)"], 2, 0, tmp_path, print)
+
+
+def test_an_interrupt_while_workers_import_torch_is_quiet(tmp_path: Path) -> None:
+    with subprocess.Popen(command(tmp_path / "run", "--workers", "2"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, start_new_session=True) as process:  # fmt: skip
+        while process.poll() is None and not any(map(imports_torch, children_of(process.pid))):
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate()[0]
+    assert process.returncode == 130 and "Traceback" not in said, said
+
+
+def imports_torch(pid: int) -> bool:
+    """Whether a process has loaded a library of torch."""
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+def test_a_worker_has_its_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those after the name of its module."""
+    (tmp_path / "job.py").write_text("import sys\nsys.exit(sys.argv[1:] != ['a', '-m'] or __name__ != '__main__')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert agent.run_workers(["-m", "job", "a", "-m"], 2, 0, tmp_path, print) is None
 
 
 def test_an_error_is_kept_where_its_file_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

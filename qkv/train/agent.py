@@ -29,7 +29,9 @@ from torch.distributed.elastic.rendezvous.api import RendezvousHandler, Rendezvo
 from qkv import errors
 from qkv.distributed import WorkerLost
 from qkv.errors import QkvError
+from qkv.train.worker_start import block_interrupts
 
+START = "qkv.train.worker_start"
 HOST = "127.0.0.1"
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network interface that is available without a network."""
@@ -42,14 +44,18 @@ def run_workers(
 ) -> signal.Signals | None:
     """Run Python with these arguments in several processes until all have ended; return the signal that stopped them, if any.
 
+    A module (`-m`) ends without a traceback at Ctrl-C, from its first import on (worker_start.py).
+
     place: a folder for their messages. Raises the QkvError of a worker, WorkerLost where one is lost too often, and
     RuntimeError with the traceback of any other error.
     """
+    if arguments[0] == "-m":
+        arguments = ["-m", START, *arguments[1:]]
     spec = WorkerSpec(
         "worker", workers, OneMachine(), entrypoint=sys.executable, args=tuple(arguments), max_restarts=restarts
     )
     agent = Agent(spec, Messages(place), say)
-    with own_signals():
+    with own_signals(agent):
         try:
             result = agent.run()
         except SignalException as stopped:
@@ -69,6 +75,25 @@ class Agent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, messages: LogsSpecs, say: Callable[[str], None]):
         super().__init__(spec, messages, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT)
         self.say = say
+        self.starting = False
+        self.received: signal.Signals | None = None
+
+    def receive(self, number: int, frame: object) -> None:
+        """Handle a signal: stop the run, or keep it while workers are started, since until then nothing knows their processes."""
+        self.received = signal.Signals(number)
+        if not self.starting:
+            raise SignalException(self.received.name, self.received)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.starting, self.received = True, None
+        try:
+            with block_interrupts():
+                started = super()._start_workers(worker_group)
+        finally:
+            self.starting = False
+        if self.received is not None:
+            raise SignalException(self.received.name, self.received)
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -171,13 +196,15 @@ def inherits_stderr() -> bool:
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
+def own_signals(agent: Agent) -> Iterator[None]:
     """Let the agent handle SIGINT and SIGTERM within the block, and restore their handlers afterwards. Its warnings are left out."""
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT,SIGTERM"
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "none"  # of torch's handlers
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    before = (
+        {number: signal.signal(number, agent.receive) for number in (signal.SIGINT, signal.SIGTERM)} if main else {}
+    )
     try:
         yield
     finally:

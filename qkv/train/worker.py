@@ -21,6 +21,7 @@ from qkv.train.launch import JOB, OUTCOME, cores
 from qkv.train.outcome import RunOutcome, write_outcome
 from qkv.train.report import Report
 from qkv.train.run import train_as_worker
+from qkv.train.worker_start import raise_on_interrupt
 
 
 def work(place: Path, job: dict[str, Any]) -> RunOutcome:
@@ -54,6 +55,7 @@ def main(place: Path) -> int:
     job = json.loads((place / JOB).read_text())
     end_with(job["agent"])
     try:
+        raise_on_interrupt()
         number = work(place, job).ending.signal
         return 128 + number if number else 0
     except BaseException as error:
