@@ -44,15 +44,16 @@ class WorkerLost(QkvError):
 MINUTES = 10.0
 """How long workers wait for each other, at the start and within an update, unless the recipe says otherwise. A process that has
 ended is noticed at once, since its connections close; a machine that has vanished is not."""
-LONGEST = timedelta(days=365)
-"""How long the other workers wait while rank 0 prepares data or one of them computes its share of an evaluation."""
+IDLE_MINUTES = 24 * 60.0
+"""How long the others wait outside of updates, likewise: while rank 0 reads or writes, or one of them computes its share of other work."""
 waiting_group: dist.ProcessGroup | None = None
 """The workers again, with that timeout."""
 
 
 @contextmanager
-def process_group(minutes: float = MINUTES) -> Iterator[None]:
-    """Join the other workers that an agent has started, if any. `minutes`: how long to wait for the others within an update."""
+def process_group(minutes: float = MINUTES, idle_minutes: float = IDLE_MINUTES) -> Iterator[None]:
+    """Join the other workers that an agent has started, if any. How long to wait for the others: `minutes` within an update,
+    `idle_minutes` outside of updates."""
     if dist.is_initialized() or not by_torchrun():
         yield
         return
@@ -65,12 +66,14 @@ def process_group(minutes: float = MINUTES) -> Iterator[None]:
     global waiting_group
     try:
         join(timedelta(minutes=minutes))
-        waiting_group = dist.new_group(backend="gloo", timeout=LONGEST)
+        waiting_group = dist.new_group(backend="gloo", timeout=timedelta(minutes=idle_minutes))
         yield
     except BaseException as error:
         ignore_termination()
         release(error)
-        raise (WorkerLost(describe_loss(error, minutes)) if is_connection_loss(error) else error) from None
+        raise (
+            WorkerLost(describe_loss(error, minutes, idle_minutes)) if is_connection_loss(error) else error
+        ) from None
     finally:
         gc.collect()
         waiting_group = None
@@ -142,10 +145,10 @@ def is_connection_loss(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def describe_loss(error: BaseException, minutes: float) -> str:
+def describe_loss(error: BaseException, minutes: float, idle_minutes: float) -> str:
     """Say what the loss of a connection means: after a timeout nothing is known of the other worker."""
     if "timed out" in str(error).lower() or "timeout" in str(error).lower():
-        return f"another worker does not answer (train.worker_timeout = {minutes:g} minutes)"
+        return f"another worker does not answer (train.worker_timeout = {minutes:g}, train.idle_timeout = {idle_minutes:g} minutes)"
     return "another worker has ended, or the connection to it is cut; its own message says why"
 
 
@@ -179,10 +182,15 @@ def is_first() -> bool:
 def rank_zero_first() -> Iterator[None]:
     """Let rank 0 run the block before the others, which then find what it has made."""
     if not is_first():
-        broadcast([0.0])  # returns when rank 0 sends it
+        wait_for_first()
     yield
     if is_first():
-        broadcast([0.0])
+        wait_for_first()
+
+
+def wait_for_first() -> None:
+    """Wait until rank 0 is here, which alone writes files: for as long as outside of updates."""
+    broadcast([0.0])
 
 
 def all_reduce(value: Tensor) -> Tensor:
@@ -200,7 +208,7 @@ def agree(seconds: float, signal: int) -> tuple[float, int]:
 
 
 def broadcast(values: Sequence[float]) -> list[float]:
-    """Return the numbers of rank 0, however long it takes to compute them."""
+    """Return the numbers of rank 0, which may take long to compute them."""
     if not dist.is_initialized():
         return list(values)
     message = torch.tensor(values, dtype=torch.float64)
@@ -218,7 +226,7 @@ def all_gather(value: Tensor) -> Tensor:
 
 
 def broadcast_data(value: Any) -> Any:
-    """Return the data of rank 0 (JSON with tensors in it), however long it takes to make them."""
+    """Return the data of rank 0 (JSON with tensors in it), which may take long to make them."""
     if not dist.is_initialized():
         return value
     data = to_bytes(value)
@@ -229,7 +237,7 @@ def broadcast_data(value: Any) -> Any:
 
 
 def all_gather_data(value: Any) -> list[Any]:
-    """Return the data of all workers by rank, however long one takes: JSON with tensors in it, so that nothing read is code."""
+    """Return the data of all workers by rank, of which one may take long: JSON with tensors in it, so that nothing read is code."""
     if not dist.is_initialized():
         return [value]
     own = to_bytes(value)

@@ -220,6 +220,8 @@ class TrainConfig(Strict):
     """Number of data-parallel worker processes on a CPU, one thread each; default: one per core where that is faster than threads."""
     worker_timeout: float = Field(default=10.0, gt=0, le=10**6)
     """Minutes after which a worker that waits for the others within an update gives up, since a machine or connection is lost."""
+    idle_timeout: float = Field(default=120.0, gt=0, le=10**6)
+    """The same outside of updates: while rank 0 prepares data or writes files, in evaluations, and while shards are written."""
     sharding: Literal["none", "full"] = "none"
     """With several workers: none = every worker holds the whole network (DistributedDataParallel); full = weights, gradients and
     optimiser state are divided among the workers, and the weights of a block are gathered while it computes (FSDP2)."""

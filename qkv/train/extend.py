@@ -28,8 +28,8 @@ ENDS = ("train.steps", "train.epochs", "train.time_budget")
 MAY_CHANGE = {
     *ENDS, "train.patience", "train.learning_rate",
     "train.keep", "vectors.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
-    "train.device", "train.precision", "train.compile", "train.worker_timeout", "train.sharding", "train.tensor_parallel",
-    "train.activation_checkpointing",  # how the same update is computed
+    "train.device", "train.precision", "train.compile", "train.worker_timeout", "train.idle_timeout",
+    "train.sharding", "train.tensor_parallel", "train.activation_checkpointing",  # how the same update is computed
     "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.length_formula", "decode.extra_length",
     "decode.batch_tokens",  # scored at the end
     "vectors.epochs", "vectors.learning_rate", "vectors.last_rate", "vectors.workers", "vectors.similarity", "vectors.analogies",

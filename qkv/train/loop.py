@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from qkv.batch import Batch
 from qkv.config import Interval, TrainConfig, TuneConfig, interval
 from qkv.device import isolate_random_state, pick_device
-from qkv.distributed import agree, broadcast, world
+from qkv.distributed import agree, broadcast, wait_for_first, world
 from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
@@ -256,6 +256,7 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
         if score >= t.progress.best:  # of equal scores (0, 100) keep the later, which has trained longer
             t.progress.best, t.progress.best_step = score, t.progress.step
             hooks.best(network)
+            wait_for_first()
     return {f"valid_{name}": value for name, value in scores.items()}
 
 

@@ -97,7 +97,7 @@ def train_as_worker(
 ) -> Run:
     """Train alone, or as one of several workers; then rank 0 scores the model, with so many threads."""
     with report.heartbeat():
-        with process_group(recipe.train.worker_timeout):
+        with process_group(recipe.train.worker_timeout, recipe.train.idle_timeout):
             r = train_in_group(recipe, folder, report, changed_data)
         if is_first():
             torch.set_num_threads(threads or torch.get_num_threads())
