@@ -1,7 +1,7 @@
 """Errors that a user can cause and correct. The command line prints their message in one line and exits with their code, mostly 2."""
 
-NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
-"""Parts of the messages of torch's allocators."""
+NO_MEMORY = ("can't allocate memory", "Cannot allocate memory", "not enough memory", "out of memory", "bad_alloc")
+"""Parts of the messages of torch's allocators, and of the system where a file is mapped."""
 
 
 class QkvError(Exception):

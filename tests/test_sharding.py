@@ -2,125 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import os
-import resource
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from qkv.batch import Batch
-from qkv.config import ModelConfig, Recipe, TrainConfig, TuneConfig
+from qkv.config import ModelConfig, TrainConfig, TuneConfig
 from qkv.config.rules import impossible_training
-from qkv.convert.files import read_headers, read_tensors
+from qkv.convert.files import read_tensors
 from qkv.errors import ConfigError, QkvError
 from qkv.models.build import build
 from qkv.models.example import example
 from qkv.objectives import objective
 from qkv.parts.state import State
 from qkv.train import checkpoint, loop
-from qkv.train import run as training
 from qkv.train.estimate import activation_bytes
 from qkv.train.memory_limit import join_rows, parts, rows_of
-from qkv.train.optimizer import local
 from qkv.train.report import Report
 from qkv.train.sharding import replace_parameters, without_values
 from qkv.train.step import LossModule, gradients
+from tests.sharded import Start, divided, losses, newest, same_files, small_memory, two_workers
 from tests.test_recurrent_lm import shakes
 from tests.test_train import recipe, run
-
-Start = Callable[..., list[tuple[str, int]]]
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[Start]:
-    """Two processes that train together and serve all tests. Each keeps its rank: torch caches which shard a process has."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["qkv.train.run", "torch.distributed.fsdp"])
-    with ProcessPoolExecutor(1, mp_context=context) as first, ProcessPoolExecutor(1, mp_context=context) as second:
-
-        def together(folder: Path, r: Recipe, event: str = "") -> list[tuple[str, int]]:
-            store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-            jobs = [
-                pool.submit(worker, rank, store.port, folder, r, event) for rank, pool in enumerate((first, second))
-            ]
-            return [job.result() for job in jobs]
-
+    """Two processes that serve all tests."""
+    with two_workers() as together:
         yield together
-
-
-def worker(rank: int, port: int, folder: Path, r: Recipe, event: str) -> tuple[str, int]:
-    """Why training ended, and the bytes of weights and optimiser state that this worker has."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank),
-                      TORCHELASTIC_USE_AGENT_STORE="True")  # fmt: skip
-    torch.set_num_threads(1)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with pytest.MonkeyPatch.context() as patch:
-        if event == "memory" and rank == 1:
-            patch.setattr(LossModule, "forward", small_memory(1))
-        elif event:
-            patch.setattr(loop, "one_update", interrupted(event, rank))
-        try:
-            t = training.run(r, "recipe", folder, Report(quiet=True)).training
-        except QkvError as error:
-            return str(error), 0
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    state = [x for values in t.optimizer.state.values() for x in values.values()]
-    return "done", sum(local(x).nbytes for x in (*t.network.parameters(), *state))
-
-
-def interrupted(event: str, rank: int) -> Callable[..., Any]:
-    """An update at the third of which something happens to the second worker."""
-    original = loop.one_update
-
-    def one_update(t: checkpoint.Training, *rest: Any) -> Any:
-        if rank == 1 and t.progress.step == 2:
-            if event == "signal":
-                os.kill(os.getpid(), signal.SIGTERM)
-            if event == "full disk" and t.sharded and t.sharded.saving:
-                t.sharded.saving.future.result()
-                resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-        return original(t, *rest)
-
-    return one_update
-
-
-def small_memory(rows: int, error: Exception = torch.OutOfMemoryError("CUDA out of memory")) -> Callable[..., Any]:
-    """A forward pass with memory for so many rows. It draws random numbers before it fails, as one with dropout does."""
-    original = LossModule.forward
-
-    def forward(self: LossModule, batch: Batch, state: State | None = None) -> Any:
-        torch.rand(1)
-        if batch.size > rows:
-            raise error
-        return original(self, batch, state)
-
-    return forward
-
-
-def divided(dropout: float = 0.0, **train: Any) -> Recipe:
-    r = recipe(
-        pairs=100, dropout=dropout, **{"steps": 6, "evaluate_every": 3, "save_every": 2, "learning_rate": 1e-3, **train}
-    )
-    return r.changed(model=r.model.changed(n_layers=2), data=r.data.changed(batch_tokens=100))
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
-
-
-def newest(folder: Path) -> Path:
-    found = checkpoint.newest(folder)
-    assert found is not None
-    return found
 
 
 # --- sharded training
@@ -161,16 +74,6 @@ def test_sharded_runs_resume_exactly_and_fall_back_from_a_damaged_shard(workers:
     assert newest(tmp_path / "parts").with_name("checkpoint-0000006.damaged").exists()
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     same_files(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
-
-
-def same_files(one: Path, other: Path) -> None:
-    names = sorted(path.name for path in one.iterdir())
-    assert names == sorted(path.name for path in other.iterdir())
-    assert [name for name in names if not name.endswith(".safetensors")] == ["COMPLETE", "training.json"]  # no pickle
-    for name in names[1:-1]:
-        tensors = read_tensors(one / name)
-        assert tensors.keys() == read_headers(other / name).keys()
-        assert all(torch.equal(tensors[key], x) for key, x in read_tensors(other / name).items())
 
 
 def test_a_checkpoint_is_continued_in_any_layout(workers: Start, tmp_path: Path) -> None:

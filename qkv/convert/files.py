@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv.errors import FileError
+from qkv.errors import FileError, is_memory_error
 
 MAX_HEADER = 100_000_000
 MAX_JSON = 50_000_000
@@ -215,6 +215,8 @@ def _read_and_check(path: Path, names: list[str]) -> dict[str, Tensor]:
         with safe_open(str(path), framework="pt") as file:
             return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+        if is_memory_error(error):
+            raise
         raise corrupt(path, _one_line(error)) from None
 
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_model, open_target, open_usage
-from qkv.convert.files import read_tensors
 from qkv.convert.folder import put
 from qkv.convert.manifest import verify
 from qkv.errors import FileError
-from qkv.train.checkpoint import TENSORS, all_of
+from qkv.train.checkpoint import all_of, read_state
 from qkv.train.lora import merge_updates
 
 
@@ -34,8 +33,8 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
 
 def weights_of(checkpoint: Path) -> dict[str, Tensor]:
     """The weights as they were learned, not their moving average."""
-    verify(checkpoint, TENSORS)
-    stored = read_tensors(checkpoint / TENSORS)
+    verify(checkpoint)
+    stored = read_state(checkpoint)
     if any(name.startswith("weights.generator.") for name in stored):
         raise FileError(
             f"{checkpoint.parent} trains two networks (task = 'replaced'), of which best/ is one: not averaged"

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from qkv.convert.files import new_folder, read_headers, read_json, read_tensors, settle, write_json, write_tensors
 from qkv.convert.folder import put
-from qkv.convert.manifest import seal, verify
+from qkv.convert.manifest import MARKER, checksums, seal, verify
 from qkv.data.batching import Position
-from qkv.distributed import all_gather, rank, world
-from qkv.errors import FileError
+from qkv.distributed import all_gather, rank, wait_for_first, world
+from qkv.errors import FileError, is_memory_error
 from qkv.models.weights import weights
 from qkv.parts.state import State
-from qkv.train.shard_files import begin_writing, read_shards
+from qkv.train.shard_files import Create, begin_writing, read_shards, whole_tensor
 from qkv.train.state import Progress, Training
 
 TENSORS, NUMBERS = "training.safetensors", "training.json"
@@ -41,7 +41,8 @@ def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None)
         finish_saving(t)
     if rank() == 0:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        settle(folder.resolve())  # before the other workers, which wait here for the random states, write into it
+        settle(folder.resolve())  # before the other workers write into it
+    wait_for_first()
     tensors = {**state_tensors(t), **random_states(), **carried_states(t.carried)}
     groups = t.optimizer.state_dict()["param_groups"]
     numbers = {"progress": asdict(t.progress), "groups": groups, "words": t.words, "data": t.data}
@@ -53,6 +54,8 @@ def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None)
             write_json(new / NUMBERS, numbers)
             seal(new, (TENSORS, NUMBERS))
         finished()
+    if not t.sharded:
+        wait_for_first()
 
 
 def finish_saving(t: Training) -> None:
@@ -75,10 +78,7 @@ def load(folder: Path, t: Training) -> None:
     """Put everything back as it was; `set_aside_damaged_checkpoints` has verified the files."""
     numbers = read_json(folder / NUMBERS)
     try:
-        if t.sharded is None and (folder / TENSORS).exists():
-            tensors = read_tensors(folder / TENSORS)
-        else:
-            tensors = read_shards(folder, lambda *entry: empty_like_state(t, *entry))
+        tensors = read_state(folder, lambda *entry: empty_like_state(t, *entry), t.sharded is not None)
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
         parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}, "carried": {}}
         for key, x in tensors.items():
@@ -92,9 +92,18 @@ def load(folder: Path, t: Training) -> None:
         put_random_states(random, world() // t.sharded.model.replicas if t.sharded else 1)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+        if is_memory_error(error):
+            raise
         raise FileError(
             f"{folder} is not a checkpoint of this run ({error}): remove it, or train in another folder"
         ) from None
+
+
+def read_state(folder: Path, create: Create = whole_tensor, divided: bool = False) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint, from one file or from shards; `divided`: into shards, as `create` makes them."""
+    if (folder / TENSORS).exists() and not divided:
+        return read_tensors(folder / TENSORS)
+    return read_shards(folder, create)
 
 
 def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -107,7 +116,7 @@ def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtyp
     elif part in ("weights", "average"):
         like = dict(t.network.named_parameters()).get(name)
     if like is None or like.shape != shape:
-        return torch.empty(shape, dtype=dtype)
+        return whole_tensor(key, shape, dtype)
     return torch.empty_like(like.detach(), dtype=dtype)
 
 
@@ -247,6 +256,8 @@ def damage(folder: Path) -> str:
     """What is wrong with the files of a checkpoint; empty where nothing is."""
     try:
         verify(folder)
+        if not (folder / TENSORS).exists() and not checksums(folder):  # a shard that is missing would not be noticed
+            return f"{folder} lacks {TENSORS}, or {MARKER} with the checksums of its shards"
         for path in tensor_files(folder):
             read_headers(path)  # all that can be checked where there are no checksums
         read_json(folder / NUMBERS)

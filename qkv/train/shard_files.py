@@ -91,6 +91,11 @@ def read_shards(folder: Path, create: Create) -> dict[str, Tensor]:
     return tensors
 
 
+def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """Make a whole tensor to read into, whatever its name."""
+    return torch.empty(shape, dtype=dtype)
+
+
 def first_reason(error: BaseException) -> BaseException:
     """Return what went wrong in the first worker that failed."""
     failures = getattr(error, "failures", {})  # of a CheckpointException

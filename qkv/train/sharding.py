@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -56,16 +56,30 @@ def shard(network: nn.Module, c: TrainConfig, half: bool) -> Sharded | None:
         divide_layers(network, mesh["tensor"])
     model = loss_module(network, no_objective, half)
     model.replica, model.replicas, model.sharded = rank() // c.tensor_parallel, groups, True
-    # the products of the blocks are in bfloat16, the residual stream and everything outside of the blocks in float32
+    # the products of the blocks are in bfloat16; norms, the residual stream and everything outside of the blocks in float32
     policy = MixedPrecisionPolicy(torch.bfloat16 if half else None, torch.float32, cast_forward_inputs=False)
     blocks = [block for stack in network.modules() if isinstance(stack, Stack) for block in stack.blocks]
     for block in dict.fromkeys(blocks):  # each once: a stack may have one block in all places (ALBERT)
+        for layer in no_products(block) if half else ():
+            fully_shard(layer, mesh=mesh["replicate", "shard"])
         fully_shard(block, mesh=mesh["replicate", "shard"], mp_policy=policy)
     fully_shard(model, mesh=mesh["replicate", "shard"])  # embeddings and head, which the objective reads
     timeout = timedelta(minutes=c.worker_timeout)
     for name in ("replicate", "shard", "tensor"):  # otherwise torch's, 10 or 30 minutes
         dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(name))
-    return Sharded(model, skeleton, dist.new_group(backend="gloo", timeout=timeout))
+    return Sharded(model, skeleton, dist.new_group(backend="gloo", timeout=timedelta(minutes=c.idle_timeout)))
+
+
+def no_products(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules with parameters of their own besides matrices: norms, the rates of a state space. A CPU's norms
+    take no bfloat16, and rates have too few digits in it."""
+    if isinstance(module, nn.Linear):
+        return
+    if any(True for _ in module.parameters(recurse=False)):
+        yield module
+        return
+    for child in module.children():
+        yield from no_products(child)
 
 
 def no_objective(*_: object) -> Any:
