@@ -1,6 +1,7 @@
 """Write what this version of qkv writes into a folder: runs with checkpoints, models, word vectors, and what they compute.
 
-    python tests/formats/make.py tests/formats/4
+    python tests/formats/make.py tests/formats/5
+    python tests/formats/make.py tests/formats/5 sharded    # only a run of two workers with sharded checkpoints
 
 Run it once for every new format, with the code that writes the new format first; the folder is then kept for ever and opened by
 tests/test_old_formats.py. Never write an existing folder again: what counts is that files of the past are opened. Only what every
@@ -94,8 +95,8 @@ NOT_KEPT = ("tensorboard", "curves.svg", "README.md", "results.json", ".lock", "
 IDS, TARGET_IDS = [[5, 6, 7, 8], [9, 5, 6, 7]], [[4, 6, 7], [4, 8, 9]]
 
 
-def train(name: str, *settings: str) -> None:
-    command = [sys.executable, "-m", "qkv", "train", f"{name}.toml", "--out", name, "--threads", "1"]
+def train(name: str, *settings: str, processes: tuple[str, str] = ("--threads", "1")) -> None:
+    command = [sys.executable, "-m", "qkv", "train", f"{name}.toml", "--out", name, *processes]
     subprocess.run([*command, *(part for one in settings for part in ("--set", one))], check=True)
 
 
@@ -120,12 +121,27 @@ def cut(name: str) -> None:
         shutil.rmtree(newer)
 
 
-def make(folder: Path) -> None:
-    """Write everything into a new folder."""
+def make(folder: Path, sharded: bool = False) -> None:
+    """Write everything, or the sharded run alone, into a new folder."""
     folder.mkdir(parents=True)
     os.chdir(folder)
     Path("text.en").write_text("\n".join(ENGLISH) + "\n")
     Path("text.de").write_text("\n".join(GERMAN) + "\n")
+    expected = make_sharded() if sharded else make_all()
+    Path("expected.json").write_text(json.dumps({"qkv": qkv.__version__, **expected}) + "\n")
+
+
+def make_sharded() -> dict[str, object]:
+    """Train a translator by two workers, of which each writes a shard."""
+    Path("sharded.toml").write_text(TRANSLATOR.lstrip() + 'sharding = "full"\n')
+    train("sharded", processes=("--workers", "2"))
+    expected = {"losses": losses("sharded"), "logits": answers("sharded")}
+    cut("sharded")
+    return {"sharded": expected}
+
+
+def make_all() -> dict[str, object]:
+    """Train everything that one process trains."""
     expected = {}
     for name, recipe in (("translator", TRANSLATOR), ("lstm", LSTM)):
         Path(f"{name}.toml").write_text(recipe.lstrip())
@@ -144,7 +160,7 @@ def make(folder: Path) -> None:
     if hasattr(qkv, "quantize"):
         qkv.load("translator", precision="int8").save("int8")
         expected["int8"] = {"logits": answers("int8")}
-    Path("expected.json").write_text(json.dumps({"qkv": qkv.__version__, **expected}) + "\n")
+    return expected
 
 
 def vector(folder: str) -> list[float]:
@@ -156,4 +172,4 @@ def vector(folder: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]).resolve())
+    make(Path(sys.argv[1]).resolve(), sys.argv[2:] == ["sharded"])
