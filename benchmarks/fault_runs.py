@@ -1,6 +1,8 @@
-"""Small training runs of three kinds as processes, for faults.py: start, watch, stop, and compare what they leave.
+"""Small training runs of five kinds as processes, for faults.py: start, watch, stop, and compare what they leave.
 
 transformer   the demo: a translator, with dropout, averaged weights, evaluations by BLEU, several epochs
+workers       the same by two workers, each with the whole network
+sharded       the same by two workers, each with a shard of weights and optimiser state, and a file of its own in a checkpoint
 recurrent     an LSTM language model whose state is carried from each window to the next
 word2vec      word vectors by one thread
 """
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +36,24 @@ class Kind:
     """Updates between evaluations; 0 = none."""
     save: int = 3
     """Lines of the log between checkpoints."""
+    workers: int = 1
 
     def command(self, folder: Path) -> list[str]:
         changes = [part for key, value in self.settings.items() for part in ("--set", f"{key}={value}")]
-        train = [sys.executable, "-m", "qkv", "train", self.recipe, "--out", str(folder), "--threads", "1"]
-        return [*train, *changes]
+        processes = ["--threads", "1"] if self.workers == 1 else ["--workers", str(self.workers)]
+        return [sys.executable, "-m", "qkv", "train", self.recipe, "--out", str(folder), *processes, *changes]
 
 
+DEMO: dict[str, object] = {
+    "model.d_model": 64, "model.n_layers": 1, "model.d_ff": 128, "model.dropout": 0.1, "data.vocab_size": 300,
+    "data.train": "[{ grammar = 400 }]", "data.valid": "{ grammar = 12 }", "data.test": "{ grammar = 4 }",
+    "data.batch_tokens": 600, "data.pool": 150, "train.steps": 120, "train.evaluate_every": 20, "train.save_every": 8,
+    "train.warmup": 20, "train.ema": 0.9, "train.keep": 2,
+}  # fmt: skip
 KINDS = {
-    "transformer": Kind("demo", {
-        "model.d_model": 64, "model.n_layers": 1, "model.d_ff": 128, "model.dropout": 0.1, "data.vocab_size": 300,
-        "data.train": "[{ grammar = 400 }]", "data.valid": "{ grammar = 12 }", "data.test": "{ grammar = 4 }",
-        "data.batch_tokens": 600, "data.pool": 150, "train.steps": 120, "train.evaluate_every": 20, "train.save_every": 8,
-        "train.warmup": 20, "train.ema": 0.9, "train.keep": 2,
-    }, evaluate=20, save=8),
+    "transformer": Kind("demo", DEMO, evaluate=20, save=8),
+    "workers": Kind("demo", {**DEMO, "train.steps": 60}, evaluate=20, save=8, workers=2),
+    "sharded": Kind("demo", {**DEMO, "train.steps": 60, "train.sharding": "full"}, evaluate=20, save=8, workers=2),
     "recurrent": Kind("shakespeare-lstm", {
         "model.d_model": 64, "model.n_layers": 1, "data.train": "[{ grammar = 2500 }]", "data.valid": "{ grammar = 20 }",
         "data.test": "{ grammar = 10 }", "data.batch_tokens": 512, "data.max_length": 64, "train.time_budget": 1000,
@@ -65,7 +71,7 @@ class Process:
     """`qkv train` in a folder; killed, if it still runs, at the end of the block."""
 
     def __init__(self, kind: Kind, folder: Path, changes: dict[str, object] | None = None):
-        self.kind = Kind(kind.recipe, {**kind.settings, **(changes or {})}, kind.evaluate, kind.save)
+        self.kind = replace(kind, settings={**kind.settings, **(changes or {})})
         self.folder = folder
 
     def __enter__(self) -> Process:
@@ -105,20 +111,31 @@ class Process:
         return any(path.startswith(f".{name}") and self.left.get(path) != when for path, when in found.items())
 
     def processor_time(self) -> float:
-        """Seconds that the process has used, however busy the machine is (Linux)."""
+        """Seconds that the process and its workers have used, however busy the machine is (Linux)."""
+        used = [status(pid)[11:13] for pid in (self.process.pid, *self.workers())]
+        return sum(int(ticks) for one in used for ticks in one) / os.sysconf("SC_CLK_TCK")
+
+    def workers(self) -> list[int]:
+        """The processes that it has started, by rank (Linux)."""
         try:
-            used = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        except FileNotFoundError:
-            return 0.0
-        return sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+            return [
+                int(p) for p in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            ]
+        except OSError:
+            return []
 
     def said(self) -> str:
         self.errors.seek(0)
         return self.errors.read()
 
     def end(self, number: int) -> int:
+        """Send a signal; the exit code, when the workers have ended, too."""
+        workers = self.workers()
         self.process.send_signal(number)
-        return self.process.wait()
+        code = self.process.wait()
+        while any(status(pid)[:1] not in ([], ["Z"]) for pid in workers):
+            time.sleep(NAP)
+        return code
 
     def finish(self) -> str:
         """Wait for the end; empty, or how it failed."""
@@ -130,6 +147,14 @@ def train(kind: Kind, folder: Path, changes: dict[str, object] | None = None) ->
     """Train to the end; empty, or how it failed."""
     with Process(kind, folder, changes) as p:
         return p.finish()
+
+
+def status(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; none where the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 # --- what a run's folder shows
@@ -177,11 +202,26 @@ def contents(folder: Path) -> dict[str, bytes]:
     files = [folder / "log.jsonl", *(path for path in (folder / "best").iterdir() if path.suffix == ".safetensors")]
     files += [path for name in ("tokenizer.json", "vocabulary.json") if (path := folder / name).exists()]
     files += [path for path in last.iterdir() if path.name not in (MARKER, "training.json")]
-    found = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    found = {str(path.relative_to(folder)): shards(path) or path.read_bytes() for path in files}
     numbers = json.loads((last / "training.json").read_text())
     results = json.loads((folder / "results.json").read_text())
     scores = {key: results[key] for key in ("test", "losses") if key in results}
     return {**found, "progress": encoded(untimed(numbers)), "scores": encoded(scores)}
+
+
+def shards(path: Path) -> bytes:
+    """The tensors of a worker's shards and their places, by name; empty for another file.
+
+    The header of such a file has two entries besides the tensors, in any order.
+    """
+    if not path.name.startswith("shard-"):
+        return b""
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    places = json.loads(header.pop("__metadata__")["DCP_SHARDING_INFO"])
+    found = {name: [entry, places[name]] for name, entry in header.items()}
+    return encoded(found) + data[start:]
 
 
 def untimed(numbers: dict[str, Any]) -> dict[str, Any]:

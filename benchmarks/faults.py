@@ -1,6 +1,7 @@
 """Damage models and checkpoints, kill and starve training runs, and verify what qkv promises.
 
     python benchmarks/faults.py                        everything: about 40 minutes of one core
+    python benchmarks/faults.py --only runs --kinds workers sharded --kills 24 --full 9    runs of two workers
     python benchmarks/faults.py --only runs --kills 50     fewer kills
     python benchmarks/faults.py --only folders --times 500 more of each damage to a folder
     python benchmarks/faults.py --quick                3 kills, nothing else
@@ -12,10 +13,11 @@ inputs      changed training data, a missing or changed vocabulary: `qkv train` 
 save        SIGKILL while a model is saved over another one: the folder holds the old or the new one, whole
 size        files may not grow beyond a size while a model is saved over another one: an error in one line, the old one stays
 
-Runs of a Transformer, a recurrent network with carried state and word2vec (fault_runs.py): after every fault the same command
-resumes, and in the end log, best model, vocabulary, last checkpoint and scores are those of a run that nothing happened to.
+Runs of a Transformer (by one process, by two workers, by two workers with shards), a recurrent network with carried state and
+word2vec (fault_runs.py): after every fault the same command resumes, and in the end log, best model, vocabulary, last
+checkpoint and scores are those of a run that nothing happened to.
 kill        SIGKILL at random moments: before the first update, between updates, in evaluations, while a checkpoint or the
-            best model is written
+            best model is written; of two workers either one too, and their agent when they have been started again
 flip        after a kill one byte of the newest checkpoint is changed (two are kept)
 full        the disk (a tmpfs, so for root only) is full from some byte on, at random moments: exit code 2 and one line
 stop        SIGTERM and Ctrl-C store the update; a second process in the same folder is refused; killed right behind an epoch
@@ -43,7 +45,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fault_folders import FolderFaults
-from fault_runs import KINDS, Process, checkpoints, contents, logged, stored, train
+from fault_runs import KINDS, Process, checkpoints, contents, logged, mark, stored, train
 
 MOMENTS = ["start", "saving", "early", "random", "saving", "evaluating", "best", "random", "saving", "saving"]
 """In turn. "early" is before the first new checkpoint, so that the next attempt resumes from the same."""
@@ -115,11 +117,23 @@ class RunFaults:
             if not self.wait_for(moment, p):
                 self.expect(not (problem := p.finish()), f"resumed: {problem}")
                 return ""
-            p.end(signal.SIGKILL)
-            was = self.interrupted(p)
+            was = self.kill_some(p)
         if self.r.random() < flips and len(checkpoints(folder)) > 1:
             self.done[f"flip {flip(self.r, checkpoints(folder)[-1])}"] += 1
             self.done["flip"] += 1
+        return was
+
+    def kill_some(self, p: Process) -> str:
+        """Kill the process, or one of its workers: then all start again, and are killed when they train."""
+        victim = self.r.randrange(-1, self.kind.workers) if self.kind.workers > 1 else -1
+        if not 0 <= victim < len(workers := p.workers()):
+            p.end(signal.SIGKILL)
+            return self.interrupted(p)
+        os.kill(workers[victim], signal.SIGKILL)
+        was = f"of worker {victim} {self.interrupted(p)}"
+        p.before = mark(p.folder)
+        self.expect(p.trains(), f"worker {victim} killed: {p.said()[-400:]}")
+        p.end(signal.SIGKILL)
         return was
 
     def wait_for(self, moment: str, p: Process) -> bool:
