@@ -72,7 +72,7 @@ def worker(rank: int, port: int, folder: Path, r: Recipe, event: str) -> tuple[s
             patch.setattr(LossModule, "forward", small_memory(1))
         elif event == "no answer":
             if rank == 1:
-                patch.setattr(loop, "whole_network", lambda t: wait_for(folder / "given up"))
+                patch.setattr(loop, "isolate_random_state", lambda device: wait_for(folder / "given up"))
         elif event in WRITING:
             patch.setattr(*fault_while_writing(event, rank))
         elif event:
