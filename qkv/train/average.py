@@ -10,9 +10,8 @@ from torch import Tensor
 from qkv.convert import folder as ours
 from qkv.convert.detect import open_model, open_target, open_usage
 from qkv.convert.folder import put
-from qkv.convert.manifest import verify
 from qkv.errors import FileError
-from qkv.train.checkpoint import all_of, read_state
+from qkv.train.checkpoint import all_of, damage, read_state
 from qkv.train.lora import merge_updates
 
 
@@ -33,7 +32,8 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
 
 def weights_of(checkpoint: Path) -> dict[str, Tensor]:
     """The weights as they were learned, not their moving average."""
-    verify(checkpoint)
+    if problem := damage(checkpoint):
+        raise FileError(problem)
     stored = read_state(checkpoint)
     if any(name.startswith("weights.generator.") for name in stored):
         raise FileError(
