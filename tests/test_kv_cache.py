@@ -12,7 +12,7 @@ from qkv.engine.kv_cache import BLOCK, MAPPED, KVCache
 from qkv.engine.pack import pack
 from qkv.generate.continuous_batching import ContinuousBatch, make_batch
 from qkv.generate.sequence import Sampler
-from qkv.memory import keep_freed_memory
+from qkv.memory import KeptBlocks, keep_freed_memory
 from qkv.models.build import build
 from qkv.presets import tiny
 
@@ -73,15 +73,44 @@ def is_mapped(address: int) -> bool:
     return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
 
 
+def buffer_of(size: int) -> torch.Tensor:
+    """The vectors of a cache with about so many bytes."""
+    cache = KVCache.empty(1, 1, 64, torch.empty(0)).extend(size // (BLOCK * 2 * 64 * 4), 1)
+    return cache.buffer.vectors
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux has /proc")
 @torch.no_grad()
 def test_a_large_buffer_goes_back_to_the_system() -> None:
     """Whatever the allocator keeps, and as soon as no view of it is left."""
     keep_freed_memory()
-    cache = KVCache.empty(1, 1, 64, torch.empty(0)).extend(64 * MAPPED // (BLOCK * 2 * 64 * 4), 1)
-    cache.buffer.vectors.fill_(1.0)
-    address, (key, _) = cache.buffer.vectors.data_ptr() + 32 * MAPPED, cache.keys_values()
-    del cache
-    assert is_mapped(address) and key.sum() == key.numel()
-    del key, _
+    vectors = buffer_of(KeptBlocks.LIMIT + MAPPED)
+    vectors.fill_(1.0)
+    address, view = vectors.data_ptr() + 32 * MAPPED, vectors[..., 0, :]
+    del vectors
+    assert is_mapped(address) and view.sum() == view.numel()
+    del view
     assert not is_mapped(address)
+
+
+def test_the_memory_of_a_buffer_is_given_out_again() -> None:
+    """To the next one that fills at least half of it, and to one at a time."""
+    first = buffer_of(32 * MAPPED)
+    address, view = first.data_ptr(), first[0]
+    del first
+    second = buffer_of(32 * MAPPED)
+    assert second.data_ptr() != address  # the first one is still in use
+    del view
+    smaller, third = buffer_of(4 * MAPPED), buffer_of(31 * MAPPED)
+    assert smaller.data_ptr() != address and third.data_ptr() == address
+
+
+def test_kept_memory_has_a_limit() -> None:
+    blocks = KeptBlocks()
+    arrays = [blocks.lend(blocks.LIMIT // 4 + at) for at in range(6)]
+    del arrays
+    assert 0 < sum(map(len, blocks.free)) <= blocks.LIMIT
+    assert len(blocks.lend(blocks.LIMIT // 4)) == blocks.LIMIT // 4 and len(blocks.free) == 2
+    before = list(blocks.free)
+    blocks.lend(2 * blocks.LIMIT)
+    assert blocks.free == before

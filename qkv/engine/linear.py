@@ -208,10 +208,8 @@ class QuantizedLinear(NativeLinear):
         first, shape = layers[0], (sum(layer.shape[0] for layer in layers), layers[0].shape[1])
         assert all(layer.kind == first.kind and layer.shape[0] % native.PANEL_WIDTH == 0 for layer in layers)
         bias = join_biases([(layer.bias, layer.shape[0]) for layer in layers])
-        scales = torch.cat([layer.scales for layer in layers])
-        return QuantizedLinear(
-            shape, adjacent([layer.panels for layer in layers]), scales, bias, first.group, first.kind
-        )
+        panels, scales = (adjacent([getattr(layer, name) for layer in layers]) for name in ("panels", "scales"))
+        return QuantizedLinear(shape, panels, scales, bias, first.group, first.kind)
 
 
 def adjacent(parts: list[Tensor]) -> Tensor:

@@ -75,23 +75,31 @@ def joined_layers(module: Any) -> list[Any]:
 
 
 def place_integers(network: nn.Module) -> None:
-    """Move the integers into huge pages, those of layers that are computed as one next to each other, so that they are read as one
-    matrix without a copy."""
+    """Move the integers and their scales into huge pages, those of layers that are computed as one next to each other, so that they are
+    read as one matrix without a copy."""
+    for name in ("panels", "scales"):
+        place_buffers(network, name)
+
+
+def place_buffers(network: nn.Module, name: str) -> None:
+    """Do so with the buffers of this name of all quantised layers."""
     placed: dict[int, Tensor] = {}  # by their address before: an embedding and a vocabulary may share them
     for module in network.modules():
         layers = joined_layers(module) if type(module) in (Attention, FeedForward) else []
         if layers and all(isinstance(layer, QuantizedLinear) for layer in layers) and can_join(layers):
-            whole = place(torch.cat([layer.panels for layer in layers]))
-            for layer, own in zip(layers, whole.split([len(layer.panels) for layer in layers]), strict=True):
-                layer.panels = own
+            parts = [getattr(layer, name) for layer in layers]
+            whole = place(torch.cat(parts))
+            for layer, own in zip(layers, whole.split([len(part) for part in parts]), strict=True):
+                setattr(layer, name, own)
                 placed[own.data_ptr()] = own
     for module in network.modules():
-        if isinstance(module, QuantizedLinear) and module.panels.data_ptr() not in placed:
-            before = module.panels  # kept until the end of this round: its address must not be used again
-            module.panels = placed.setdefault(before.data_ptr(), place(before))
-            placed[module.panels.data_ptr()] = module.panels
-        elif isinstance(module, QuantizedLinear):
-            module.panels = placed[module.panels.data_ptr()]
+        if isinstance(module, QuantizedLinear):
+            before = getattr(module, name)  # kept until the end of this round: its address must not be used again
+            own = placed.get(before.data_ptr())
+            if own is None:
+                own = placed[before.data_ptr()] = place(before)
+                placed[own.data_ptr()] = own
+            setattr(module, name, own)
 
 
 def parameter_count(network: nn.Module) -> int:

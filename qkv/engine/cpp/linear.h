@@ -32,6 +32,7 @@ constexpr long CHUNK_PANELS = 4;    // panels of a chunk of work
 constexpr long BLOCK = 192;  // rows that stay in the cache while the panels pass by
 constexpr long CHUNK = 512;  // float32 products that are added up before they join the rest: long sums would lose digits
 constexpr long INT_TILE_ROWS = std::min(TILE_ROWS, 8l);  // rows of a tile of integers: more do not stay in registers (GCC 12)
+constexpr long GGUF_GROUP = 32;  // inputs of a group in a GGUF file: loops over so many are unrolled
 constexpr long PREFETCH_STEPS = 16;   // for a single row, the weights of so many steps later are fetched now
 
 enum WeightType : long { FLOAT32, INT8, INT4 };
@@ -82,7 +83,6 @@ __attribute__((always_inline)) static inline void quantize_group(const float* x,
 }
 
 static void quantize_row(const Linear& l, const float* x, const QuantizedRows& to, long row) {
-    constexpr long SMALL = 32;  // GGUF's groups: a constant number of steps
     long width = QuantizedRows::width(l), groups = groups_of(l), group = std::min(l.group, l.in);
     int8_t* out = to.x + row * width;
     float* scales = to.scales + row * groups;
@@ -90,7 +90,7 @@ static void quantize_row(const Linear& l, const float* x, const QuantizedRows& t
     memset(out + l.in, 0, width - l.in);
     for (long g = 0, from = 0; g < groups; g++, from += group) {
         long n = std::min(group, l.in - from);
-        if (n == SMALL) quantize_group(x + from, SMALL, out + from, scales + g, sums + g);
+        if (n == GGUF_GROUP) quantize_group(x + from, GGUF_GROUP, out + from, scales + g, sums + g);
         else quantize_group(x + from, n, out + from, scales + g, sums + g);
     }
 }
@@ -313,8 +313,11 @@ static void tile_integers(const Linear& l, const QuantizedRows& x, long row, lon
     for (long g = 0, from = 0; g < groups; g++, from += group) {
         int32_t whole[rows][panels][PANEL_WIDTH];
         constexpr auto sum = ways > 1 ? group_sums<Type, rows, panels, ways> : group_sums_of_many<Type, rows, panels>;
-        sum(w + from / Type::inputs * 64, panel, x.x + row * width + from, width, std::min(group, l.in - from),
-            x.sums + row * groups + g, groups, whole[0][0]);
+        auto sum_of = [&](long n) __attribute__((always_inline)) {
+            sum(w + from / Type::inputs * 64, panel, x.x + row * width + from, width, n, x.sums + row * groups + g, groups, whole[0][0]);
+        };
+        if (group == GGUF_GROUP && l.in % GGUF_GROUP == 0) sum_of(GGUF_GROUP);
+        else sum_of(std::min(group, l.in - from));
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16

@@ -48,8 +48,9 @@ class Pool {
     int started = 0;
 
     // Claim a share of what is left of the current loop and run it. A claim keeps its loop open, so what was read of the loop before
-    // the exchange succeeded belongs to it. The first shares are long, so that a thread reads weights in the order in which they
-    // lie, and the last ones are short, so that all threads end together.
+    // the exchange succeeded belongs to it. A share is a thread's equal part of what is left: of two threads, a half, a quarter, and
+    // so on. The first shares are long, so that a thread reads weights in the order in which they lie, and the last ones are short,
+    // so that all threads end together.
     bool run_share(int worker) {
         uint64_t t = ticket.load(std::memory_order_acquire);
         const Loop& loop = loops[(t >> 32) % 2];
@@ -58,7 +59,7 @@ class Pool {
         uint32_t first = (uint32_t)t, count = loop.count.load(std::memory_order_relaxed);
         int workers = loop.workers.load(std::memory_order_relaxed);
         if (first >= count || worker >= workers) return false;
-        uint32_t share = std::max(1u, (count - first) / (2 * (workers + 1)));
+        uint32_t share = std::max(1u, (count - first) / (workers + 1));
         if (ticket.compare_exchange_strong(t, t + share, std::memory_order_acq_rel)) {
             for (uint32_t i = first; i < first + share; i++) call(body, i);
             done.fetch_add(share, std::memory_order_release);
