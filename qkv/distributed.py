@@ -1,12 +1,13 @@
 """Data-parallel workers: processes that train one network together, each on its own rows of every batch.
 
-All hold the same weights: they start alike, take the mean of their gradients (DistributedDataParallel), and agree wherever a
-clock, a signal or a score decides. N workers so compute the update that one process computes. They are started by torch's
-elastic agent: that of train/launch.py on one machine, or torchrun, also on several (the run's folder is then on a shared disk):
+All have the same weights: they start with the same ones, average their gradients (DistributedDataParallel), and agree on every
+decision that depends on a clock, a signal or a score. N workers therefore compute the update that one process computes. They are
+started by torch's elastic agent, either by train/launch.py (one machine) or by torchrun (one or several machines, which share the
+folder of the run):
 
     torchrun --nproc-per-node 2 -m qkv train recipes/demo.toml
 
-Both agents set the same environment variables, and start all workers again when one of them is lost. A single process acts as
+Both agents set the same environment variables, and restart all workers when one of them is lost. A single process acts as
 rank 0; the helpers are no-ops.
 """
 
@@ -36,31 +37,31 @@ from qkv.errors import QkvError
 
 
 class WorkerLost(QkvError):
-    """The connection to another worker is lost: all workers have to start again from the last checkpoint."""
+    """The connection to another worker is lost: all workers have to be restarted from the last checkpoint."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 MINUTES = 10.0
-"""How long workers wait for each other, at the start and within an update, unless the recipe says otherwise. A process that has
-ended is noticed at once, since its connections close; a machine that has vanished is not."""
+"""How long workers wait for each other, at the start and within an update, unless the recipe says otherwise. The end of a process is
+noticed immediately, since its connections close; that of a machine that has vanished is not."""
 IDLE_MINUTES = 24 * 60.0
-"""How long the others wait outside of updates, likewise: while rank 0 reads or writes, or one of them computes its share of other work."""
+"""How long workers wait outside of updates, unless the recipe says otherwise: while rank 0 reads or writes, or others compute."""
 waiting_group: dist.ProcessGroup | None = None
-"""The workers again, with that timeout."""
+"""A second group of the same workers, with that timeout."""
 
 
 @contextmanager
 def process_group(minutes: float = MINUTES, idle_minutes: float = IDLE_MINUTES) -> Iterator[None]:
-    """Join the other workers that an agent has started, if any. How long to wait for the others: `minutes` within an update,
-    `idle_minutes` outside of updates."""
+    """Join the process group of the workers that an agent has started, if any. Timeouts: `minutes` within an update, `idle_minutes`
+    outside of updates."""
     if dist.is_initialized() or not by_torchrun():
         yield
         return
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with(os.getppid())
     # the default arguments of its functions are the group that exists when it is imported. DistributedDataParallel imports it,
-    # and the first group of a process would then never close its connections: the other workers would wait for ever
+    # and the first group of a process would then never close its connections: the other workers would wait forever
     import torch.distributed.nn  # noqa: F401
 
     global waiting_group
@@ -82,7 +83,7 @@ def process_group(minutes: float = MINUTES, idle_minutes: float = IDLE_MINUTES) 
 
 
 def join(timeout: timedelta) -> None:
-    """Make the process group of the workers that have been started together."""
+    """Create the process group of the workers that were started together."""
     start = timedelta(minutes=MINUTES)
     store, number, count = next(rendezvous("env://", timeout=start))
     # gradients go from GPU to GPU; decisions and random states are on the CPU
@@ -92,11 +93,11 @@ def join(timeout: timedelta) -> None:
 
 
 def new_store(store: dist.Store, number: int, count: int, deadline: float) -> dist.Store:
-    """Return a part of the agents' store that these workers alone use.
+    """Return a namespace of the agents' store that only these workers use.
 
-    An agent keeps its store when it starts workers again, and the addresses of the workers before are still in it. So rank 0
-    names a new part, and replies to the requests of the others with this name until all have it. The keys of requests are
-    the same at every start, those of replies are not: no worker reads a reply to an earlier one.
+    An agent keeps its store when it restarts workers, and the addresses of the previous workers are still in it. Therefore rank 0
+    chooses a new prefix, and replies to the requests of the others with it until all have received it. The keys of requests are
+    the same at every start, those of replies are not: no worker reads a reply to a previous one.
     """
     own = uuid.uuid4().hex
     if number > 0:
@@ -126,8 +127,8 @@ def end_with(parent: int) -> None:
 
 
 def ignore_termination() -> None:
-    """Ignore SIGTERM from now on, in a process that is ending because of an error. An agent sends it to all workers as soon as one
-    of them has ended, and this error may be the cause that has to be reported."""
+    """Ignore SIGTERM from now on, in a process that ends because of an error. An agent sends SIGTERM to all workers as soon as one
+    of them has ended, and this error may be the cause to report."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -146,10 +147,10 @@ def is_connection_loss(error: BaseException) -> bool:
 
 
 def describe_loss(error: BaseException, minutes: float, idle_minutes: float) -> str:
-    """Say what the loss of a connection means: after a timeout nothing is known of the other worker."""
+    """Describe the loss of a connection; after a timeout nothing is known about the other worker."""
     if "timed out" in str(error).lower() or "timeout" in str(error).lower():
         return f"another worker does not answer (train.worker_timeout = {minutes:g}, train.idle_timeout = {idle_minutes:g} minutes)"
-    return "another worker has ended, or the connection to it is cut; its own message says why"
+    return "another worker has ended, or the connection to it was interrupted; see its own message"
 
 
 def by_torchrun() -> bool:
@@ -158,7 +159,7 @@ def by_torchrun() -> bool:
 
 
 def restart_count() -> int:
-    """Return how often the agent has started the workers again after one was lost."""
+    """Return how often the agent has restarted the workers after one was lost."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -180,7 +181,7 @@ def is_first() -> bool:
 
 @contextmanager
 def rank_zero_first() -> Iterator[None]:
-    """Let rank 0 run the block before the others, which then find what it has made."""
+    """Let rank 0 run the block before the others, which can then use its results."""
     if not is_first():
         wait_for_first()
     yield
@@ -189,7 +190,7 @@ def rank_zero_first() -> Iterator[None]:
 
 
 def wait_for_first() -> None:
-    """Wait until rank 0 is here, which alone writes files: for as long as outside of updates."""
+    """Wait for rank 0, the only one that writes files, with the timeout for waiting outside of updates."""
     broadcast([0.0])
 
 
@@ -208,7 +209,7 @@ def agree(seconds: float, signal: int) -> tuple[float, int]:
 
 
 def broadcast(values: Sequence[float]) -> list[float]:
-    """Return the numbers of rank 0, which may take long to compute them."""
+    """Return the numbers of rank 0; computing them may take long."""
     if not dist.is_initialized():
         return list(values)
     message = torch.tensor(values, dtype=torch.float64)
@@ -226,7 +227,7 @@ def all_gather(value: Tensor) -> Tensor:
 
 
 def broadcast_data(value: Any) -> Any:
-    """Return the data of rank 0 (JSON with tensors in it), which may take long to make them."""
+    """Return the data of rank 0 (JSON that may contain tensors); creating them may take long."""
     if not dist.is_initialized():
         return value
     data = to_bytes(value)
@@ -237,7 +238,7 @@ def broadcast_data(value: Any) -> Any:
 
 
 def all_gather_data(value: Any) -> list[Any]:
-    """Return the data of all workers by rank, of which one may take long: JSON with tensors in it, so that nothing read is code."""
+    """Return the data of all workers by rank, one of which may take long: JSON that may contain tensors, so no code is deserialised."""
     if not dist.is_initialized():
         return [value]
     own = to_bytes(value)
@@ -250,7 +251,7 @@ def all_gather_data(value: Any) -> list[Any]:
 
 
 def to_bytes(value: Any) -> Tensor:
-    """Encode JSON data and tensors as bytes; numbers keep all their bits."""
+    """Encode JSON data and tensors as bytes, without loss of precision."""
 
     def encode_tensor(x: Tensor) -> dict[str, Any]:
         array = x.cpu().numpy()
@@ -260,7 +261,7 @@ def to_bytes(value: Any) -> Tensor:
 
 
 def from_bytes(data: Tensor) -> Any:
-    """Decode what `to_bytes` has encoded."""
+    """Decode bytes from `to_bytes`."""
 
     def decode_tensor(found: dict[str, Any]) -> Any:
         if found.keys() != {"tensor", "type", "shape"}:

@@ -1,9 +1,9 @@
-"""Work that the workers of distributed.py divide among them: independent items in, the results of all of them on every worker.
+"""Work that the workers of distributed.py divide among them: independent items in, the results of all items on every worker.
 
     with share_work():                            # all workers enter it and make the same calls
         sums = list(shared_map(loss_of, batches))  # each worker computes its own batches
 
-Results are combined in the order of the items, so a sum has the same bits with any number of workers. Outside of `share_work`
+Results are combined in the order of the items, so a sum is identical bit for bit with any number of workers. Outside of `share_work`
 these functions compute everything themselves.
 """
 
@@ -41,7 +41,7 @@ def shares() -> int:
 def shared_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Yield `function(item)` of each item in order, on every worker; worker r of n computes items r, r + n, r + 2n ...
 
-    A result is plain data: JSON (a tuple becomes a list) with tensors in it. An error that a user can do something about
+    A result is plain data: JSON (a tuple becomes a list) with tensors in it. An error that a user can correct
     is raised on all workers as a QkvError, where its result would be.
     """
     if shares() == 1:
@@ -69,7 +69,7 @@ def results_of(function: Callable[[Item], Any], items: Sequence[Item]) -> list[t
 
 
 def shared_sums(function: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[float]:
-    """Apply a function that returns several numbers to each item; return the sum of each of these numbers, added up in order."""
+    """Apply a function that returns several numbers to each item; return the sum of each of these numbers, summed in order."""
     totals: list[float] = []
     for numbers in shared_map(function, items):
         totals = [a + b for a, b in zip(totals or [0] * len(numbers), numbers, strict=True)]
@@ -77,7 +77,7 @@ def shared_sums(function: Callable[[Item], Sequence[float]], items: Sequence[Ite
 
 
 def shared_parts(function: Callable[[Sequence[Item]], Sequence[Any]], items: Sequence[Item]) -> list[Any]:
-    """Apply a function of many items, whose results do not depend on which items it gets together, to a part of them per worker;
+    """Apply a function of many items, whose results do not depend on how the items are grouped, to one part of them per worker;
     return the result of each item in order."""
     count = shares()
     found: list[Any] = [None] * len(items)

@@ -13,7 +13,7 @@ from qkv.train.worker import write_error
 
 
 def main(place: Path, agent: int, arguments: list[str]) -> int:
-    """Run the command; return the exit code of this process, which is 0 if the command has done its work."""
+    """Run the command; return the exit code of this process, which is 0 if the command has completed."""
     end_with(agent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # end at once, also while waiting for another worker

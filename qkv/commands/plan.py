@@ -21,14 +21,14 @@ WORKERS = typer.Option(
     "--workers",
     min=1,
     max=1_000_000,
-    help="Number of devices; default: those of one machine, with --device cpu its cores.",
+    help="Number of devices; default: those of one machine; with --device cpu one per core.",
 )
 DEVICE = typer.Option(
     "--device",
     help="Device to plan for: a100-40g, a100-80g, h100-80g, v100-32g, p100-16g, rtx-4090, t4, or cpu (this machine).",
 )
-BATCH = typer.Option("--batch-tokens", min=1, max=10**12, help="Tokens of an update, all workers together.")
-LENGTH = typer.Option("--length", min=1, max=100_000_000, help="Tokens per row; default: as for qkv cost.")
+BATCH = typer.Option("--batch-tokens", min=1, max=10**12, help="Tokens per update, over all workers.")
+LENGTH = typer.Option("--length", min=1, max=100_000_000, help="Tokens per row; default: as in qkv cost.")
 TOKENS = typer.Option("--tokens", min=1, help="Tokens of the whole run, such as 300e9; default: the recipe's updates.")
 PRECISION = typer.Option("--precision", help="auto, float32 or bfloat16; default: the recipe's.")
 CALIBRATE = typer.Option(
@@ -50,14 +50,14 @@ def run(
     as_json: Json = False,
     settings: Settings = None,
 ) -> None:
-    """Plan training on many devices: memory, traffic and time of each way to divide it.
+    """Plan training on many devices: memory, traffic and time of each way to parallelise it.
 
     Compares data parallelism (DDP), sharded parameters (FSDP2, ZeRO-3), tensor
-    and pipeline parallelism and their combinations, each with the batch split and
-    the activation checkpointing (ckpt) that make it fastest, and recommends one.
-    Memory and bytes sent in an update are those of one device; rows: rows of a
-    pass x passes of an update. qkv train runs all but pipelines. The method and
-    its check against runs: docs/scale.md.
+    and pipeline parallelism and their combinations, each with the micro-batches and
+    activation checkpointing (ckpt) that make it fastest, and recommends one.
+    Memory and bytes sent per update are those of one device; rows: rows per pass x
+    passes per update. qkv train supports all but pipeline parallelism. Method and
+    validation: docs/scale.md.
 
     [dim]qkv plan transformer-big --workers 8 --device p100-16g[/]
     [dim]qkv plan gpt3-175b --workers 1024 --batch-tokens 3145728 --tokens 300e9[/]
@@ -73,7 +73,7 @@ def run(
     if what is None:
         if calibrate:
             return
-        raise ConfigError("give a recipe or a preset, such as: qkv plan transformer-big --workers 8")
+        raise ConfigError("give a recipe or a preset, for example: qkv plan transformer-big --workers 8")
     report = make_report(what, workers, device, batch_tokens, length, source, tokens, precision, settings)
     print(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(report.lines()))
 
@@ -103,7 +103,7 @@ def make_report(what: str, workers: int | None, device: str, batch_tokens: int |
 
 
 class PlanReport:
-    """What the command prints."""
+    """Output of the command."""
 
     def __init__(self, asked: Request, cluster: Cluster, plans: list[TrainingPlan]):
         from qkv.plan.plans import recommend
@@ -195,7 +195,7 @@ class PlanReport:
 
 
 def items(values: dict[str, float], text: Any) -> str:
-    """List items that are not negligible."""
+    """List the items that are not negligible."""
     total = sum(values.values())
     return ", ".join(f"{name} {text(value)}" for name, value in values.items() if value > 1e-4 * total)
 

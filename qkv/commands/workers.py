@@ -1,4 +1,4 @@
-"""`--workers N`: divide the input of a command over several processes, with the output of one process.
+"""`--workers N`: divide the input of a command among several processes; the output is that of one process.
 
 The process that the user has started is torch's agent (train/agent.py). It starts the same command line N times, as torchrun does
 on one or several machines; rank 0 reads, prints and writes, and all compute.
@@ -22,10 +22,10 @@ from qkv.commands.lines import CHUNK, Line, Source, chunks
 
 Result = TypeVar("Result")
 Workers = Annotated[int, typer.Option(
-    min=1, max=1024, help="Number of processes that share the work, such as one per GPU; the output is the same. On a CPU a single one "
+    min=1, max=1024, help="Number of processes that share the work, for example one per GPU; the output is the same. On a CPU a single one "
     "uses all cores.")]  # fmt: skip
 EXIT_CODE = "exit-code"
-"""File between rank 0 and the agent: the exit code of a command that has done its work, where it is not 0."""
+"""File between rank 0 and the agent: the exit code of a command that has completed, if it is not 0."""
 
 
 def with_workers(command: Callable[..., None]) -> Callable[..., None]:
@@ -77,7 +77,7 @@ def worker_group() -> Iterator[None]:
 
 
 def source_of_worker(source: Source) -> Source:
-    """Return the source for rank 0, which reads it for all, and nothing for the others, which may be on machines without the file."""
+    """Return the source for rank 0, which reads it for all, and an empty one for the others, which may lack the file."""
     from qkv.distributed import is_first
 
     return source if is_first() else []

@@ -1,1 +1,1 @@
-"""Plan training on many devices: memory, traffic and time of each way to divide it, before anything runs."""
+"""Plan training on many devices: memory, traffic and time of each way to parallelise it, estimated beforehand."""

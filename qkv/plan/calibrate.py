@@ -1,5 +1,5 @@
-"""Measure this machine: training and memory rates of workers with one thread each, gloo's collectives on the loopback interface, and the
-Python code of FSDP2 and DTensor."""
+"""Measure this machine: throughput and memory bandwidth of workers with one thread each, gloo's collectives on the loopback interface, and
+the Python overhead of FSDP2 and DTensor."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ WIDTHS = {"float32": (64, 128, 256, 512, 1024), "bfloat16": (512, 1024)}
 ROWS, TOKENS, VOCABULARY = 8, 64, 2048
 """Batch of a training step, and words of the network."""
 COPIED = 256 * 2**20
-"""Bytes that the memory is read and written with: far more than a processor caches."""
+"""Bytes that are read and written to measure memory bandwidth: far more than a processor caches."""
 SIZES = (2**12, 2**16, 2**20, 2**23, 25 * 2**20, 2**27)
 """Bytes of the tensors of collectives, up to five times DistributedDataParallel's bucket."""
 DIVISIONS = {"data": Layout(data=2), "sharded": Layout(data=2, sharded=True), "tensor": Layout(tensor=2, rows=2)}
 TINY = 64, 4
-"""Width and layers of a network whose time is that of Python and of the messages."""
+"""Width and layers of a network whose time is spent in Python and in communication."""
 MOMENT = 0.4
-"""Seconds of a measurement, at least; it ends with the repetition under way."""
+"""Minimum duration of a measurement in seconds; the current repetition is completed."""
 
 
 def precisions() -> list[str]:
@@ -64,16 +64,16 @@ def calibrate(say: Say = lambda _: None) -> ThisMachine:
         for kind, seconds in call_on_workers(measure_collectives, workers).items():
             collectives.setdefault(kind, {})[str(workers)] = seconds
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    say("2 workers that divide a network")
+    say("2 workers with a sharded network")
     overheads = call_on_workers(measure_divisions, 2)
     return ThisMachine(describe_host(), cores, float(memory), peaks, rates, memory_rates, collectives, overheads)
 
 
-# --- measuring
+# --- measurement
 
 
 def seconds_of(run: Callable[[], Any], least: float = MOMENT) -> float:
-    """Return the median time of a call, all workers at once; the first call only warms up."""
+    """Return the median time of a call that all workers make at the same time; the first call is a warm-up."""
     run()
     once: list[float] = []
     begun = time.perf_counter()
@@ -94,7 +94,7 @@ def wait_for_others() -> None:
 
 
 def measure_compute() -> dict[str, Any]:
-    """Return the rates of this worker while the others do the same."""
+    """Return the throughput of this worker while the others measure theirs."""
     rates: dict[str, dict[str, float]] = {}
     for precision in precisions():
         rates[precision] = {str(width): training_rate(width, precision) for width in WIDTHS[precision]}
@@ -159,7 +159,7 @@ def measure_collectives() -> dict[str, dict[str, float]]:
 
 
 def mean_seconds(run: Callable[[], Any], times: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the mean time of a collective; every worker must run it equally often. The first ones open connections."""
+    """Return the mean time of a collective; every worker must call it equally often. The first calls open connections."""
     for _ in range(3):
         run()
     wait_for_others()
@@ -173,8 +173,8 @@ def mean_seconds(run: Callable[[], Any], times: int, clock: Callable[[], float] 
 
 
 def make_update(c: ModelConfig, rows: int, tokens: int, train: TrainConfig) -> Callable[[], Any]:
-    """Return a function that makes one update of a fresh network, as a run does, on `train.accumulate` batches with so many rows in
-    all."""
+    """Return a function that performs one update of a new network, as in training, on `train.accumulate` batches with `rows` rows in
+    total."""
     torch.manual_seed(0)
     t = prepare(build(c), train)
     model = trained_model(t, objective(c))
@@ -185,7 +185,7 @@ def make_update(c: ModelConfig, rows: int, tokens: int, train: TrainConfig) -> C
 
 def measure_divisions() -> dict[str, float]:
     """Return the seconds that Python takes in each pass for a parameter under FSDP2, and for a matrix that tensor parallelism
-    divides: the processor time of updates of a network so small that its computation does not count, and their differences."""
+    divides, from differences in the CPU time of updates of a network so small that its computation is negligible."""
     c, seconds = language_model(*TINY), {}
     for kind, at in DIVISIONS.items():
         update = make_update(c, 2, 2, TrainConfig(precision="float32", device="cpu", **at.train_fields()))

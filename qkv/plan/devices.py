@@ -1,4 +1,4 @@
-"""Devices to plan for: their peak rates, memory and connections, from data sheets and publications.
+"""Devices to plan for: peak operations per second, memory and connections, from data sheets and publications.
 
 The CPU of this machine has measured constants instead (calibrate.py). Both kinds have the same methods.
 """
@@ -14,7 +14,7 @@ from qkv.plan.traffic import RING
 
 GB, TERA = 1e9, 1e12
 USABLE = 0.92
-"""Share of a device's memory for tensors; the rest is the driver's, or lost between blocks."""
+"""Share of a device's memory for tensors; the rest is used by the driver or lost to fragmentation."""
 ACHIEVED = 0.8
 """Share of a connection's nominal rate that large messages reach (NCCL's own benchmarks: 0.75 to 0.9)."""
 
@@ -40,7 +40,7 @@ class Accelerator:
     """Bytes per second that it sends to other machines."""
     per_machine: int
     latency: float = 8e-6
-    """Seconds of one step of a collective."""
+    """Latency of one step of a collective in seconds."""
     overlap: bool = True
     """Whether communication goes on while the device computes."""
 
@@ -63,7 +63,7 @@ class Accelerator:
         return self.bfloat16 if precision == "bfloat16" and self.bfloat16 else self.float32
 
     def rate(self, precision: str, width: int, workers: int) -> float:
-        """Return the operations per second that training reaches; networks of any width, workers of any number alike."""
+        """Return the operations per second that training reaches; the same for any width and number of workers."""
         return self.share * self.peak(precision)
 
     def memory_rate(self, workers: int) -> float:
@@ -71,14 +71,14 @@ class Accelerator:
         return ACHIEVED * self.bandwidth
 
     def usable_memory(self, workers: int) -> float:
-        """Return the bytes that one of so many workers may fill with tensors."""
+        """Return the bytes that each of `workers` workers may fill with tensors."""
         return USABLE * self.memory
 
     def send_rate(self, group: int, stride: int = 1) -> float:
         """Return the bytes per second of every worker in a collective of `group` workers, each `stride` ranks from the next.
 
-        Within a machine that of its links. Between machines every device has its own connection: the workers of a machine that
-        take part in the same collective form several rings, so their connections add up (NCCL).
+        Within a machine: the bandwidth of its links. Between machines every device has its own connection: the workers of a machine
+        that take part in the same collective form several rings, so their bandwidths add up (NCCL).
         """
         if group * stride <= self.per_machine:
             return ACHIEVED * self.link
@@ -94,7 +94,7 @@ class Accelerator:
         return sent / self.send_rate(group, stride) + steps * self.latency
 
     def overhead(self, kind: str, workers: int) -> float:
-        """Return the seconds of Python for what is divided: none, since a GPU computes meanwhile."""
+        """Return the seconds of Python overhead of sharding: none, since a GPU computes meanwhile."""
         return 0.0
 
     def machines(self, workers: int) -> int:

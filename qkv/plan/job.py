@@ -11,7 +11,7 @@ from qkv.plan.network import NetworkSize, network_size
 from qkv.train.training_cost import PUBLISHED, default_shape, update_shape
 
 PER_WORKER = 4096
-"""Tokens of an update for each worker, where nothing else is given."""
+"""Default number of tokens of an update per worker."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Job:
     updates: int | None = None
     """Updates of the whole run, if known."""
     config: ModelConfig | None = None
-    """The network; None = no layout is refused."""
+    """Configuration of the network; None = no layout is excluded."""
 
     @property
     def tokens(self) -> int:
@@ -60,7 +60,7 @@ class Request:
 
 
 def make_job(asked: Request, precision: str, table: bool) -> Job:
-    """Measure the network, and take the batch and the number of updates from the recipe, the options or the paper of a preset.
+    """Measure the size of the network, and take the batch and the number of updates from the recipe, the options or the paper of a preset.
 
     `table`: see network_size.
     """

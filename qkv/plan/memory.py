@@ -45,11 +45,11 @@ def block_parameters(job: Job, at: Layout) -> float:
 
 
 def gathered_copies(job: Job, at: Layout) -> float:
-    """Copies of parameters beside the stored ones, and their gradients before these are scattered.
+    """Copies of parameters besides the stored ones, and their gradients before these are scattered.
 
-    FSDP2: what is outside the blocks stays gathered, in float32; of the blocks one that computes and, if workers share it, the next
-    one, in the precision of the products, and the full gradient of one, in float32. Otherwise, in bfloat16, autocast's copies of all
-    matrices.
+    FSDP2: parameters outside the blocks stay gathered, in float32; of the blocks, the one being computed and, if it is sharded, the
+    next one, in the precision of the products, and the full gradient of one, in float32. Otherwise, in bfloat16, autocast's copies
+    of all matrices.
     """
     if at.fsdp:
         outside = job.network.parameters - job.network.inside
@@ -67,7 +67,7 @@ def kept_block(job: Job, at: Layout) -> float:
 def activations(job: Job, at: Layout) -> float:
     """Activations that the backward pass needs.
 
-    With checkpointing only the input of each block, and all of one block while it is computed again. A stage of a pipeline has at
+    With checkpointing only the input of each block, and all activations of the block being recomputed. A stage of a pipeline has at
     most p passes under way (1F1B, Narayanan et al. 2021, section 2.2).
     """
     n = job.network
@@ -82,9 +82,9 @@ def activations(job: Job, at: Layout) -> float:
 def gradients(job: Job, at: Layout, own: float) -> float:
     """Gradients of `own` parameters at the peak, which is where the backward pass begins.
 
-    DistributedDataParallel keeps them in its buckets, and several passes add to them; with FSDP2 they are then whole until the last
-    pass scatters them, block by block. Otherwise they come into being while the backward pass frees the activations, and only what
-    exceeds these adds to the peak.
+    DistributedDataParallel keeps them in its buckets, and several passes accumulate in them; with FSDP2 they then stay unsharded until
+    the last pass reduces and scatters them, block by block. Otherwise they are created while the backward pass frees the activations,
+    and only what exceeds the activations adds to the peak.
     """
     if at.passes > 1:
         return 4 * local_parameters(job, at)
@@ -94,7 +94,7 @@ def gradients(job: Job, at: Layout, own: float) -> float:
 
 
 def working(job: Job, at: Layout) -> float:
-    """What one step needs beside what is kept: the logits of a chunk of positions and the gradient of the output matrix in float32
+    """Temporary memory of one step: the logits of a chunk of positions and the gradient of the output matrix in float32
     (objectives.cross_entropy), or the gradients of the activations of one block, as large as these."""
     n = job.network
     chunk = min(CHUNK, at.rows * n.tokens)

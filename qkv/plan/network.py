@@ -20,7 +20,7 @@ from qkv.train.activation_memory import Kept, activation_memory
 from qkv.train.training_cost import generator_cost, target_count
 
 OUTSIDE = ("embeddings", "positions", "head", "generator")
-"""Parts that are in no block. (Position schemes inside the blocks are also called positions; they are small.)"""
+"""Parts outside of the blocks. (Position schemes inside the blocks are also called positions; they are small.)"""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class NetworkSize:
     parameters: int
     """P."""
     tensors: int
-    """Matrices and vectors that the parameters are in."""
+    """Number of parameter tensors."""
     inside: int
     """Parameters of the blocks; the rest are embeddings, head and final norms."""
     largest: int
@@ -67,7 +67,7 @@ class NetworkSize:
     """Sums over the workers of a tensor-parallel group, forward and backward: one for the output of each attention and feed-forward
     layer, and one for the gradient of each of its inputs, of which cross-attention has two."""
     summed: tuple[int, int]
-    """Numbers in all of them, forward and backward."""
+    """Elements in all of these sums, forward and backward."""
     maps: int
     """Matrices of the blocks that tensor parallelism divides."""
     divisors: tuple[int, ...]
@@ -128,7 +128,7 @@ def sublayers(block: nn.Module) -> list[nn.Module]:
 
 
 def only_linear(layer: nn.Module) -> bool:
-    """Whether all parameters of a layer are in its linear maps: not so in gated or compressed attention."""
+    """Whether all parameters of a layer are in its linear maps, which is not so in gated or compressed attention."""
     maps = {p for child in layer.children() if isinstance(child, nn.Linear) for p in child.parameters()}
     return maps == set(layer.parameters())
 
@@ -167,7 +167,7 @@ def divided_parameters(block: nn.Module) -> list[nn.Parameter]:
 
 
 def divisors(c: ModelConfig, blocks: list[nn.Module]) -> tuple[int, ...]:
-    """Return what a tensor-parallel degree must divide; () where a block has other layers than attention and feed-forward."""
+    """Return what a tensor-parallel degree must divide; () if a block has layers other than attention and feed-forward."""
     plain = all(len(sublayers(b)) == 2 + (getattr(b, "cross", None) is not None) for b in blocks)
     return (c.n_heads, c.kv_heads, c.d_ff) if plain else ()
 

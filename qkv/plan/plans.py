@@ -1,4 +1,4 @@
-"""Plans: every way to divide a run among N devices, with its memory, traffic and time, and the one to choose."""
+"""Plans: every way to parallelise a run over N devices, with memory, traffic and time, and the recommended one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.plan.speed import Machine, Times, times
 from qkv.plan.traffic import traffic
 
 NEAR = 1.05
-"""A simpler plan is preferred to one that is less than this much faster."""
+"""A simpler plan is preferred unless another one is faster by at least this factor."""
 KINDS = ("data", "sharded", "tensor x data", "tensor x sharded", "pipeline x data", "tensor x pipeline x data")
 """From the simplest to the most complex."""
 
@@ -103,7 +103,7 @@ def make_plan(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
 
 
 def all_plans(job: Job, workers: int, cluster: Cluster) -> list[TrainingPlan]:
-    """Return the best plan of each kind, from the simplest kind on."""
+    """Return the best plan of each kind, starting with the simplest kind."""
     found: dict[str, list[TrainingPlan]] = {}
     for layout in layouts(job, workers, cluster.per_machine):
         found.setdefault(layout.kind, []).append(best_rows(job, layout, cluster))
@@ -111,8 +111,8 @@ def all_plans(job: Job, workers: int, cluster: Cluster) -> list[TrainingPlan]:
 
 
 def layouts(job: Job, workers: int, per_machine: int) -> Iterator[Layout]:
-    """Yield all degrees: tensor parallelism within a machine, pipelines of equal stages, rows for every data-parallel worker. Those
-    that `qkv train` refuses for this network are left out."""
+    """Yield all degrees: tensor parallelism within a machine, pipelines of equal stages, rows for every data-parallel worker. Layouts
+    that `qkv train` does not support for this network are left out."""
     for tensor in tensor_degrees(job, workers, per_machine):
         for pipeline in divisors_of(job.network.layers, workers // tensor):
             data = workers // tensor // pipeline
@@ -126,14 +126,14 @@ def layouts(job: Job, workers: int, per_machine: int) -> Iterator[Layout]:
 
 
 def training_refuses(job: Job, at: Layout) -> bool:
-    """Return whether `qkv train` refuses to divide this network so, such as a recurrent one into shards."""
+    """Whether `qkv train` rejects this layout for this network, such as sharding of a recurrent one."""
     if job.config is None or not at.runs:
         return False
     return bool(impossible_training(job.config, TrainConfig(**at.train_fields())))
 
 
 def tensor_degrees(job: Job, workers: int, per_machine: int) -> list[int]:
-    """Return the divisors of the number of workers that a machine holds and that divide heads, key heads and inner width."""
+    """Return the divisors of the number of workers that fit into one machine and divide heads, key heads and inner width."""
     most = min(workers, per_machine) if job.network.divisors else 1
     return [t for t in divisors_of(workers, most) if all(n % t == 0 for n in job.network.divisors)]
 
@@ -144,7 +144,7 @@ def divisors_of(number: int, multiple: int) -> list[int]:
 
 
 def best_rows(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
-    """Return the fastest plan that fits, over the rows of a pass: 1, 2, 4, ... up to all rows of a worker; else the smallest one."""
+    """Return the fastest plan that fits, over the rows of a pass: 1, 2, 4, ... up to all rows of a worker; if none fits, the one with the least memory."""
     most = -(-job.rows // layout.data)
     sizes = sorted({most, *(2**n for n in range(most.bit_length()) if 2**n <= most)})
     return best([make_plan(job, layout.with_rows(job, rows), cluster) for rows in sizes])
@@ -159,9 +159,9 @@ def best(plans: list[TrainingPlan]) -> TrainingPlan:
 
 
 def recommend(plans: list[TrainingPlan]) -> tuple[TrainingPlan | None, str]:
-    """Return the plan to choose, and why; None if none fits.
+    """Return the recommended plan and the reason; None if none fits.
 
-    The simplest one among those that fit, that qkv runs, and that are nearly as fast as the fastest of them.
+    The simplest of the plans that fit, that `qkv train` supports, and that are nearly as fast as the fastest of them.
     """
     fitting = [plan for plan in plans if plan.fits]
     running = [plan for plan in fitting if plan.layout.runs]

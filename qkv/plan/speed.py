@@ -1,8 +1,8 @@
-"""Time of one update: computation, communication that computation does not hide, and idle stages of a pipeline.
+"""Time of one update: computation, communication that is not hidden by computation, and idle stages of a pipeline.
 
-A worker computes at a share of its peak and communicates at the rate of its connections (devices.py). Gradients and gathered
-parameters travel while other layers are computed, where the device can do both; all-reduces of activations cannot, since the next layer
-needs them.
+A worker computes at a share of its peak and communicates at the bandwidth of its connections (devices.py). If the device can overlap
+both, gradients and gathered parameters are communicated while other layers are computed; all-reduces of activations cannot be hidden, since
+the next layer needs them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ UPDATE_BYTES = 40
 clipping reads the gradient twice and writes it once, in float32."""
 
 ACCESSES = 8
-"""How often norms and residual sums read or write each number that they keep, in both passes: in the forward pass two numbers are read
-and two are written, in the backward pass as well."""
+"""Memory accesses of norms and residual sums for each element, in both passes: two reads and two writes in the forward pass, and as many
+in the backward pass."""
 
 
 class Machine(Protocol):
@@ -46,11 +46,11 @@ class Times:
     communication: float
     """Communication, hidden or not."""
     exposed: float
-    """Communication that nothing hides."""
+    """Communication that is not hidden."""
     bubble: float
     """Idle time of pipeline stages."""
     overhead: float = 0.0
-    """What the division costs where nothing is hidden: Python's part of FSDP2 and DTensor, copies, what is not divided."""
+    """Overhead of sharding where nothing is hidden: Python code of FSDP2 and DTensor, copies, and parts that are not divided."""
 
     @property
     def total(self) -> float:
@@ -73,8 +73,8 @@ def times(job: Job, at: Layout, machine: Machine) -> Times:
 
 
 def division_overhead(job: Job, at: Layout, machine: Machine) -> float:
-    """Return the seconds that FSDP2 and DTensor take themselves, where they are not hidden: Python for every parameter and every
-    divided matrix in each pass, and memory traffic."""
+    """Return the overhead of FSDP2 and DTensor in seconds, where it is not hidden: Python code for every parameter and every divided
+    matrix in each pass, and memory traffic."""
     if machine.overlap or not at.fsdp:
         return 0.0
     tensors, maps = job.network.tensors * machine.overhead("sharded", at.workers), 0.0
@@ -113,13 +113,13 @@ def passes_seconds(job: Job, at: Layout, machine: Machine) -> tuple[float, float
 
 
 def window(at: Layout, backward: float) -> float:
-    """Return the seconds of backward passes during which gradients travel: with DistributedDataParallel, of the last pass only."""
+    """Return the seconds of backward passes that overlap with communication of gradients: with DistributedDataParallel only the last pass."""
     return backward if at.sharded else backward / at.passes
 
 
 def hidden_rest(seconds: dict[Message, float], phase: str, computed: float) -> float:
-    """Return the communication of a phase that its computation does not hide: what lasts longer, and at least one message, the
-    first gather or the last bucket, beside which nothing is computed."""
+    """Return the communication of a phase that its computation does not hide: the excess over it, and at least one message, the first
+    gather or the last bucket, during which nothing is computed."""
     found = {m: time for m, time in seconds.items() if m.phase == phase}
     if not found:
         return 0.0

@@ -24,7 +24,7 @@ FILE = "machine.json"
 GLOO = RING | {"reduce_scatter": 2}
 """As RING; gloo has no reduce-scatter of its own and computes it by an all-reduce."""
 MISSING = (
-    "the constants of this machine are not measured yet: run `qkv plan --calibrate` (about a minute on an idle machine)"
+    "the constants of this machine have not been measured yet: run `qkv plan --calibrate` (about a minute on an idle machine)"
 )
 
 
@@ -33,10 +33,10 @@ class ThisMachine:
     """The CPU of this machine, one thread per worker. Numbers of workers and widths are strings, as keys in JSON are."""
 
     host: dict[str, Any]
-    """Where it was measured: another machine or version of PyTorch has other constants."""
+    """Where it was measured: constants of another machine or version of PyTorch are not used."""
     cores: int
     memory: float
-    """Bytes of the machine."""
+    """Memory of the machine in bytes."""
     peaks: dict[str, float]
     """Precision -> operations per second of a large matrix product on one core."""
     rates: dict[str, dict[str, dict[str, float]]]
@@ -46,11 +46,11 @@ class ThisMachine:
     collectives: dict[str, dict[str, dict[str, float]]]
     """Kind -> workers -> bytes of the full tensor -> seconds."""
     overheads: dict[str, float]
-    """Processor seconds that Python takes in each pass of one worker, for a parameter under FSDP2 ("sharded") and for a matrix that tensor
+    """CPU seconds that Python takes in each pass of one worker, for a parameter under FSDP2 ("sharded") and for a matrix that tensor
     parallelism divides ("tensor")."""
     name: str = "cpu"
     overlap: bool = False
-    """All cores compute: what moves messages takes time from them."""
+    """All cores compute, so communication takes time from them."""
 
     @property
     def per_machine(self) -> int:
@@ -78,7 +78,7 @@ class ThisMachine:
         return self.peaks[precision]
 
     def rate(self, precision: str, width: int, workers: int) -> float:
-        """Return the operations per second of one of so many workers: N workers on c < N cores compute at c / N of the rate."""
+        """Return the operations per second of each of `workers` workers: N workers on c < N cores compute at c / N of the rate."""
         busy = min(workers, self.cores)
         measured = self.rates[precision]
         rates = measured["1" if busy == 1 else str(self.cores)]
@@ -89,16 +89,16 @@ class ThisMachine:
         return self.memory_rates["1" if busy == 1 else str(self.cores)] * busy / workers
 
     def overhead(self, kind: str, workers: int) -> float:
-        """Return the seconds of Python for what is divided; workers that share a core take turns."""
+        """Return the seconds of Python overhead of sharding; workers that share a core take turns."""
         return self.overheads[kind] * workers / min(workers, self.cores)
 
     def usable_memory(self, workers: int) -> float:
         return USABLE * self.memory / workers
 
     def collective(self, kind: str, size: float, sent: float, group: int, stride: int = 1) -> float:
-        """Return the seconds of a collective: between the measured sizes on straight lines, above the largest at its rate.
+        """Return the seconds of a collective: linear interpolation between the measured sizes, and the throughput of the largest above it.
 
-        A group of another size than measured sends as many bytes over the machine's loopback per second as the nearest one.
+        A group whose size was not measured has the total loopback throughput of the nearest one.
         """
         if group == 1:
             return 0.0
@@ -111,8 +111,8 @@ class ThisMachine:
 
 
 def interpolate(points: Mapping[str, float], at: float, logarithmic: bool = False) -> float:
-    """Return the value at `at` on the straight lines through measured points; below the first that of the first, above the last in
-    proportion to it, or with `logarithmic` (lines over the logarithm) that of the last."""
+    """Interpolate linearly between measured points; below the first return its value, above the last extrapolate in proportion to
+    `at`. With `logarithmic` interpolate over the logarithm, and above the last return its value."""
     xs = sorted(float(x) for x in points)
     ys = [points[str(int(x))] for x in xs]
     if at <= xs[0]:

@@ -18,27 +18,27 @@ from qkv.plan.memory import local_parameters
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 Phase = Literal["forward", "backward", "blocking"]
 RING = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-"""How often every worker sends (N - 1) / N of a tensor."""
+"""How many times every worker sends (N - 1) / N of a tensor."""
 BUCKET = 25 * 2**20
 """Bytes of gradients that DistributedDataParallel sums at once."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A number of equal collectives."""
+    """Equal collectives of an update."""
 
     item: str
     kind: Kind
     size: float
     """Bytes of the full tensor."""
     count: float
-    """How many of them an update has."""
+    """Number of such collectives in an update."""
     group: int
     """Workers that take part."""
     stride: int = 1
     """Distance of their ranks."""
     phase: Phase = "blocking"
-    """The pass that goes on meanwhile; blocking = the next layer waits for it."""
+    """The pass that overlaps with it; blocking = the next layer waits for it."""
 
     def sent(self, ring: Mapping[str, int] = RING) -> float:
         """Bytes that one worker sends in one of them."""
@@ -77,8 +77,8 @@ def gradient_messages(job: Job, at: Layout) -> Iterator[Message]:
 
 
 def sharded_messages(job: Job, at: Layout) -> Iterator[Message]:
-    """Fully sharded: every pass gathers the parameters of each block forward and again backward, and the last one scatters the sum of
-    the gradients: 3 (d - 1) / d P numbers (Rajbhandari et al. 2020, section 7.2.2).
+    """Fully sharded: every pass gathers the parameters of each block in the forward and again in the backward pass, and the last one
+    reduces and scatters the gradients: 3 (d - 1) / d P numbers (Rajbhandari et al. 2020, section 7.2.2).
 
     Blocks are gathered in the precision of the products, what is outside them once and in float32, and gradients are in float32.
     """

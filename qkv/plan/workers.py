@@ -1,4 +1,4 @@
-"""Functions on several workers of this machine, for measurements. Torch's agent (train/agent.py) starts them like those of a run."""
+"""Run a function on several workers of this machine, for measurements. Torch's agent (train/agent.py) starts them as in training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOB, RESULT = "job.json", "result.json"
 
 
 def call_on_workers(function: Callable[..., Any], count: int, *arguments: Any) -> Any:
-    """Call a function on so many workers, which are processes with one thread each in a gloo group; return what rank 0 returns.
+    """Call a function on `count` workers, processes with one thread each in a gloo group, and return the result of rank 0.
 
     The function is imported by its name; arguments and results are JSON data.
     """

@@ -1,8 +1,8 @@
-"""torch's elastic agent for the workers of one machine: it starts them, watches them, and starts all again when one is lost.
+"""torch's elastic agent for the workers of one machine: it starts them, watches them, and restarts all when one is lost.
 
 torchrun uses the same agent (torch.distributed.elastic). Three of its parts are replaced: the rendezvous, which needs
-no network here; where their messages go, which for rank 0 is this terminal; and what happens when one fails: all start again
-if it was lost, while an error that would come again ends the run.
+no network here; where their messages go, which for rank 0 is this terminal; and what happens when one fails: all are
+restarted if it was lost, while an error that would recur ends the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOST = "127.0.0.1"
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """The network interface that is available without a network."""
 SHUTDOWN_TIMEOUT = 24 * 3600
-"""Seconds for the workers to finish their update and write a checkpoint when the run is stopped; a second signal ends them."""
+"""Seconds for the workers to finish their update and write a checkpoint when the run is stopped; a second signal ends them immediately."""
 
 
 def run_workers(
@@ -70,7 +70,7 @@ def run_workers(
 
 
 class Agent(LocalElasticAgent):
-    """An agent that starts lost workers again, and only those."""
+    """An agent that restarts the workers after a loss, but not after an error of the run."""
 
     def __init__(self, spec: WorkerSpec, messages: LogsSpecs, say: Callable[[str], None]):
         super().__init__(spec, messages, start_method="spawn", shutdown_timeout=SHUTDOWN_TIMEOUT)
@@ -79,7 +79,7 @@ class Agent(LocalElasticAgent):
         self.received: signal.Signals | None = None
 
     def receive(self, number: int, frame: object) -> None:
-        """Handle a signal: stop the run, or keep it while workers are started, since until then nothing knows their processes."""
+        """Handle a signal: stop the run, or remember it while workers are started, since their processes are not known until then."""
         self.received = signal.Signals(number)
         if not self.starting:
             raise SignalException(self.received.name, self.received)
@@ -109,11 +109,11 @@ class Agent(LocalElasticAgent):
         return result
 
     def _construct_event(self, state: str, source: EventSource, *details: object, **more: object) -> Event:
-        """Make an event, which nobody records. Torch's has the full name of this machine, which may take long to look up."""
+        """Make an event, which is not recorded. Torch's contains the full name of this machine, which may take long to look up."""
         return Event(state, source)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Stop the workers; a second signal meanwhile ends them at once."""
+        """Stop the workers; a second signal meanwhile ends them immediately."""
         try:
             super()._shutdown(death_sig, timeout)
         except SignalException:
@@ -129,7 +129,7 @@ class OneMachine(RendezvousHandler):
     use_agent_store = True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        listener = socket.create_server((HOST, 0))  # a store that opens its port itself listens to the network, too
+        listener = socket.create_server((HOST, 0))  # a store that opens its port itself would listen on all interfaces
         port = listener.getsockname()[1]
         self.store = dist.TCPStore(
             HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -156,7 +156,7 @@ class OneMachine(RendezvousHandler):
 
 
 class Messages(LogsSpecs):
-    """Rank 0 writes to this process's terminal, the others to files; errors are in files. Also the environment of the workers."""
+    """Output of the workers: rank 0 writes to this process's terminal, the others to files, errors to files. Also their environment."""
 
     def __init__(self, place: Path):
         super().__init__(str(place))
@@ -188,7 +188,7 @@ class Messages(LogsSpecs):
 
 
 def inherits_stderr() -> bool:
-    """Whether other processes write to the same place as this one: in a notebook they do not, their messages are passed on."""
+    """Whether child processes share the standard error of this process: in a notebook they do not, and their messages are forwarded."""
     try:
         return sys.stderr.fileno() == 2
     except (OSError, AttributeError, ValueError):
@@ -197,7 +197,7 @@ def inherits_stderr() -> bool:
 
 @contextmanager
 def own_signals(agent: Agent) -> Iterator[None]:
-    """Let the agent handle SIGINT and SIGTERM within the block, and restore their handlers afterwards. Its warnings are left out."""
+    """Let the agent handle SIGINT and SIGTERM within the block, and restore their handlers afterwards. Its warnings are suppressed."""
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "none"  # of torch's handlers
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
@@ -212,11 +212,11 @@ def own_signals(agent: Agent) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# --- what failed
+# --- failures
 
 
 def may_recover(failure: ProcessFailure) -> bool:
-    """Whether a worker has lost its connections, was ended by a signal, or had no memory left: another attempt may succeed."""
+    """Whether a worker lost its connections, was ended by a signal, or ran out of memory: another attempt may succeed."""
     return failure.exitcode < 0 or failure.exitcode == WorkerLost.exit_code
 
 
@@ -253,5 +253,5 @@ def cause(failures: dict[int, ProcessFailure]) -> Exception:
 
 
 def data_of(failure: ProcessFailure) -> dict[str, Any]:
-    """Return what a worker has written about its error."""
+    """Return the data that a worker has written about its error."""
     return failure.error_file_data if isinstance(failure.error_file_data.get("kind"), str) else {}

@@ -1,7 +1,7 @@
 """Batches that do not fit into memory: their rows are computed in parts, and the gradient is the same.
 
-The gradient of an update is a sum over rows, divided once. So where a part does not fit, the update begins anew in parts of half
-the size: with the weights, states and random numbers it began with, and no gradient. Every worker has a limit of its own; only that of rank
+The gradient of an update is a sum over rows, divided once. If a part does not fit, the update is restarted in parts of half
+the size, with the initial weights, states and random numbers and no gradient. Every worker has a limit of its own; only that of rank
 0 is reported.
 """
 
@@ -30,14 +30,14 @@ class DoesNotFit(QkvError):
         )
 
     def half(self) -> int:
-        """Return half the size of the part; QkvError for a single row, which is not divided."""
+        """Return half the size of the part; QkvError for a single row, which cannot be divided."""
         if self.rows == 1:
             raise QkvError(str(self)) from None
         return self.size // 2
 
 
 def explain_memory_error(error: Exception, part: Batch, final: bool) -> Exception:
-    """Return the error of a pass: DoesNotFit for lack of memory, QkvError where nothing can be computed again (`final`)."""
+    """Return the error of a pass: DoesNotFit if memory was lacking, QkvError if the update cannot be restarted (`final`)."""
     if not is_memory_error(error):
         return error
     reason = DoesNotFit(part)
@@ -45,7 +45,7 @@ def explain_memory_error(error: Exception, part: Batch, final: bool) -> Exceptio
 
 
 def size(batch: Batch) -> int:
-    """Return the number of tokens of a batch, padding included, on its longer side (of images: the number of values)."""
+    """Return the number of tokens of a batch, padding included, on its longer side (for images: the number of values)."""
     return max(v.numel() for f in fields(batch) if (v := getattr(batch, f.name)) is not None)
 
 
@@ -61,7 +61,7 @@ def rows_of(state: State, rows: slice) -> State:
 
 
 def join_rows(states: list[Any]) -> Any:
-    """Undo `rows_of`; None where no state is carried."""
+    """Undo `rows_of`; None if no state is carried."""
     if states[0] is None:
         return None
     layers = zip(*(state.layers for state in states), strict=True)
@@ -69,7 +69,7 @@ def join_rows(states: list[Any]) -> Any:
 
 
 def begin_again(random: Tensor, random_cuda: Tensor | None) -> None:
-    """Free the memory of what has failed, and put the random state back."""
+    """Free the memory of the failed pass, and restore the random state."""
     gc.collect()  # the frames of the error held its activations
     torch.set_rng_state(random)
     if random_cuda is not None:

@@ -1,7 +1,7 @@
-"""Shards in files: every worker writes its own safetensors file while training continues, by torch.distributed.checkpoint.
+"""Sharded checkpoint files: every worker writes its own safetensors file while training continues, by torch.distributed.checkpoint.
 
-A file has the shards of one worker; its header also states where in the whole tensor each of them belongs, so any number of workers can
-read them, a single one too. A tensor that several workers have is in the file of the first. The files contain no pickle:
+A file contains the shards of one worker; its header also states where in the full tensor each of them belongs, so any number of workers
+can read them. A tensor that several workers have is in the file of the first. The files contain no pickle:
 torch's readers and writers for safetensors leave out the `.metadata` of its other formats. While they are written, torch
 exchanges its plans and results between the workers of the run as pickled messages.
 """
@@ -25,7 +25,7 @@ from qkv.distributed import rank
 from qkv.errors import FileError
 
 Create = Callable[[str, torch.Size, torch.dtype], Tensor]
-"""(name, shape of the whole tensor, dtype) -> a tensor, whole or a DTensor, into which it is read."""
+"""(name, shape of the full tensor, dtype) -> a plain tensor or DTensor into which it is read."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Saving:
     future: Future[Any]
 
     def wait(self) -> None:
-        """Wait until the folder is complete; FileError where a worker could not write."""
+        """Wait until the folder is complete; FileError if a worker could not write."""
         try:
             self.future.result()
         except BaseException as error:
@@ -51,16 +51,16 @@ class Saving:
 
 def begin_writing(folder: Path, tensors: dict[str, Tensor], files: dict[str, Any], group: dist.ProcessGroup,
                   finished: Callable[[], None]) -> Saving:  # fmt: skip
-    """Copy the tensors (whole ones or DTensors) to the CPU's memory, and begin to write them into `folder`.
+    """Copy the tensors (plain or DTensors) to CPU memory, and start writing them to `folder`.
 
-    `files` are written beside them as JSON. When all workers have written their shards, rank 0 adds the checksums and gives the
-    folder its name; then it calls `finished`. The workers exchange messages over `group`, which nothing else may use meanwhile.
+    `files` are written next to them as JSON. When all workers have written their shards, rank 0 adds the checksums and renames the
+    folder; then it calls `finished`. The workers exchange messages over `group`, which nothing else may use meanwhile.
     """
     from torch.distributed.checkpoint import DefaultSavePlanner, HuggingFaceStorageWriter, async_save
 
     class Writer(HuggingFaceStorageWriter):
         def finish(self, metadata: Any, results: Any) -> None:
-            """Called on rank 0, after all workers."""
+            """Finish the folder; called on rank 0 when all workers have written."""
             new = partial_path(folder)
             for name, value in files.items():
                 write_json(new / name, value)
@@ -76,7 +76,7 @@ def begin_writing(folder: Path, tensors: dict[str, Tensor], files: dict[str, Any
 
 
 def read_shards(folder: Path, create: Create) -> dict[str, Tensor]:
-    """Read the tensors of the safetensors files in a folder, whole or the shards that belong to this worker."""
+    """Read the tensors of the safetensors files in a folder: full tensors, or the shards of this worker."""
     from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
     reader = HuggingFaceStorageReader(str(folder))
@@ -92,7 +92,7 @@ def read_shards(folder: Path, create: Create) -> dict[str, Tensor]:
 
 
 def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Make a whole tensor to read into, whatever its name."""
+    """Create an empty tensor to read into, whatever its name."""
     return torch.empty(shape, dtype=dtype)
 
 

@@ -2,12 +2,12 @@
 
 The workers form a mesh with three dimensions, (replicate, shard, tensor):
 
-    train.sharding = "full"      (1, D, T)   each of D groups of workers has 1 / D of the weights and takes 1 / D of the rows
-    train.tensor_parallel = T    (D, 1, T)   each group has T workers, which take the same rows and divide heads and inner widths
+    train.sharding = "full"      (1, D, T)   each of D groups of workers has 1 / D of the weights and computes 1 / D of the rows
+    train.tensor_parallel = T    (D, 1, T)   each group has T workers, which compute the same rows and divide heads and inner widths
 
 A parameter is then a DTensor, of which a worker stores its shard. While a block computes, `fully_shard` replaces its parameters
-by whole tensors (or, with tensor parallelism, by the part of this worker), gathered from the other groups; after the backward pass
-it adds up the gradients of all groups and leaves every worker the shard that its part of the optimiser state belongs to.
+by full tensors (or, with tensor parallelism, by the part of this worker), gathered from the other groups; after the backward pass
+it sums the gradients of all groups, and every worker keeps the shard for its part of the optimiser state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from qkv.train.step import loss_module
 
 
 def shard(network: nn.Module, c: TrainConfig, half: bool) -> Sharded | None:
-    """Divide a network, which is alike on all workers, among them; None where the recipe or a single worker leaves it whole."""
+    """Divide a network, which is the same on all workers, among them; None if the recipe does not divide it or there is one worker."""
     if world() % c.tensor_parallel:
         raise ConfigError(
             f"train.tensor_parallel = {c.tensor_parallel} does not divide the number of workers, {world()}: "
@@ -42,11 +42,11 @@ def shard(network: nn.Module, c: TrainConfig, half: bool) -> Sharded | None:
         )
     if world() == 1 or (c.sharding == "none" and c.tensor_parallel == 1):
         return None
-    # imported here: torch needs a second for them
+    # imported here, because importing them takes a second
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # advises about every layer
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it warns about every layer
     groups = world() // c.tensor_parallel
     shape = (1, groups) if c.sharding == "full" else (groups, 1)
     device = next(network.parameters()).device.type
@@ -71,8 +71,8 @@ def shard(network: nn.Module, c: TrainConfig, half: bool) -> Sharded | None:
 
 
 def no_products(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules with parameters of their own besides matrices: norms, the rates of a state space. A CPU's norms
-    take no bfloat16, and rates have too few digits in it."""
+    """Yield the outermost modules that have parameters other than matrices: norms, the rates of a state space model. Norms on a CPU
+    do not support bfloat16, and rates need more precision than it has."""
     if isinstance(module, nn.Linear):
         return
     if any(True for _ in module.parameters(recurse=False)):
@@ -90,8 +90,8 @@ def divide_layers(network: nn.Module, mesh: Any) -> None:
     """Divide heads and inner widths among the workers of a mesh with one dimension (Shoeybi et al. 2019, Megatron-LM).
 
     The first matrices of a layer are divided by outputs, the last one by inputs: worker r has its heads from the query to their
-    average, and its part of the sum over heads, y = sum_r x_r W_r. All they exchange is this sum, and in the backward pass that
-    of the gradients of the layer's input.
+    average, and its part of the sum over heads, y = sum_r x_r W_r. The workers exchange only this sum and, in the backward pass,
+    that of the gradients of the layer's input.
     """
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -103,7 +103,7 @@ def divide_layers(network: nn.Module, mesh: Any) -> None:
             for linear in module.children():
                 if isinstance(linear, nn.Linear):
                     plan = RowwiseParallel() if linear is last else ColwiseParallel()
-                    parallelize_module(linear, mesh, plan, src_data_rank=None)  # the weights are alike on all workers
+                    parallelize_module(linear, mesh, plan, src_data_rank=None)  # all workers have the same weights
 
 
 def share_input(mesh: Any, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -116,12 +116,12 @@ def share_input(mesh: Any, _: nn.Module, arguments: tuple[Any, ...]) -> tuple[An
 
 
 def replica(t: Training) -> int:
-    """Return the number of this worker among those that compute different rows; the workers of a tensor-parallel group have the
-    same, and must draw the same random numbers."""
+    """Return the number of this worker among those that compute different rows; it is the same for all workers of a tensor-parallel
+    group, which must draw the same random numbers."""
     return rank() if t.sharded is None else t.sharded.model.replica
 
 
-# --- whole networks
+# --- unsharded networks
 
 
 def without_values(network: nn.Module) -> nn.Module:
@@ -133,24 +133,24 @@ def replace_parameters(network: nn.Module, tensors: Mapping[str, Tensor]) -> Any
     """Copy a network with these tensors as its parameters."""
     parameters = dict(network.named_parameters())
     new = {id(p): nn.Parameter(tensors[name], tensors[name].requires_grad) for name, p in parameters.items()}
-    return copy.deepcopy(network, new)  # takes what it finds under the id of an object as its copy
+    return copy.deepcopy(network, new)  # uses the entry under the id of an object as its copy
 
 
 def shards_of(network: nn.Module, sharded: Sharded) -> Any:
-    """Copy a network with copies of this worker's shards: the start of their moving average. It cannot compute."""
+    """Copy a network with copies of this worker's shards, the initial state of their moving average. It has no forward pass."""
     return replace_parameters(sharded.skeleton, {name: p.detach().clone() for name, p in network.named_parameters()})
 
 
 def without_memory(sharded: Sharded) -> Any:
-    """Return a network that computes, with one number per weight matrix: its activations are those of the network."""
+    """Return a network that can be run, with a single stored number per weight matrix: its activations have the same sizes."""
     numbers = {n: torch.zeros(()).expand(p.shape).requires_grad_() for n, p in sharded.skeleton.named_parameters()}
     return replace_parameters(sharded.skeleton, numbers)
 
 
 def whole_network(t: Training) -> Any:
-    """Return the network to evaluate and to keep, with whole weights: their moving average where there is one.
+    """Return the network to evaluate and to save, with unsharded weights: their moving average if there is one.
 
-    All workers call it together, and each gets the network; of a sharded one it is a copy.
+    All workers must call it together, and each gets the network; for a sharded network it is a copy.
     """
     network: Any = t.network if t.average is None else t.average.module
     if t.sharded is None:
@@ -161,5 +161,5 @@ def whole_network(t: Training) -> Any:
 
 
 def gather(p: Any) -> Tensor:
-    """Return the whole of a parameter of which each worker has a shard."""
+    """Gather a parameter of which each worker has a shard."""
     return p.detach().full_tensor()  # type: ignore[no-any-return]
