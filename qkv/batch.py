@@ -1,4 +1,4 @@
-"""Batch and Loss: the two contracts between rooms. Data makes Batches, networks read them, objectives return Losses."""
+"""Batch and Loss, the interface of data, networks and objectives: data yields Batches, networks read them, objectives return Losses."""
 
 from __future__ import annotations
 

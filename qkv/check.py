@@ -1,4 +1,4 @@
-"""The contracts of docs/architecture.md as measurements: what must be true of every model to which it applies, on this model, in numbers.
+"""Measure the contracts of docs/architecture.md on a model: properties that must hold for every model to which they apply.
 
 `check(network, config)` returns one Result per contract. Tests run it on every preset; `qkv check FOLDER` on yours.
 Differences are max |a - b| relative to max(1, max |a|).

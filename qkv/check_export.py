@@ -1,4 +1,4 @@
-"""Open an exported Hugging Face folder as a user of `transformers` does, and compare what it says of texts with our model.
+"""Open an exported Hugging Face folder with `transformers`, and compare its outputs on texts with those of our model.
 
 `AutoTokenizer`, the `AutoModel` class of the task and `generate` or a pipeline must give the texts, labels, tags or fillings
 that our model gives. The texts are words of the vocabulary, drawn at random, so that no data is needed.

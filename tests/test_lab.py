@@ -97,7 +97,7 @@ def test_what_is_to_be_measured_in_another_way_is_measured_again(tmp_path: Path)
 
 def test_measurements_end_with_an_error_in_one_of_them() -> None:
     with MeasurementPool(2) as pool:
-        with pytest.raises(QkvError, match="no claim"):
+        with pytest.raises(QkvError, match="unknown claim"):
             list(pool.run({name: (get_claim, (name,)) for name in ("C99", "C98")}))
         assert pool.executor is None
         assert dict(pool.run({"a": (max, (1, 2)), "b": (max, (3, 4))})) == {"a": 2, "b": 4}
@@ -176,7 +176,7 @@ def test_the_command_writes_results_and_a_report(run: Any, tmp_path: Path) -> No
     code, out, _ = run("lab", "--out", tmp_path)
     assert not code and all(name in out for name in MODULES)
     code, _, error = run("lab", "run", "C99", "--out", tmp_path)
-    assert code == 2 and "no claim 'C99'" in error
+    assert code == 2 and "unknown claim 'C99'" in error
     with lock_folder(tmp_path):
         code, _, error = run("lab", "run", "C10", "--out", tmp_path)
     assert code == 2 and "another process" in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`qkv compare`: is one system better than another?"""
+"""`qkv compare`: compare systems on a test set, with significance tests."""
 
 from __future__ import annotations
 

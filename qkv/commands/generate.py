@@ -1,4 +1,4 @@
-"""`qkv generate`: a model writes."""
+"""`qkv generate`: generate text."""
 
 from __future__ import annotations
 

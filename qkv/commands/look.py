@@ -1,4 +1,4 @@
-"""`qkv look`: see inside a model while it reads one input."""
+"""`qkv look`: inspect a model on one input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COMPLETE: the marker that is written last into a folder, with the SHA-256 of every file beside it.
+"""COMPLETE: the marker that is written last into a folder, with the SHA-256 of every other file.
 
 Its lines are those of the command sha256sum, so `sha256sum -c COMPLETE` checks a folder too:
 

@@ -1,4 +1,4 @@
-"""Classes of a pooled vector beside a Hugging Face network without a head, in the files of sentence-transformers.
+"""Classifiers on pooled vectors, exported as a Hugging Face encoder and a linear layer in the format of sentence-transformers.
 
 No family of `transformers` has a plain linear layer on the mean of the vectors. The library sentence-transformers has: its
 folder lists the network, the pooling and a dense layer in modules.json, without any code. So a classifier that reads the mean

@@ -1,4 +1,4 @@
-"""Quantised weights in files: an int8 matrix `X.weight` has its scales beside it, `X.weight_scale` (out,) or (out, groups)."""
+"""Quantised weights in files: an int8 matrix `X.weight` and its scales, `X.weight_scale` (out,) or (out, groups)."""
 
 from __future__ import annotations
 

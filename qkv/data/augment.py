@@ -1,4 +1,4 @@
-"""Augmentation: training pictures varied anew each time they are seen, a whole batch at once.
+"""Image augmentation: random variations of the training images, different in each epoch, for a whole batch at once.
 
 All draws come from torch's own random numbers, which a checkpoint stores: a resumed run sees the very same pictures.
 """

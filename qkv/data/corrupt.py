@@ -1,4 +1,4 @@
-"""Spoiled text that a network learns to mend: masked words and sentence pairs (BERT), spans (T5), denoising (BART).
+"""Text corruption for pre-training: masked words and sentence pairs (BERT), spans (T5), denoising (BART).
 
 Pure functions on lists of ids without special tokens around them; all chance comes from the random.Random that is given.
 """

@@ -1,4 +1,4 @@
-"""Text files as documents: a file each, or what stands between blank lines, or a line; of any length, in flat memory."""
+"""Text files as documents: one per file, per paragraph (between blank lines) or per line; of any length, in bounded memory."""
 
 from __future__ import annotations
 

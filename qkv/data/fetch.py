@@ -1,4 +1,4 @@
-"""Fetching a public file into the cache: bounded, checked, whole or not at all.
+"""Download public files into the cache: bounded in size, verified, and complete or not stored.
 
 The file is written under a temporary name and gets its own only when it is complete and right. Its SHA-256 stands beside
 it, and each later use compares: what was measured yesterday is measured on the same bytes today.

@@ -1,4 +1,4 @@
-"""The embedded default: English-German sentence pairs from a grammar of our own, with word alignments and tags.
+"""The embedded default: English-German sentence pairs from a built-in grammar, with word alignments and tags.
 
 The German is real German: three genders, four cases, strong, weak and mixed adjective endings, weak nouns, the finite
 verb second in main clauses and last in subordinate ones, separable verbs, the perfect with haben or sein ("I ate an

@@ -1,4 +1,4 @@
-"""A look at a corpus before it is trained on: how many, how long, what cleaning would drop, and what seems wrong."""
+"""Inspect a corpus before training: counts, lengths, records that cleaning would drop, and suspicious records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the compiled kernels (lib/, one library per instruction set) this process uses. Nothing here imports torch."""
+"""Select which of the compiled kernels (lib/, one library per instruction set) this process uses. Nothing here imports torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No work on padding: the sentences of a batch one behind the other in a single row, as documents that do not see each other.
+"""Packing without padding: the sentences of a batch concatenated in a single row, as documents that do not attend to each other.
 
     without_padding(network, batch)       # what network(batch) gives
 

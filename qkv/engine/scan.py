@@ -1,4 +1,4 @@
-"""quick_scan: the recurrence of a selective state space by cpp/scan.cpp, to be trained or used."""
+"""quick_scan: the recurrence of a selective state space model, computed by cpp/scan.cpp, for training or inference."""
 
 from __future__ import annotations
 

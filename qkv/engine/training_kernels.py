@@ -1,4 +1,4 @@
-"""quicken(network): the same network, its attention, GELU and selective scans done in C++, to be trained or used.
+"""quicken(network): the same network with attention, GELU and selective scans computed in C++, for training or inference.
 
 Nothing but a few slots changes: the kernels of Softmax and Compressed, `FeedForward.activation`, `Selective.scan` (scan.py). Weights, names
 and results (to rounding) are as before, so a quickened network is saved, loaded, packed and looked into like any other. What the C++

@@ -1,4 +1,4 @@
-"""Word alignments: which source word each written word looks at, read from the cross-attention of a finished text."""
+"""Word alignments: the source word that each generated word attends to most, from the cross-attention of a finished text."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The lectures in numbers: worked examples now, claims as experiments as they come."""
+"""The lectures: worked examples, claims as experiments, ablations, scaling laws."""

@@ -1,4 +1,4 @@
-"""What an ablation leaves in its folder: table.md, table.csv, results.json, figure.svg and the page index.html."""
+"""Files of an ablation: table.md, table.csv, results.json, figure.svg and the page index.html."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo shows of a translator: sentences with their word alignments, and one alignment as a picture."""
+"""Output of the demo: translations with their word alignments, and one alignment as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worked example is made of: lines of text and small tables."""
+"""Elements of a worked example: lines of text and small tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claim, Experiment, ClaimResult: a sentence of the lectures, one measurement of it, and what the measurement says."""
+"""Claim, Experiment, ClaimResult: a statement of the lectures, the experiment that tests it, and its result."""
 
 from __future__ import annotations
 

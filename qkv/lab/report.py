@@ -1,4 +1,4 @@
-"""What an experiment leaves in its folder: results.json, table.md, figure.svg and a page; and one page for several experiments."""
+"""Files of an experiment: results.json, table.md, figure.svg and a page; and one page for several experiments."""
 
 from __future__ import annotations
 

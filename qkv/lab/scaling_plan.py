@@ -1,4 +1,4 @@
-"""Plan the runs of a scaling law: sizes derived from a recipe, amounts of data, and what of both fits into a budget of minutes.
+"""Plan the runs of a scaling law: sizes derived from a recipe, amounts of data, and which of both fit into a budget of minutes.
 
 Data grow in steps of two from a few dozen updates; each size gets as many steps as it can be trained on within the time of the
 longest run. Every run has its own schedule, which ends at its own number of tokens.

@@ -1,4 +1,4 @@
-"""What a scaling experiment leaves in its folder: table.md, table.csv, results.json, figure.svg and the page index.html."""
+"""Files of a scaling experiment: table.md, table.csv, results.json, figure.svg and the page index.html."""
 
 from __future__ import annotations
 

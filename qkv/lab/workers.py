@@ -1,4 +1,4 @@
-"""MeasurementPool: processes with one thread each that take measurements of one experiment side by side."""
+"""MeasurementPool: processes with one thread each that take measurements of one experiment in parallel."""
 
 from __future__ import annotations
 

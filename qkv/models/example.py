@@ -1,4 +1,4 @@
-"""A random batch of the kind that a network reads and is trained on, to try it out."""
+"""A random batch of the kind that a network reads and is trained on, for tests and measurements."""
 
 from __future__ import annotations
 

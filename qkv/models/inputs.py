@@ -1,4 +1,4 @@
-"""What a user gives a network to read, checked and made into a Batch; what it could not read is an error in words."""
+"""Inputs of a network as users give them: validated and converted to a Batch; unsuitable inputs are an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many parameters, matrix by matrix, from a network without memory behind it: 175 billion in a few seconds."""
+"""Count parameters, matrix by matrix, on the meta device: 175 billion in a few seconds."""
 
 from __future__ import annotations
 

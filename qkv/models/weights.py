@@ -1,4 +1,4 @@
-"""Weights: what of a network is stored in files."""
+"""Weights: the tensors of a network that are stored in files."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def divisors_of(number: int, multiple: int) -> list[int]:
 
 
 def best_rows(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
-    """Return the fastest plan that fits, over the rows of a pass: 1, 2, 4, ... up to all rows of a worker; if none fits, the one with the least memory."""
+    """Return the fastest plan that fits, over the rows of a pass: 1, 2, 4, ... up to all rows of a worker; else the smallest."""
     most = -(-job.rows // layout.data)
     sizes = sorted({most, *(2**n for n in range(most.bit_length()) if 2**n <= most)})
     return best([make_plan(job, layout.with_rows(job, rows), cluster) for rows in sizes])

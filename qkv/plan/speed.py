@@ -113,7 +113,7 @@ def passes_seconds(job: Job, at: Layout, machine: Machine) -> tuple[float, float
 
 
 def window(at: Layout, backward: float) -> float:
-    """Return the seconds of backward passes that overlap with communication of gradients: with DistributedDataParallel only the last pass."""
+    """Return the seconds of backward passes that overlap with communication: with DistributedDataParallel only the last pass."""
     return backward if at.sharded else backward / at.passes
 
 

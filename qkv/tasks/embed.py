@@ -1,4 +1,4 @@
-"""Texts become vectors: of every token, or one for all of it, from any layer; features for whatever is built on top of them.
+"""Embed texts as vectors: one per token or one per text, from any layer.
 
 A word's vector depends on the words around it, so that a linear model on top of it can tell what a list of words cannot
 (Peters et al. 2018; of whole texts, Reimers and Gurevych 2019).

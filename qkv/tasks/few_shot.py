@@ -1,4 +1,4 @@
-"""Few-shot evaluation of a language model: K solved examples stand before each item in the prompt, and nothing is trained.
+"""Few-shot evaluation of a language model: K solved examples precede each item in the prompt; nothing is trained.
 
 The answer is the label with the highest log-probability after the prompt, as in the LM Evaluation Harness (Gao et al. 2021), or,
 where there are too many labels to compare, what the model generates greedily.

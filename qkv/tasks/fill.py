@@ -1,4 +1,4 @@
-"""Filling gaps: which words could stand under the masks of a text (BERT's and ELECTRA's generators' trade)."""
+"""Fill masks: predict the words under the masks of a text (BERT, and the generator of ELECTRA)."""
 
 from __future__ import annotations
 

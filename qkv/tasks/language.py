@@ -1,4 +1,4 @@
-"""The language task: plain text in, a model that goes on with it out. The next token at every place (GPT, LLaMA, RNN)."""
+"""The language task: predict the next token of plain text at every position (GPT, LLaMA, RNN)."""
 
 from __future__ import annotations
 

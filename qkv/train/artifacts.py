@@ -1,4 +1,4 @@
-"""What a task found in its text before training, in the run's folder: tokenizer.json, target_tokenizer.json, labels.json."""
+"""Artifacts that a task derives from its data before training, in the run's folder: tokenizer.json, target_tokenizer.json, labels.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: all that decides how training goes on, in safetensors and JSON, no pickle.
+"""Checkpoints: the complete state of training, in safetensors and JSON, without pickle.
 
 A checkpoint is a folder that gets its name last: it is written beside, brought to disk, then renamed. One that was
 interrupted never has the name. Its files have checksums: one that was damaged later is set aside, and the run falls back

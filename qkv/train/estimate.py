@@ -1,4 +1,4 @@
-"""How much memory training will take, before it starts."""
+"""Estimate the memory of training before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lock a folder of results: two processes that write the same log and checkpoints would ruin both."""
+"""Lock a folder of results, because two processes that write the same log and checkpoints would corrupt them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA: in place of a matrix W, a low-rank update of it is learned, W + (alpha / rank) B A (Hu et al. 2022).
+"""LoRA: instead of a matrix W, a low-rank update of it is trained, W + (alpha / rank) B A (Hu et al. 2022).
 
 Applied to a plain network from outside; `merged` gives plain weights again, so that what is kept is an ordinary model.
 """

@@ -1,4 +1,4 @@
-"""What a person sees of a run: an estimate, a bar with rate, time to go, loss and score, and why it ended."""
+"""Progress of a run on the terminal: an estimate, a bar with rate, remaining time, loss and score, and why the run ended."""
 
 from __future__ import annotations
 

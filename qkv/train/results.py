@@ -1,4 +1,4 @@
-"""What came out of a run: the test set asked of the best weights and scored, once, and all numbers in results.json.
+"""Results of a run: the best weights scored once on the test set, and all numbers in results.json.
 
 results.json           what was learned from, how long it took, the scores with their signatures
 test.*                 the test set and what the model makes of it; the task says in which files

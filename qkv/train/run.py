@@ -1,4 +1,4 @@
-"""A run: a recipe and a folder with everything, so that the same command continues where it stopped.
+"""A run: a recipe and a folder that contains its whole state, so that the same command resumes it.
 
 recipe.toml            the recipe
 tokenizer.json         (and target_tokenizer.json, labels.json)

@@ -1,4 +1,4 @@
-"""Pace: how fast training runs now, and when it will end. A machine that gets busy changes both, so only the last half minute counts."""
+"""Throughput: the current speed of training and its estimated end, from the last half minute, since the load of a machine changes."""
 
 from __future__ import annotations
 

@@ -35,12 +35,12 @@ MODULES = {
     "C25": "c25_vision",
     "C26": "c26_residual_stream",
 }
-"""Where each claim is; a module is imported when its claim is used."""
+"""Module of each claim; it is imported when the claim is used."""
 
 
 def get_claim(name: str) -> Claim:
     """Return the claim of this id, in upper or lower case."""
     if name.upper() not in MODULES:
-        raise QkvError(f"no claim {name!r}: there are {', '.join(MODULES)}")
+        raise QkvError(f"unknown claim {name!r}: choose one of {', '.join(MODULES)}")
     claim: Claim = import_module(f"qkv.lab.claims.{MODULES[name.upper()]}").CLAIM
     return claim

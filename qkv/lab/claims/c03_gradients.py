@@ -48,7 +48,7 @@ STAYS = (0.98, 1.02)
 
 
 def set_radius(network: nn.Module, factor: float) -> None:
-    """Make U, the matrix from step to step, a random rotation (or reflection) times `factor`: all singular values are that."""
+    """Set the recurrent matrix U to a random rotation (or reflection) times `factor`, which all its singular values then equal."""
     for name, weight in network.named_parameters():
         if "weight_hh" in name:
             nn.init.orthogonal_(weight, factor)
@@ -80,7 +80,7 @@ def gradients(name: str, seed: int, farthest: int = FARTHEST) -> list[float]:
 
 
 def gradients_of_model(folder: str) -> list[float]:
-    """The same of a trained language model on random tokens, as far as its context reaches."""
+    """The same for a trained language model on random tokens, up to the length of its context."""
     model = qkv.load(Path(folder), device="cpu")
     if not isinstance(model.network, Decoder):
         raise QkvError(f"{folder} is not a language model: its family is {model.config.family!r}, not 'decoder'")
@@ -92,7 +92,7 @@ def gradients_of_model(folder: str) -> list[float]:
 
 
 def factor(norms: list[float]) -> float:
-    """By how much each further token multiplies the gradient, on the whole way from distance 1 to the last."""
+    """Factor per token by which the gradient changes, on average from distance 1 to the last."""
     return float((norms[-1] / norms[1]) ** (1 / (len(norms) - 2)))
 
 

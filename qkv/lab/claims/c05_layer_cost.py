@@ -1,4 +1,4 @@
-"""C5: a recurrent layer costs n d^2, attention n^2 d: which is cheaper depends on n against d."""
+"""C5: a recurrent layer costs n d^2, attention n^2 d: which is cheaper depends on whether n or d is larger."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def run(lab: Experiment) -> ClaimResult:
 
 
 def border(attention: dict[int, float], recurrent: dict[int, float]) -> float:
-    """The length from which on attention is slower for good; infinite where it is not."""
+    """The length beyond which attention stays slower; infinite if there is none."""
     last, at = crossings(attention, recurrent)[-1]
     return float("inf") if last else at
 

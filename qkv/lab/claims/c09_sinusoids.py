@@ -1,4 +1,4 @@
-"""C9: sinusoidal positions move by a rotation, P(t + c) = M_c P(t), that depends on the distance c alone."""
+"""C9: a step of sinusoidal positions is a rotation, P(t + c) = M_c P(t), that depends only on the distance c."""
 
 from __future__ import annotations
 

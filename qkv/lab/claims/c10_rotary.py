@@ -1,4 +1,4 @@
-"""C10: with rotary positions the score of two words depends on their distance, not on where they stand."""
+"""C10: with rotary positions the score of two words depends on their distance, not on their absolute positions."""
 
 from __future__ import annotations
 

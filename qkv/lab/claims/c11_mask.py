@@ -1,4 +1,4 @@
-"""C11: a decoder that is trained without a causal mask cheats: its loss goes to zero, and generation fails."""
+"""C11: a decoder that is trained without a causal mask sees the tokens to predict: its loss goes to zero, and generation fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ZERO = 0.1
 
 @torch.no_grad()
 def loss_when_generating(trained: TrainedNetwork) -> dict[str, float]:
-    """Loss of the next token of held-out texts when the network reads only what stands before it, as in generation."""
+    """Loss of the next token of held-out texts when the network reads only the tokens before it, as in generation."""
     rows = [row[: LENGTH + 1] for row in trained.task.valid if len(row) > LENGTH][:TEXTS]
     ids = torch.tensor([list(map(int, row)) for row in rows])  # (B, T + 1)
     total = 0.0

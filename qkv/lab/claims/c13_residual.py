@@ -1,4 +1,4 @@
-"""C13: residual connections keep gradients alive with depth and make the loss surface smooth."""
+"""C13: residual connections keep gradients from vanishing with depth and make the loss surface smooth."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SYSTEMS: dict[str, tuple[bool, str]] = {
 }  # fmt: skip
 PAIRS = (("residuals, with norms", "none, with norms"), ("residuals, without norms", "none, without norms"))
 ALIVE, VANISHED = 0.1, 0.01
-"""Gradient norm of the first block relative to the last: above the first it is alive, below the second it has vanished."""
+"""Gradient norm of the first block relative to the last: above the first it has not vanished, below the second it has."""
 PANELS: dict[str, Callable[[dict[str, float]], float]] = {
     "gradient norm, first / last block, log10": lambda one: math.log10(one["gradient"]),
     "cosine of gradients before and after a step": lambda one: one["smoothness"],
@@ -52,8 +52,8 @@ def gradient(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def surface(residual: bool, norm: str, depth: int, seed: int) -> dict[str, float]:
-    """A fresh network: gradient of the first block relative to the last one, and cosine of the gradient before and after a step
-    against it. 1 = the surface is a plane there, 0 = the gradient says nothing about its surroundings."""
+    """Measure an untrained network: gradient of the first block relative to the last one, and cosine of the gradients before and after
+    a descent step. 1 = the surface is a plane there, 0 = the two gradients are unrelated."""
     torch.manual_seed(seed)
     network = build(ModelConfig(vocab_size=100, dropout=0.0, **sizes(residual, norm, depth))).double()
     text = torch.randint(0, 100, (8, 33))
@@ -125,7 +125,7 @@ def run(lab: Experiment) -> ClaimResult:
 def compare(
     on: list[dict[str, float]], off: list[dict[str, float]], with_residuals: list[float], without: list[float]
 ) -> Effects:
-    """Whether residuals keep the gradient alive where it vanishes without them, make the surface smoother, and lower the loss."""
+    """Whether residuals preserve the gradient where it vanishes without them, make the surface smoother, and lower the loss."""
     ratios = [estimate([math.log10(one["gradient"]) for one in own]) for own in (on, off)]  # orders of magnitude
     alive = both(exceeds(ratios[0], math.log10(ALIVE)), below(ratios[1], math.log10(VANISHED)))
     smoother = exceeds(difference([one["smoothness"] for one in on], [one["smoothness"] for one in off]))

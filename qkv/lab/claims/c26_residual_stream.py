@@ -1,4 +1,4 @@
-"""C26: the residual stream: every sublayer reads from it and adds to it, and the answer emerges layer by layer."""
+"""C26: the residual stream: every sublayer reads from it and adds to it, and the prediction emerges layer by layer."""
 
 from __future__ import annotations
 
