@@ -304,9 +304,9 @@ class BaseModel:
         if self.tokenizer is None and self.config.image_size is not None:
             raise QkvError("this model reads pictures, not texts")
         if self.tokenizer is None:
-            found = f" of a kind read here (there is {', '.join(self.unread)})" if self.unread else ""
+            found = f" of a supported format (found {', '.join(self.unread)})" if self.unread else ""
             raise QkvError(
-                f"this model came without a tokenizer{found}: give ids instead of text, or put tokenizer.json beside it"
+                f"this model has no tokenizer{found}: pass token ids instead of text, or add tokenizer.json to its folder"
             )
         return self.tokenizer
 

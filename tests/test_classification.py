@@ -461,7 +461,7 @@ def test_a_model_without_classes_says_what_it_has(run: Run, tmp_path: Path) -> N
     c = config()
     ours.save(tmp_path / "mute", c, build(c))
     code, _, err = run("classify", tmp_path / "mute", given="the fox\n")
-    assert code == 2 and "came without a tokenizer" in err
+    assert code == 2 and "has no tokenizer" in err
 
 
 def test_an_empty_text_is_read_or_refused() -> None:

@@ -181,7 +181,7 @@ def test_errors_say_which_text() -> None:
         model.embed(["a"], "tokens")
     with pytest.raises(QkvError, match=r"pass \[text\]"):
         model.embed("a")
-    with pytest.raises(QkvError, match="without a tokenizer"):
+    with pytest.raises(QkvError, match="has no tokenizer"):
         Model(model.config, model.network, None, device="cpu").embed(["a"])
     without = Model(
         KINDS["decoder"].config.changed(bos_id=None), KINDS["decoder"].network, letters(False), device="cpu"

@@ -149,7 +149,7 @@ def test_a_run_of_earlier_rules_goes_on_only_where_they_are_the_same(
             json.loads((checkpoint.newest(tmp_path / "run") / checkpoint.NUMBERS).read_text())["progress"]["rules"] == 1
         )
         return
-    with pytest.raises(FileError, match=re.escape(refused) + r" meant something else.*tune\.start="):
+    with pytest.raises(FileError, match=re.escape(refused) + r" had a different meaning.*tune\.start="):
         train(tmp_path / "run", *settings, "train.steps=6")
     assert (tmp_path / "run" / "results.json").exists()  # nothing of it was touched
 

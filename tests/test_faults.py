@@ -203,7 +203,7 @@ def test_a_checkpoint_that_is_damaged_twice_is_set_aside_twice(here: Path, run: 
 def test_where_no_checkpoint_is_good_nothing_starts_anew(here: Path, run: Run) -> None:
     for place in checkpoint.all_of(here / "run"):
         flip(place / checkpoint.TENSORS)
-    refused(run, *TRAIN, saying="no checkpoint of run is good")
+    refused(run, *TRAIN, saying="no checkpoint of run is intact")
     assert len(checkpoint.all_of(here / "run")) == 3
 
 

@@ -254,7 +254,7 @@ def test_what_contradicts_the_start_is_named(settings: tuple[str, ...], general:
     with pytest.raises(ConfigError) as refused:
         train(tmp_path / "run", f"tune.start={general}", *settings)
     message = str(refused.value)
-    assert "leave these fields out or set them alike" in message
+    assert "leave these fields out or set them to the same values" in message
     for name, _, value in (setting.partition("=") for setting in settings):
         if name != "model.tie":  # a matrix that was one can become two
             assert re.search(rf'{name} = "?{value}"? \(there ', message), name

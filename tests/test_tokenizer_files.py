@@ -143,7 +143,7 @@ def test_files_of_a_kind_not_read_are_named(tmp_path):
     """Marian's: source.spm cuts the text, but the ids are those of vocab.json."""
     config = ModelConfig(family="encoder-decoder", vocab_size=12, d_model=16, n_layers=1, n_heads=2, d_ff=32, bos_id=1)
     model = Model(config, build(config), device="cpu")
-    with pytest.raises(QkvError, match="came without a tokenizer: give ids"):
+    with pytest.raises(QkvError, match="has no tokenizer: pass token ids"):
         model.encode("a")
     model.save(tmp_path / "m")
     write_json(tmp_path / "m" / "vocab.json", {"a": 0})
@@ -151,7 +151,7 @@ def test_files_of_a_kind_not_read_are_named(tmp_path):
         write_model(tmp_path / "m" / name, {"<unk>": 2})
     assert open_tokenizer(tmp_path / "m") is None
     found = "sentencepiece.bpe.model, source.spm, vocab.json"
-    with pytest.raises(QkvError, match=rf"without a tokenizer of a kind read here \(there is {found}\)"):
+    with pytest.raises(QkvError, match=rf"has no tokenizer of a supported format \(found {found}\)"):
         qkv.load(tmp_path / "m").encode("a")
     with pytest.raises(FileError, match=f"found {found}"):
         read_tokenizer(tmp_path / "m")

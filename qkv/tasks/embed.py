@@ -117,7 +117,7 @@ class Embedder:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise QkvError("embed takes a list of texts, given one text: pass [text]")
         if self.tokenizer is None:
-            raise QkvError("this model came without a tokenizer: put tokenizer.json beside it")
+            raise QkvError("this model has no tokenizer: add tokenizer.json to its folder")
         with in_words():
             found = self.tokenizer.backend.encode_batch(list(texts))
         rows = [self.row(text, one, truncate) for text, one in zip(texts, found, strict=True)]

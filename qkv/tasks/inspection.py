@@ -199,7 +199,7 @@ class Looker:
     def words(self) -> Tokenizer:
         if self.source is None:
             raise QkvError(
-                "this model came without a tokenizer: give ids instead of text, or put tokenizer.json beside it"
+                "this model has no tokenizer: pass token ids instead of text, or add tokenizer.json to its folder"
             )
         return self.source
 

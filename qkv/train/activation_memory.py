@@ -28,7 +28,7 @@ from qkv.parts.tap import Tap
 Kept = Counter[tuple[str, str]]
 """(side, part) -> bytes."""
 STEPS = (3, 6)
-"""Lengths at which recurrent networks are measured; memory is linear in the length, so two points give the line."""
+"""Lengths at which recurrent networks are measured; memory is linear in the length, so two points suffice."""
 
 
 def activation_memory(c: ModelConfig, shape: Shape, targets: int | None = None) -> Kept:
@@ -87,7 +87,7 @@ def measure(c: ModelConfig, shape: Shape, targets: int | None) -> Kept:
 
 
 class KeptTensor:
-    """A wrapper that lives as long as autograd keeps its tensor; a weak reference to it tells whether it still does."""
+    """A wrapper that lives as long as autograd keeps its tensor; a weak reference to it shows whether it still does."""
 
     def __init__(self, x: Tensor):
         self.x = x

@@ -1,8 +1,8 @@
 """Checkpoints: the complete state of training, in safetensors and JSON, without pickle.
 
-A checkpoint is a folder that gets its name last: it is written beside, brought to disk, then renamed. One that was
-interrupted never has the name. Its files have checksums: one that was damaged later is set aside, and the run falls back
-to the newest good one.
+A checkpoint is a folder that is written under a temporary name, flushed to disk, and then renamed, so an interrupted write
+never leaves a checkpoint. Its files have checksums: a checkpoint that is damaged later is renamed, and the run falls back to
+the newest intact one.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ TENSORS, NUMBERS = "training.safetensors", "training.json"
 
 
 def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None) -> None:
-    """Write weights, optimiser, average, random numbers, carried states and progress into `folder`, which gets its name last.
+    """Write weights, optimiser, average, random numbers, carried states and progress into `folder`, which is renamed last.
 
-    All workers call it: each has random numbers and rows of its own. Everything else the first one has too, and writes; of a
-    sharded network every worker writes its shards, while training continues. `finished` is called by rank 0 when the folder is complete.
+    All workers must call it: each has its own random numbers and rows. Everything else is the same on all workers, and rank 0
+    writes it; of a sharded network every worker writes its shards, while training continues. Rank 0 calls `finished` when the folder
+    is complete.
     """
     if t.sharded:
         finish_saving(t)
@@ -59,7 +60,7 @@ def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None)
 
 
 def finish_saving(t: Training) -> None:
-    """Wait for the checkpoint that is being written, if there is one; FileError where it could not be written."""
+    """Wait for the checkpoint that is being written, if any; FileError if it could not be written."""
     if t.sharded and t.sharded.saving:
         saving, t.sharded.saving = t.sharded.saving, None
         saving.wait()
@@ -75,7 +76,7 @@ def state_tensors(t: Training) -> dict[str, Tensor]:
 
 
 def load(folder: Path, t: Training) -> None:
-    """Put everything back as it was; `set_aside_damaged_checkpoints` has verified the files."""
+    """Restore the state of training; `set_aside_damaged_checkpoints` has verified the files."""
     numbers = read_json(folder / NUMBERS)
     try:
         tensors = read_state(folder, lambda *entry: empty_like_state(t, *entry), t.sharded is not None)
@@ -107,7 +108,7 @@ def read_state(folder: Path, create: Create = whole_tensor, divided: bool = Fals
 
 
 def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return a tensor to read an entry into: divided as the parameter that it is or belongs to, or whole."""
+    """Return a tensor to read an entry into: sharded like the parameter that it is or belongs to, or unsharded."""
     part, _, name = key.partition(".")
     like: Any = None
     if part == "optimizer":  # numbered as in Optimizer.state_dict
@@ -121,7 +122,7 @@ def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtyp
 
 
 def put_average(t: Training, stored: dict[str, Tensor]) -> None:
-    """Restore the moving average; KeyError where the checkpoint has another set of weights."""
+    """Restore the moving average; KeyError if the checkpoint has a different set of weights."""
     if t.average is None:
         return
     with torch.no_grad():
@@ -139,7 +140,7 @@ def progress_of(stored: dict[str, Any]) -> Progress:
 
 
 def read_progress(folder: Path) -> Progress:
-    """How far the run was in a checkpoint; FileError where its file does not say so."""
+    """Read the progress of the run in a checkpoint; FileError if its file is invalid."""
     try:
         return progress_of(read_json(folder / NUMBERS)["progress"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -175,7 +176,7 @@ def workers_of(folder: Path) -> int:
 
 
 def put_random_states(states: dict[str, Tensor], group: int = 1) -> None:
-    """Each worker takes its own, or that of the first of its group, which draws the same; another number of workers has new ones."""
+    """Restore each worker's state, or that of the first worker of its group; with another number of workers all are new."""
     if len(states["random"]) != world():
         return
     own = rank() - rank() % group
@@ -231,9 +232,9 @@ def newest(run: Path) -> Path | None:
 
 
 def set_aside_damaged_checkpoints(run: Path, say: Callable[[str], None]) -> None:
-    """Rename damaged checkpoints, from the newest on down to the first good one, so that `newest` is good; report which.
+    """Rename damaged checkpoints, from the newest down to the first intact one, so that `newest` is intact; report which.
 
-    FileError where none is good: to start anew is the user's decision.
+    FileError if none is intact: starting over is the user's decision.
     """
     damaged: dict[Path, str] = {}
     for place in reversed(all_of(run)):
@@ -247,16 +248,16 @@ def set_aside_damaged_checkpoints(run: Path, say: Callable[[str], None]) -> None
         damaged[place] = problem
     if damaged:
         raise FileError(
-            f"no checkpoint of {run} is good: {'; '.join(damaged.values())}; remove them to start anew, or start another run "
+            f"no checkpoint of {run} is intact: {'; '.join(damaged.values())}; remove them to start over, or start another run "
             f"from its best model with --set tune.start={run}"
         )
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with the files of a checkpoint; empty where nothing is."""
+    """Describe what is wrong with the files of a checkpoint; empty if nothing is."""
     try:
         verify(folder)
-        if not (folder / TENSORS).exists() and not checksums(folder):  # a shard that is missing would not be noticed
+        if not (folder / TENSORS).exists() and not checksums(folder):  # a missing shard would not be noticed
             return f"{folder} lacks {TENSORS}, or {MARKER} with the checksums of its shards"
         for path in tensor_files(folder):
             read_headers(path)  # all that can be checked where there are no checksums

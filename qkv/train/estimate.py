@@ -33,7 +33,7 @@ def activations(c: ModelConfig, network: nn.Module, objective: Objective, tokens
     """Bytes that the backward pass needs from the forward pass: a little of it done twice, and a line drawn through both."""
     device = next(network.parameters()).device
     length = min(LENGTH, c.max_length - 1)
-    # trying must not change what is learned
+    # the trial must not change the results of training
     with isolate_random_state(device), torch.compiler.set_stance("force_eager"):
         batches = [example(c, rows, length=length).to(device) for rows in (2, 4)]
         first, second = (activation_bytes(network.train(), objective, batch) for batch in batches)

@@ -27,7 +27,7 @@ ENDS = ("train.steps", "train.epochs", "train.time_budget")
 """When training ends; also what most schedules are stretched over."""
 MAY_CHANGE = {
     *ENDS, "train.patience", "train.learning_rate",
-    "train.keep", "vectors.keep", "train.evaluate_every", "train.save_every",  # what is kept and looked at
+    "train.keep", "vectors.keep", "train.evaluate_every", "train.save_every",  # what is stored and evaluated
     "train.device", "train.precision", "train.compile", "train.worker_timeout", "train.idle_timeout",
     "train.sharding", "train.tensor_parallel", "train.activation_checkpointing",  # how the same update is computed
     "data.test", "data.extra_valid", "decode.beam", "decode.length_penalty", "decode.length_formula", "decode.extra_length",
@@ -134,8 +134,8 @@ def say_rate(folder: Path, c: TrainConfig, changed: set[str], say: Callable[[str
 
 
 def check_rules(folder: Path, recipe: Recipe) -> None:
-    """FileError where the run in `folder` began when one of its settings meant something else: the rest of it would be
-    trained in another way than its beginning. A run that has ended has no rest."""
+    """FileError if the meaning of one of the run's settings has changed since it began: the rest would be trained differently
+    from the beginning. A run that has ended is not affected."""
     last = checkpoint.newest(folder)
     if last is None:
         return
@@ -153,6 +153,6 @@ def check_rules(folder: Path, recipe: Recipe) -> None:
     if any(changed.values()):
         names = " and ".join(name for name, differs in changed.items() if differs)
         raise FileError(
-            f"{folder} was begun by an earlier version, in which {names} meant something else, and cannot go on with this one: "
+            f"{folder} was begun by an earlier version, in which {names} had a different meaning, and cannot be continued with this one: "
             f"start from its weights with --out NEW --set tune.start={folder}, or finish it with that version"
         )

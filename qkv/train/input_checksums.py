@@ -1,5 +1,5 @@
-"""What a run began with: its vocabulary and training data, as checksums in each checkpoint, and its network, in best/. A run that
-goes on must find the same."""
+"""Check that a resumed run has the inputs that it began with: vocabulary and training data (checksums in each checkpoint) and the
+network (in best/)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def word_checksums(folder: Path) -> Checksums:
 
 
 def check_words(folder: Path, began: Checksums) -> None:
-    """FileError unless the run still has the vocabulary and the labels it began with: a new one would give old weights
-    another meaning. `began` is empty for a checkpoint of an older version."""
+    """FileError unless the run still has the vocabulary and the labels that it began with: a new vocabulary would change the
+    meaning of the weights. `began` is empty for a checkpoint of an older version."""
     tokenizer = ["tokenizer.json"] if not has_words(folder) or (folder / "best" / "tokenizer.json").is_file() else []
     lost = [name for name in sorted({*began, *tokenizer}) if not (folder / name).is_file()]
     if lost:
@@ -45,7 +45,7 @@ def check_words(folder: Path, began: Checksums) -> None:
 
 def check_network(folder: Path, config: ModelConfig) -> None:
     """FileError unless the recipe still describes the network of the run's best model: a preset of another version may have
-    other fields. Those that decide fresh weights alone do not count."""
+    other fields. Fields that only affect initial weights are ignored."""
     best = folder / "best"
     if not best.is_dir():
         return
@@ -59,8 +59,8 @@ def check_network(folder: Path, config: ModelConfig) -> None:
 
 
 def check_data(source: Source, began: Checksums, allowed: bool, say: Callable[[str], None]) -> Checksums:
-    """Return the checksums of the training data; FileError where they differ from those that the run began with, unless
-    that is `allowed`. `began` is empty for a new run, and for a checkpoint of an older version."""
+    """Return the checksums of the training data; FileError if they differ from those that the run began with, unless
+    this is `allowed`. `began` is empty for a new run, and for a checkpoint of an older version."""
     now = fingerprint(source)
     same = not began or list(began.values()) == list(now.values())  # files that were moved are the same files
     changed = [] if same else [name for name in began | now if began.get(name) != now.get(name)]

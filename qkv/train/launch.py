@@ -1,9 +1,9 @@
 """Workers on this machine: how many, and their start.
 
-Threads inside each operation wait for each other thousands of times in an update, and on a machine that is also doing something
-else each of those waits lasts until the scheduler has given every thread its turn. Workers split each batch and synchronize once per
+Threads inside each operation wait for each other thousands of times in an update, and on a machine with other busy processes each
+of these waits lasts until the scheduler has run every thread. Workers split each batch and synchronize once per
 update: one process per core with one thread each, for networks that are small. The process that the user has started is the
-agent (agent.py): it holds the lock of the folder, passes signals on to the workers, and starts them again when one is lost.
+agent (agent.py): it holds the lock of the folder, forwards signals to the workers, and restarts them when one is lost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_WORK = 2e12
 LEAST_TOKENS = 256
 """Tokens of a batch for each worker, below which its operations are too small to be worth the synchronization."""
 RESTARTS = 3
-"""How often all workers are started again in a run, unless the user says otherwise."""
+"""Default limit of how often all workers of a run are restarted."""
 JOB, OUTCOME = "job.json", "outcome.json"
 """Files between the agent and its workers: what to train, and how it ended."""
 
@@ -71,7 +71,7 @@ def with_classes(c: ModelConfig) -> ModelConfig:
 def launch(recipe: Recipe, folder: Path, workers: int, restarts: int, report: Report, changed_data: bool) -> RunOutcome:
     """Train a recipe in a folder with several workers on this machine, and wait until they have ended.
 
-    Whatever they cannot recover from is raised here, as if this process had trained.
+    An error that they cannot recover from is raised here, as if this process had trained.
     """
     from qkv.train.agent import run_workers  # torch's agent takes 0.2 s to import, and a single process needs none
 
@@ -88,7 +88,7 @@ def launch(recipe: Recipe, folder: Path, workers: int, restarts: int, report: Re
             return read_outcome(place / OUTCOME, folder, recipe)
         last = checkpoint.newest(folder)
         progress = checkpoint.Progress() if last is None else checkpoint.read_progress(last)
-        return RunOutcome(folder, recipe, progress, Ending(f"stopped by {number.name} at once", number))
+        return RunOutcome(folder, recipe, progress, Ending(f"stopped immediately by {number.name}", number))
 
 
 @contextmanager

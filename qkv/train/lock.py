@@ -13,7 +13,7 @@ from qkv.errors import FileError
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if absent; the system releases it however the process ends."""
+    """Hold the lock of a folder, which is created if absent; the system releases it however the process ends."""
     lock = FileLock(folder / ".lock", mode=0o666)
     try:
         folder.mkdir(parents=True, exist_ok=True)

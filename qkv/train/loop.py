@@ -42,8 +42,8 @@ DONE = "all updates are done"
 
 @dataclass
 class Hooks:
-    """Callbacks: write the line of an update to the log, its numbers to the report, a checkpoint, the best network so far; say
-    what the user should know."""
+    """Callbacks: write the line of an update to the log, its numbers to the report, a checkpoint, the best network so far; report
+    messages to the user."""
 
     log: Callable[[dict[str, Any], bool], None]
     tick: Callable[[dict[str, Any]], None]
@@ -105,7 +105,7 @@ def width(network: nn.Module) -> int:
 
 
 def train(t: Training, task: Task, c: TrainConfig, hooks: Hooks) -> Ending:
-    """Train until the steps, the epochs, the time or the patience is over, or a signal arrives.
+    """Train until the steps, the epochs, the time or the patience is exhausted, or a signal arrives.
 
     Order within an update: update, evaluate (if due), keep the best, save (if due). A run that is killed between two
     checkpoints repeats those updates exactly.
@@ -185,7 +185,7 @@ class Clock:
 
 
 def next_due(every: Interval, last: Mark) -> tuple[int, float]:
-    """Return which number of a Mark to watch (its index), and the value at which the next interval after `last` is over."""
+    """Return the index of the number of a Mark to compare, and its value at the end of the next interval after `last`."""
     if every.minutes:
         return 2, last[2] + every.minutes
     size, unit = (every.updates, 0) if every.updates else (every.share, 1)
@@ -196,8 +196,8 @@ def next_due(every: Interval, last: Mark) -> tuple[int, float]:
 def collate(task: Task, examples: list[Any], seed: int) -> Batch:
     """Make a batch of examples.
 
-    What is random in it (masks, augmentation) depends only on the seed and the position in the data: all workers make the same
-    batch, and so does a resumed run.
+    Its random parts (masks, augmentation) depend only on the seed and the position in the data: all workers, and a resumed run,
+    get the same batch.
     """
     at = task.batches.position
     with torch.random.fork_rng(devices=[]):
@@ -242,7 +242,7 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples, of which each worker computes a share; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
     network = whole_network(t).eval()
-    with isolate_random_state(device):  # evaluation must not change what is learned next
+    with isolate_random_state(device):  # evaluation must not change the following updates
         with (
             parametrize.cached(),
             share_work(),
@@ -253,7 +253,7 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
         t.progress.waited += 1
         if score > t.progress.best:
             t.progress.waited = 0
-        if score >= t.progress.best:  # of equal scores (0, 100) keep the later, which has trained longer
+        if score >= t.progress.best:  # of equal scores (0, 100) keep the later one, which was trained longer
             t.progress.best, t.progress.best_step = score, t.progress.step
             hooks.best(network)
             wait_for_first()
@@ -276,7 +276,7 @@ def remaining_updates(p: Progress, c: TrainConfig) -> int:
 
 
 def end_reason(p: Progress, c: TrainConfig) -> str:
-    """Return why training ends here for good; empty where it does not."""
+    """Return why the run is complete; empty if it is not."""
     if c.patience and p.waited >= c.patience:
         return f"no better score in {p.waited} evaluations"
     if c.time_budget is not None and p.seconds >= 60 * c.time_budget:
@@ -290,8 +290,8 @@ def end_reason(p: Progress, c: TrainConfig) -> str:
 def catch_signals() -> Iterator[list[signal.Signals]]:
     """Collect SIGINT and SIGTERM within the block, so that the update is finished and saved first.
 
-    A SIGINT after that interrupts at once. A further SIGTERM does not: a worker gets two where Slurm sends one to all processes of a
-    job, since the agent passes its own on.
+    A second SIGINT interrupts immediately. A second SIGTERM does not: a worker gets two if Slurm sends one to all processes of a
+    job, since the agent forwards its own.
     """
     received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only

@@ -51,15 +51,15 @@ def hidden_matrices(network: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
     """Return the matrices of the blocks, each with the row counts of the maps stacked in it (gates of a recurrent cell, what
     a module lists as `stacked`), or () for a single map.
 
-    Embeddings and heads are not among them, since their rows stand for words or classes; nor are low-rank updates (LoRA), of
-    which only the product is a map.
+    Embeddings and heads are excluded, since their rows represent words or classes; so are low-rank updates (LoRA), of which only
+    the product is a map.
     """
     inside = [module for _, stack in halves(network) for module in stack.modules()]
     found: dict[nn.Parameter, tuple[int, ...]] = {}
     for module in inside:
         if isinstance(module, nn.Linear | nn.RNNBase):
             gates = module.hidden_size if isinstance(module, nn.RNNBase) else 0
-            for p in module.parameters(recurse=False):  # without what parametrizations hold
+            for p in module.parameters(recurse=False):  # without the tensors of parametrizations
                 found[p] = (gates,) * (p.size(0) // gates) if gates else ()
     stacked = [(getattr(m, name), rows) for m in inside for name, rows in getattr(m, "stacked", {}).items()]
     return {p: r for p, r in (found | {linear.weight: rows for linear, rows in stacked}).items() if p.dim() > 1}
@@ -150,8 +150,8 @@ class MuonAdamW(torch.optim.AdamW):
 
     A gradient matrix has a few large directions and many small ones; orthogonalised, it moves all alike (Jordan et al.
     2024). Scaled by 0.2 sqrt(max(rows, columns)) a step is as long as one of AdamW, so both share a learning rate (Liu
-    et al. 2025). A matrix that holds several maps, of so many `rows` each, is orthogonalised map by map.
-    Of a sharded matrix every worker orthogonalises the whole momentum, and moves its own shard.
+    et al. 2025). A matrix that contains several maps, with `rows` rows each, is orthogonalised map by map.
+    Every worker orthogonalises the gathered momentum of a sharded matrix, and updates its own shard.
     """
 
     @torch.no_grad()
@@ -204,7 +204,7 @@ def orthogonalise(x: Tensor) -> Tensor:
 
 
 def local(x: Any) -> Any:
-    """Return the part of a tensor that this worker stores: the shard of a DTensor, all of an ordinary tensor. They share memory."""
+    """Return the part of a tensor that this worker stores: the shard of a DTensor, or an ordinary tensor itself. They share memory."""
     return x.detach().to_local() if is_shard(x) else x
 
 
@@ -213,7 +213,7 @@ def is_shard(x: Tensor) -> bool:
 
 
 def gather_whole(part: Tensor, like: Any) -> Tensor:
-    """Return the whole matrix of which this worker has `part`, divided as `like` is."""
+    """Gather the full matrix of which this worker has `part`, sharded like `like`."""
     if not is_shard(like):
         return part
     placed = type(like.data).from_local(
@@ -223,7 +223,7 @@ def gather_whole(part: Tensor, like: Any) -> Tensor:
 
 
 def own_part(whole: Tensor, like: Any) -> Tensor:
-    """Return the part of a whole matrix that this worker has, divided as `like` is."""
+    """Return this worker's part of a full matrix that is sharded like `like`."""
     if not is_shard(like):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -232,10 +232,10 @@ def own_part(whole: Tensor, like: Any) -> Tensor:
 
 
 def clip_shards(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """As torch's clip_grad_norm_, for sharded parameters: that takes those of a single mesh only."""
+    """Like torch's clip_grad_norm_, for sharded parameters: torch's requires all parameters to be on a single mesh."""
     moving = [p for p in parameters if p.grad is not None]
     gradients = [local(p.grad) for p in moving]
-    # the square of a number that several workers have is divided by their number
+    # the square of a number that several workers store is divided by their number
     weights = [shard_count(p) / world() for p in moving]
     squares = torch.stack(torch._foreach_norm(gradients)).square()
     norm = all_reduce((squares * squares.new_tensor(weights)).sum()).sqrt()
@@ -244,7 +244,7 @@ def clip_shards(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
 
 
 def shard_count(p: Any) -> int:
-    """Return into how many parts a parameter is divided."""
+    """Return the number of parts into which a parameter is divided."""
     sizes = zip(p.device_mesh.shape, p.placements, strict=True)
     return math.prod(size for size, placement in sizes if not placement.is_replicate())
 
@@ -255,7 +255,7 @@ def shard_count(p: Any) -> int:
 def moving_average(network: nn.Module, decay: float) -> AveragedModel:
     """Return a copy of the network whose weights follow it: average = d average + (1 - d) weights.
 
-    d = min(decay, (1 + n) / (10 + n)) in update n, so the average is short at first and soon forgets the beginning.
+    d = min(decay, (1 + n) / (10 + n)) in update n, so the average covers few updates at first and soon forgets the initial weights.
     """
 
     def update(averaged: Any, weights: Any, n: Tensor | int) -> None:

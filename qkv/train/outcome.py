@@ -14,7 +14,7 @@ from qkv.train.loop import Ending
 
 @dataclass
 class RunOutcome:
-    """A run that has ended, for now or for good."""
+    """A run that was stopped or is complete."""
 
     folder: Path
     recipe: Recipe
@@ -22,9 +22,9 @@ class RunOutcome:
     ending: Ending = field(default_factory=lambda: Ending(""))
     """Why training ended."""
     results: dict[str, Any] = field(default_factory=dict)
-    """Of a run that has ended for good: what results.json holds."""
+    """Contents of results.json, if the run is complete."""
     use: str = ""
-    """Of a run that has ended for good: a command that uses its model."""
+    """A command that uses its model, if the run is complete."""
 
     @property
     def why(self) -> str:

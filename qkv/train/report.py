@@ -38,13 +38,13 @@ class Report:
         self.pace = Pace()
         self.forecast: Forecast | None = None
         self.next_forecast = 0.0
-        """When the forecast is considered again."""
+        """When the forecast is reconsidered."""
         self.loss, self.short, self.phase = 0.0, "", "preparing the data"
         self.printed = time.monotonic()
         """When the last line was printed."""
 
     def say(self, text: str) -> None:
-        """A line is never broken here, only by the terminal that shows it: paths and commands in it can be copied."""
+        """Lines are not wrapped here, only by the terminal: paths and commands in them can be copied."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self.printed = time.monotonic()
 

@@ -50,7 +50,7 @@ def recipe_of(run: Path) -> Recipe:
 def open_trained_model(
     folder: Path, device: str = "cpu", own_test: bool = True, precision: str | None = None
 ) -> Trained:
-    """Open a model for scoring; with `own_test` on the test set of its run, where it has one, and without it on files."""
+    """Open a model for scoring: with `own_test` on the test set of its run, if there is one, otherwise on files."""
     run = find_run(folder) if own_test else None
     if run is not None and not (run / "best").is_dir():
         raise FileError(f"{run} has no best/ yet: let it train until it has evaluated its validation set")
@@ -93,7 +93,7 @@ def task_for(c: ModelConfig) -> TaskName:
 
 
 def recipe_for(c: ModelConfig, usage: Usage) -> Recipe:
-    """Return a recipe that scores a model as its usage says; without one, it reads as much as the model can."""
+    """Return a recipe that scores a model according to its usage; without usage, with the longest inputs of the model."""
     corpus = usage.corpus or CorpusConfig(text="none")
     most = c.max_length - (1 if c.family == "encoder-decoder" else 0)
     fields: dict[str, Any] = {"max_length": usage.max_input or most, "target_length": usage.decoding.max_length,
@@ -144,7 +144,7 @@ def rescore_few_shot(trained: Trained, path: str | Path, columns: Columns, pool:
     """Score a language model on a table of texts and labels by prompts with solved examples from the table `pool`, or else
     from the other rows."""
     if trained.words.source is None:
-        raise ConfigError("this model came without a tokenizer: put tokenizer.json beside it")
+        raise ConfigError("this model has no tokenizer: add tokenizer.json to its folder")
     data = DataConfig(train=(CorpusConfig(text="none"),), valid=CorpusConfig(text="none"))
 
     def read(file: str | Path) -> list[Record]:
@@ -164,7 +164,7 @@ def rescore_few_shot(trained: Trained, path: str | Path, columns: Columns, pool:
 
 
 def build_task(trained: Trained, paths: Paths, columns: Columns) -> Task:
-    """Build the task with its own sets, or with the given files in place of all of them: training data are not needed then."""
+    """Build the task with its own sets, or with the given files instead, so that the training data are not needed."""
     recipe = trained.recipe
     assert recipe.data is not None
     if paths:
@@ -196,7 +196,7 @@ def read_pairs(folder: Path, say: Say, paths: Paths, columns: Columns) -> list[R
 
 
 def task_name(folder: Path) -> str:
-    """Return the task of a run or a model; where the model does not name one, its head suggests it."""
+    """Return the task of a run or a model; if the model does not name one, it is derived from the head."""
     run = find_run(folder)
     if run is None:
         return open_usage(folder).task or task_for(open_config(folder))

@@ -69,7 +69,7 @@ def with_compact_report(test: dict[str, Any] | None) -> dict[str, Any] | None:
 def fingerprint(r: Run) -> str:
     """Of the best weights, and of all that decides what they are asked."""
     weights = sha256(r.folder / "best" / "model.safetensors")
-    told = sorted(r.recipe.decode.model_fields_set)  # a limit that is set is not the same as the default
+    told = sorted(r.recipe.decode.model_fields_set)  # a limit that is set explicitly differs from the default
     return hashlib.sha256(f"{weights} {told} {r.recipe.model_dump_json()}".encode()).hexdigest()
 
 

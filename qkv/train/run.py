@@ -69,14 +69,14 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
         changed_data: bool = False, max_restarts: int | None = None) -> RunOutcome:  # fmt: skip
     """Train a recipe in `folder`, from the start or from where it stopped.
 
-    text: the recipe as TOML, which the folder keeps.
+    text: the recipe as TOML, which is stored in the folder.
     workers: processes that share each batch; None = chosen by launch.worker_count.
     changed_data: continue although the training data have changed since the run began.
-    max_restarts: how often several workers are started again when one is lost; None = launch.RESTARTS.
+    max_restarts: how often the workers may be restarted when one is lost; None = launch.RESTARTS.
     """
     if by_torchrun() and (workers not in (None, 1) or max_restarts is not None):
         raise ConfigError(
-            "torchrun has started the workers already: leave --workers out, and give --max-restarts to torchrun"
+            "torchrun has started the workers already: remove --workers, and pass --max-restarts to torchrun"
         )
     check_recipe(recipe)
     with lock_folder(folder) if is_first() else nullcontext():
@@ -95,7 +95,7 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
 def train_as_worker(
     recipe: Recipe, folder: Path, report: Report, changed_data: bool = False, threads: int | None = None
 ) -> Run:
-    """Train alone, or as one of several workers; then rank 0 scores the model, with so many threads."""
+    """Train alone, or as one of several workers; then rank 0 scores the model with `threads` threads."""
     with report.heartbeat():
         with process_group(recipe.train.worker_timeout, recipe.train.idle_timeout):
             r = train_in_group(recipe, folder, report, changed_data)
@@ -149,7 +149,7 @@ def conclude(r: Run, report: Report) -> None:
 
 
 def learn(r: Run, report: Report) -> Ending:
-    """Train from where the run stands. Of several workers rank 0 logs, reports and keeps the best; all save checkpoints."""
+    """Train from the current state of the run. Rank 0 logs, reports and stores the best model; all workers save checkpoints."""
     if not is_first():
         silent = lambda *_: None  # noqa: E731
         return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
@@ -193,9 +193,9 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
 
 
 def checkpoint_to_load(folder: Path, report: Report) -> Path | None:
-    """Return the newest good checkpoint of a run, on all workers the one that rank 0 finds.
+    """Return the newest intact checkpoint of a run: on all workers the one that rank 0 finds.
 
-    On a disk that several machines share, such as NFS, another machine may still see an older list of the folder's files.
+    On a shared file system such as NFS, another machine may still see an older listing of the folder.
     """
     name = None
     if is_first():
@@ -208,7 +208,7 @@ def checkpoint_to_load(folder: Path, report: Report) -> Path | None:
 
 
 def change_workers(before: int, seed: int, t: Training, report: Report) -> None:
-    """Continue with another number of workers than wrote the checkpoint: each draws new random numbers."""
+    """Continue with another number of workers than wrote the checkpoint: each gets a new random state."""
     if before == world():
         return
     torch.manual_seed(seed_of(seed, replica(t), world(), t.progress.step))
@@ -228,10 +228,10 @@ def report_warnings(recipe: Recipe, config: ModelConfig, task: Task, report: Rep
 
 
 def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Callable[[str], None]) -> None:
-    """Write the recipe's `text` into the folder; a run that is there continues with it, where extend.py allows.
+    """Write the recipe's `text` into the folder; an existing run continues with it, if extend.py allows.
 
-    Before the first checkpoint nothing is kept of an earlier attempt, which may have failed because of its recipe or data.
-    FileError for a folder that holds something else.
+    Before the first checkpoint nothing of an earlier attempt is kept, since it may have failed because of its recipe or data.
+    FileError for a folder with other contents.
     """
     kept, fresh = folder / "recipe.toml", checkpoint.newest(folder) is None
     if not kept.exists() and not fresh:
@@ -248,7 +248,7 @@ def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Ca
 
 
 def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
-    """Read the folder's vocabulary and labels, or make them: trained, or those of a given model, which is reported."""
+    """Read the folder's vocabulary and labels, or create them: trained, or copied from a given model, which is reported."""
     if not has_words(folder):
         for line in describe_headers(recipe.data, task_of(recipe).schema) if recipe.data else ():
             report.say(line)
@@ -263,7 +263,7 @@ def known_words(recipe: Recipe, folder: Path, report: Report) -> Words:
 
 
 def draw(r: Run) -> None:
-    """Draw curves.svg from the log. The training loss with label smoothing has a label of its own: it is above 0 for a perfect model."""
+    """Draw curves.svg from the log. The training loss with label smoothing has its own label: it is above 0 for a perfect model."""
     lines, smoothing, metric = read_log(r.folder), r.task.smoothing, r.task.metric
     training = f"training, labels smoothed by {smoothing:g}" if smoothing else "training"
     of = lambda name: [(line["step"], line[name]) for line in lines if name in line]  # noqa: E731

@@ -16,12 +16,12 @@ from qkv.train.shard_files import Saving
 from qkv.train.step import LossModule
 
 RULES = 2
-"""Version of how settings become updates; extend.py lists what has changed since the first."""
+"""Version of the training rules, which define what settings do in an update; extend.py lists the changes since the first."""
 
 
 @dataclass
 class Progress:
-    """Numbers that decide how training goes on."""
+    """Numbers that determine how training continues."""
 
     step: int = 0
     position: Position = field(default_factory=Position)
@@ -36,26 +36,26 @@ class Progress:
     evaluated: tuple[int, float, float] = (0, 0.0, 0.0)
     """The last evaluation: update, share of the run, minutes."""
     rules: int = RULES
-    """Those that the run began with."""
+    """Training rules that the run began with."""
 
 
 @dataclass
 class Sharded:
-    """What a network that is divided among workers needs besides its shards."""
+    """State of a sharded network besides its shards."""
 
     model: LossModule
     """The module to train: the network with its objective, which is set when training starts."""
     skeleton: nn.Module
     """The network without the values of its weights (meta device): the structure of whole networks."""
     group: ProcessGroup
-    """The workers again, for the messages of those that write a checkpoint while training continues."""
+    """A second group of the same workers, for messages while a checkpoint is written in the background."""
     saving: Saving | None = None
     """The checkpoint that is being written."""
 
 
 @dataclass
 class Training:
-    """All that a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     network: nn.Module
     optimizer: Optimizer
@@ -63,11 +63,11 @@ class Training:
     """Moving average of the weights."""
     progress: Progress = field(default_factory=Progress)
     carried: list[State] = field(default_factory=list)
-    """What the rows of each micro-batch remember of the text before it; empty = nothing is carried over."""
+    """Carried states of the rows of each micro-batch; empty = no state is carried over."""
     words: dict[str, str] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
     """Checksums of the run's vocabulary and training data (input_checksums.py), on rank 0."""
     half: bool = False
-    """Products in bfloat16; not part of a checkpoint."""
+    """Matrix products in bfloat16; not part of a checkpoint."""
     sharded: Sharded | None = None
-    """Where weights, gradients and optimiser state are divided among workers (sharding.py)."""
+    """Set if weights, gradients and optimiser state are divided among workers (sharding.py)."""

@@ -45,7 +45,7 @@ class LossModule(nn.Module):
         """Tokens of a pass that fit into memory; 0 = all did so far."""
 
     def forward(self, batch: Batch, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Return the sum of the losses, (), and the state after the batch (detached) where one is given."""
+        """Return the sum of the losses, (), and the state after the batch (detached) if one is given."""
         device = next(self.network.parameters()).device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.low_precision):
             output = self.network(batch) if state is None else self.network(batch, state)
@@ -85,7 +85,7 @@ def data_parallel(module: LossModule) -> Model:
     """Average gradients over the workers during the backward pass, if there are several.
 
     `find_unused_parameters` also fixes the buckets in which gradients are exchanged. DistributedDataParallel otherwise regroups
-    them after the first update of a process, and a resumed run would add in another order: the results would differ in the last bits.
+    them after the first update of a process, and a resumed run would add in a different order: the results would differ in the last bits.
     """
     if world() == 1:
         return module
@@ -99,8 +99,8 @@ def step(model: Model, optimizer: torch.optim.Optimizer, batches: Sequence[Batch
          carried: list[State] | None = None) -> Loss:  # fmt: skip
     """Take the gradient of (sum of all losses) / (count of all targets), clip it to `max_norm` (0 = no limit), and update.
 
-    The division is by the count over all micro-batches of all workers. Dividing each by its own count would weigh a
-    token in a short batch more than one in a long batch. A loss or gradient that is not finite raises before the update.
+    The division is by the count over all micro-batches of all workers. Dividing each by its own count would give a
+    token in a short batch more weight than one in a long batch. A loss or gradient that is not finite raises before the update.
     """
     loss = gradients(model, batches, carried)
     clip = clip_shards if getattr(model, "module", model).sharded else nn.utils.clip_grad_norm_
@@ -114,7 +114,7 @@ def step(model: Model, optimizer: torch.optim.Optimizer, batches: Sequence[Batch
 def gradients(model: Model, batches: Sequence[Batch], carried: list[State] | None = None) -> Loss:
     """Fill `.grad` of every parameter; return the loss over all micro-batches and workers.
 
-    Every worker gets the whole batches and computes its own rows of them, in parts where they do not fit into memory
+    Every worker gets complete batches and computes its own rows of them, in parts if they do not fit into memory
     (memory_limit.py). `carried` holds the initial state of the rows of each micro-batch, and is overwritten with their final state.
     """
     module: Any = getattr(model, "module", model)  # DistributedDataParallel wraps it in `module`
@@ -172,7 +172,7 @@ def accumulate(model: Model, batches: Sequence[Batch], carried: list[State] | No
 
 
 def exchange_gradients(model: Model, now: bool) -> AbstractContextManager[None]:
-    """Within it the backward pass exchanges gradients with the other workers, or adds to this worker's own."""
+    """Select whether the backward pass exchanges gradients with the other workers or accumulates this worker's own."""
     if isinstance(model, DistributedDataParallel):
         return nullcontext() if now else model.no_sync()
     sharded: Any = model

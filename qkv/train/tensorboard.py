@@ -1,6 +1,6 @@
 """TensorBoard event files, for `tensorboard --logdir RUN`.
 
-Written here, because the tensorboard package would be 60 MB with gRPC and protobuf for what is a page of code.
+Implemented here, because the tensorboard package with gRPC and protobuf takes 60 MB and this is a page of code.
 
 A file is a row of records: length (8 bytes), its checksum (4), an Event in protobuf, its checksum (4). A field of protobuf
 is a key (number * 8 + kind) and a value: a double, a float, a varint, or bytes behind their length.
@@ -67,7 +67,7 @@ WALL_TIME, STEP, SIMPLE_VALUE = b"\x09", b"\x10", b"\x15"
 
 
 def message(field: int, block: bytes) -> bytes:
-    """Return a field of bytes: its key, their length, and they themselves."""
+    """Return a field of bytes: its key, the length, and the bytes."""
     return bytes([field << 3 | 2]) + varint(len(block)) + block
 
 

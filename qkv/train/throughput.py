@@ -7,16 +7,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WINDOW = 30.0
-"""Seconds of updates that the present rate is taken from."""
+"""Seconds of updates over which the current rate is computed."""
 ENOUGH_UPDATES, ENOUGH_SECONDS = 10, 5.0
-"""So much must have been done before a rate says something."""
+"""Minimum amount of training before a rate is meaningful."""
 CHANGED, PAUSE = 1.25, 30.0
-"""A forecast is corrected when it is wrong by this factor, and at most once in so many seconds."""
+"""A forecast is corrected if it is wrong by this factor, and at most once per this number of seconds."""
 
 
 @dataclass
 class Pace:
-    """Updates as they are done: (time, update, tokens so far, processor time); the first one only starts the clock."""
+    """Completed updates: (time, update, tokens so far, CPU time); the first one only starts the clock."""
 
     recent: deque[tuple[float, int, int, float]] = field(default_factory=deque)
     first: tuple[float, int] = (0.0, 0)
@@ -24,9 +24,9 @@ class Pace:
     """Targets since the first update of this process."""
 
     def tick(self, step: int, tokens: int, now: float | None = None) -> None:
-        """An update is done, which predicted so many tokens."""
+        """Record an update that predicted `tokens` tokens."""
         now = time.monotonic() if now is None else now
-        if not self.recent:  # the time before it went into reading the data
+        if not self.recent:  # the time before it was spent on reading the data
             self.first = now, step
         else:
             self.tokens += tokens
@@ -46,17 +46,17 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """Tokens per second now."""
+        """Current tokens per second."""
         return (self.recent[-1][2] - self.recent[0][2]) / self.span() if self.tokens else 0.0
 
     @property
     def seconds_per_update(self) -> float:
-        """Now; 0 = not known yet."""
+        """Current seconds per update; 0 = not known yet."""
         return self.span() / max(self.recent[-1][1] - self.recent[0][1], 1) if self.tokens else 0.0
 
     @property
     def processors(self) -> float:
-        """Cores that this process gets now, on average."""
+        """Cores that this process currently gets, on average."""
         return (self.recent[-1][3] - self.recent[0][3]) / self.span() if self.tokens else 0.0
 
     def span(self) -> float:
@@ -64,14 +64,14 @@ class Pace:
 
     @property
     def known(self) -> bool:
-        """Whether enough was done for a forecast."""
+        """Whether there are enough updates for a forecast."""
         done = self.recent[-1][1] - self.first[1] if self.recent else 0
         return done >= ENOUGH_UPDATES and self.elapsed >= ENOUGH_SECONDS
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected at some moment: how many more updates, and when the last of them is done."""
+    """A forecast at some time: the number of remaining updates, and when the last one will be done."""
 
     made: float
     updates: int

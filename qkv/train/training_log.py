@@ -13,16 +13,16 @@ from qkv.convert.files import write_text
 from qkv.train.tensorboard import Events
 
 BLOCK_SECONDS = 10.0
-"""How long lines wait until they are written to the event file as a block; those of an evaluation do not wait."""
+"""Seconds that lines are buffered before they are written to the event file; those of an evaluation are written immediately."""
 NAME = "log.jsonl"
 LONGEST_LINE = 10_000
-"""Bytes from the end of a log in which its last line is looked for."""
+"""Bytes at the end of a log in which its last line is searched."""
 
 
 class TrainingLog:
     """Append lines to the log of a run in `folder`, which trained for `seconds` before.
 
-    The event file is written anew from the log, so a run that was killed and resumed has every update in it once. The log
+    The event file is rewritten from the log, so a run that was killed and resumed has every update in it once. The log
     has no times: those of earlier updates are spread evenly over `seconds`.
     """
 
@@ -67,14 +67,14 @@ def read_last_line(folder: Path) -> dict[str, Any]:
         with open(folder / NAME, "rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - LONGEST_LINE))
-            lines = file.read().split(b"\n")[:-1]  # behind the last line end: what is being written
+            lines = file.read().split(b"\n")[:-1]  # after the last line end: what is being written
         return dict(json.loads(lines[-1]))
     except (OSError, ValueError, IndexError):
         return {}
 
 
 def cut_log(folder: Path, step: int) -> None:
-    """Remove the lines after update `step`: those updates will be done, and logged, again."""
+    """Remove the lines after update `step`: those updates will be computed and logged again."""
     path = folder / NAME
     if not path.exists():
         return

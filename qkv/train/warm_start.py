@@ -1,4 +1,4 @@
-"""Starting from a trained model: its weights where the new network has a place for them, fresh ones in a new head.
+"""Start from a trained model: its weights where the new network has a matching parameter, initial ones in a new head.
 
 The network and the vocabulary come from the model. Fields of the recipe that contradict them are errors; fields that say
 the same, and those that fine-tuning may change (TUNABLE), are not.
@@ -35,8 +35,8 @@ MOVED = {
     ("classes-words", "classes"): ("head.", "head."),
     ("classes", "classes-words"): ("head.", "head."),
 }
-"""Heads of two kinds that have a layer in common, and what it is called in each. In all others equal names mean nothing:
-"dense" is BERT's pooler here, and there what it does before it chooses a word."""
+"""Pairs of heads that have a layer in common, and its name in each. For all others equal names are a coincidence: "dense" is the
+pooler in one head of BERT and the transform before the output layer in another."""
 
 
 TUNABLE = {
@@ -64,7 +64,7 @@ def check_start(recipe: Recipe, say: Callable[[str], None]) -> None:
     if wrong:
         raise ConfigError(
             f"tune.start = {folder!r} brings its own network and vocabulary, which the recipe contradicts: {some(wrong)}; leave "
-            'these fields out or set them alike, or train from fresh weights with tune.start = ""'
+            'these fields out or set them to the same values, or train from random weights with tune.start = ""'
         )
     if recipe.preset and contradictions(start, preset(recipe.preset)):
         say(f"preset {recipe.preset!r} is not used: the network is that of {folder}")
@@ -76,7 +76,7 @@ def contradictions(start: ModelConfig, new: ModelConfig) -> list[tuple[str, Any,
 
 
 def contradicts(start: ModelConfig, new: ModelConfig, name: str) -> bool:
-    """Decide whether the new network's value of a field rules out the weights of the start."""
+    """Whether the new network's value of a field is incompatible with the weights of the start model."""
     was, now = sizes(start)[name], sizes(new)[name]
     if was == now or (name == "vocab_size" and not was):  # a model of pictures has no words
         return False
@@ -90,7 +90,7 @@ def contradicts(start: ModelConfig, new: ModelConfig, name: str) -> bool:
 
 
 def sizes(c: ModelConfig) -> dict[str, Any]:
-    """Return all fields; those whose default follows from other fields have that value."""
+    """Return all fields, with defaults that depend on other fields resolved."""
     derived = {"n_kv_heads": c.kv_heads, "d_head": c.head_width, "n_decoder_layers": c.decoder_layers,
                "target_vocab_size": c.target_size, "final_norm": c.has_final_norm, "start_id": c.first_id}  # fmt: skip
     return {name: getattr(c, name) for name in type(c).model_fields} | derived
@@ -116,14 +116,14 @@ def vocabulary_contradictions(folder: str, start: ModelConfig, data: DataConfig)
 
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
-    """Compare how two tokenizers cut texts, whatever special tokens they put around them."""
+    """Whether two tokenizers split texts alike, regardless of the special tokens that they add."""
     first, second = (json.loads(tokenizer.to_json()) for tokenizer in (one, other))
     return all(first[part] == second[part] for part in ("model", "normalizer", "pre_tokenizer"))
 
 
 def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callable[[str], None]) -> None:
-    """Copy the weights of the model in `folder` into `network`, which is that of `config`. All but a head must fit; a head
-    of another kind is new, and so is what told other labels apart."""
+    """Copy the weights of the model in `folder` into `network`, which is that of `config`. All weights except those of a head must fit;
+    a head of another kind is new, and so is an output layer for other labels."""
     start, started, _ = open_model(folder)
     if start.family != config.family:
         raise QkvError(
@@ -158,7 +158,7 @@ def with_new_rows(matrix: Tensor, size: int) -> Tensor:
 
 
 def rename_weights(known: Mapping[str, Tensor], start: ModelConfig, new: ModelConfig) -> dict[str, Tensor]:
-    """Return the weights under the names of the new network; leave out an output layer of other labels."""
+    """Return the weights under the names of the new network; leave out an output layer for other labels."""
     alike = ("head.", "head.") if start.head == new.head else None
     old, now = alike or MOVED.get((start.head, new.head), ("nothing", ""))
     found = {name: x for name, x in known.items() if not name.startswith("head.")}

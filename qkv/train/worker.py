@@ -37,7 +37,7 @@ def work(place: Path, job: dict[str, Any]) -> RunOutcome:
 
 
 def write_error(error: BaseException) -> int:
-    """Write an error where the agent finds it; return the exit code of this process."""
+    """Write an error to the file that the agent reads; return the exit code of this process."""
     if isinstance(error, KeyboardInterrupt):
         return 130
     code = getattr(error, "exit_code", 2) if explain(error) else 1
@@ -45,8 +45,8 @@ def write_error(error: BaseException) -> int:
         code = WorkerLost.exit_code
     message = explain(error) or "".join(traceback.format_exception(error))
     data = {"message": message, "timestamp": int(time.time()), "kind": type(error).__name__}
-    with suppress(OSError, FileError):  # a full disk: then the agent reports the exit code
-        write_text(os.environ["TORCHELASTIC_ERROR_FILE"], json.dumps(data))  # whole or not at all
+    with suppress(OSError, FileError):  # on a full disk the agent reports the exit code
+        write_text(os.environ["TORCHELASTIC_ERROR_FILE"], json.dumps(data))  # atomically
     return code
 
 

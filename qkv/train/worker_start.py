@@ -28,7 +28,7 @@ def block_interrupts() -> Iterator[None]:
 
 
 def end_on_interrupt() -> None:
-    """End this process at the next SIGINT, or at one that is blocked, at once and without a message."""
+    """End this process at the next SIGINT, or at one that is blocked, immediately and without a message."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
