@@ -149,9 +149,9 @@ class Model(BaseModel):
     # --- classifying, tagging and answering
 
     def classify(self, texts: Sequence[Any], top_k: int | None = None) -> list[Classification]:
-        """Classify texts, pairs of texts or pictures: (label, probability, probabilities, score, cut) for each.
+        """Classify texts, pairs of texts or images: (label, probability, probabilities, score, cut) for each.
 
-        texts: a list of texts, of (first, second) pairs, or of pictures (paths, Pillow images, arrays of uint8 pixels).
+        texts: a list of texts, of (first, second) pairs, or of images (paths, Pillow images, arrays of uint8 pixels).
         top_k: probabilities of the k likeliest labels only.
         A regression gives `score` in place of a label. `cut`: the text had over `config.max_length` tokens.
         """
@@ -224,7 +224,7 @@ class Model(BaseModel):
         source = None if self.config.image_size is not None else self.words()
         return TextScorer(self.config, self.packed(), source, self.target_words(), self.task).score(texts, sources, end)
 
-    # --- pictures
+    # --- images
 
     def describe(self, pictures: Sequence[Any], beam: int | None = None, length_penalty: float | None = None, n_best: int = 1,
                  max_length: int | None = None, fast: bool = True, length_formula: str | None = None
@@ -238,7 +238,7 @@ class Model(BaseModel):
         from qkv.tasks.captions import Captioner, check
 
         if isinstance(pictures, str | Path):
-            raise QkvError("describe takes a list of pictures, given one path: pass [path]")
+            raise QkvError("describe takes a list of images, given one path: pass [path]")
         check(self.config)
         captioner = Captioner(self.config, self.packed(fast), self.target_words())
         search = beam_params(self.defaults, beam, length_penalty, length_formula, early=False, n_best=n_best)

@@ -75,7 +75,7 @@ class BaseModel:
         classified = c.head in ("classes", "classes-words", "tags") and c.n_classes > 1
         classes = [f"{c.n_classes} classes"] if classified else []
         words = f"{c.vocab_size:,}" if c.target_size == c.vocab_size else f"{c.vocab_size:,} and {c.target_size:,}"
-        reads = [f"pictures {c.image_size} x {c.image_size}"] if c.image_size else []
+        reads = [f"images {c.image_size} x {c.image_size}"] if c.image_size else []
         vocabulary = [f"vocabulary {words}{'' if self.tokenizer else ', no tokenizer'}"] if c.vocab_size else []
         parts = [c.family, f"{size} parameters", task, *classes, *reads, *vocabulary, str(self.device)]
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -227,7 +227,7 @@ class BaseModel:
         """Yield the ids that follow one prompt, up to an end token."""
         c = self.config
         if c.family == "encoder":
-            raise QkvError("an encoder reads, it does not write: generate needs a decoder or an encoder-decoder")
+            raise QkvError("an encoder cannot generate text: generate needs a decoder or an encoder-decoder")
         if max_new_tokens < 1:
             raise QkvError(f"max_new_tokens is at least 1, given {max_new_tokens}")
         batch = self.batch(prompt, self.start_ids() if c.family == "encoder-decoder" else None)
@@ -247,7 +247,7 @@ class BaseModel:
         limit = max_new_tokens if sliding else int(min(max_new_tokens, self.room(known)))
         sampler = Sampler(limit, c.eos_ids, params, seed, processor=processor.for_prompt(known, c.eos_ids))
         if draft is not None and slide:
-            raise QkvError("a draft cannot be combined with slide: a context that slides is read anew")
+            raise QkvError("a draft cannot be combined with slide: a sliding context is recomputed")
         if draft is not None:
             tokens = self.speculative_decoder(draft, draft_tokens).generate(known, sampler)
         elif sliding and self.context is not None:
@@ -286,7 +286,7 @@ class BaseModel:
     def start_id(self) -> int:
         if self.config.first_id is None:
             raise QkvError(
-                "this model does not say which token opens the target: set start_id or bos_id in its configuration"
+                "this model does not define the start token of the target: set start_id or bos_id in its configuration"
             )
         return self.config.first_id
 
@@ -302,7 +302,7 @@ class BaseModel:
 
     def words(self) -> Tokenizer:
         if self.tokenizer is None and self.config.image_size is not None:
-            raise QkvError("this model reads pictures, not texts")
+            raise QkvError("this model reads images, not texts")
         if self.tokenizer is None:
             found = f" of a supported format (found {', '.join(self.unread)})" if self.unread else ""
             raise QkvError(

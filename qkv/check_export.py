@@ -289,7 +289,7 @@ def same_vectors(hf: Any, folder: Path, model: Model) -> str:
     return ""
 
 
-# --- pictures
+# --- images
 
 
 def same_pictures(hf: Any, folder: Path, model: Model) -> str:
@@ -306,7 +306,7 @@ def same_pictures(hf: Any, folder: Path, model: Model) -> str:
     names = [f"picture {n}" for n in range(TEXTS)]
     if c.head != "classes":
         theirs = hf.AutoModel.from_pretrained(folder)(pixels).last_hidden_state
-        return "" if float((model.hidden(pixels)[-1].cpu() - theirs).abs().max()) <= CLOSE else "vectors of a picture"
+        return "" if float((model.hidden(pixels)[-1].cpu() - theirs).abs().max()) <= CLOSE else "vectors of an image"
     if c.pooling == "first":
         logits = hf.AutoModelForImageClassification.from_pretrained(folder)(pixels).logits
     else:

@@ -108,7 +108,7 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     model: the folder of a run or of a model, a TrainedRun, or a Model that is already open. The task is that of the run;
         without a run it follows from the model's head.
     data: a file to score it on: a table (.tsv, .csv, .jsonl) of texts and labels, of pairs or of questions; a CoNLL or
-        .conllu file; a text file; a .json file in the layout of SQuAD; a folder of pictures with a folder per class. Two
+        .conllu file; a text file; a .json file in the layout of SQuAD; a folder of images with a folder per class. Two
         parallel text files, or two idx files, are a list. Without any, the test set of the run.
     columns: of a table, by name or number from 0, in the order text, label; source, target; question, context, answer.
         Without any those that the run was trained with, else the first ones.
@@ -123,7 +123,7 @@ def evaluate(model: str | Path | TrainedRun | Model, data: str | Path | Sequence
     same_shots: use the same examples for all rows, which is faster: their tokens are read once.
 
     Returns an Evaluation: `.scores` {metric: value}, `.report` with precision, recall and F1 of every class and the
-    confusion matrix (of classes, tags and pictures), `print(evaluation)` for all of it as text.
+    confusion matrix (of classes, tags and images), `print(evaluation)` for all of it as text.
 
     >>> qkv.evaluate("runs/topics", "new.tsv", columns=["text", "label"]).scores["accuracy"]
     """
@@ -192,7 +192,7 @@ def train_network(
 
     recipe = load_recipe(path, changes, open_config)
     if recipe.data is None:
-        raise ConfigError("this recipe has no [data] table: it says what a model is, not what it learns from")
+        raise ConfigError("this recipe has no [data] table: it describes a model but no training data")
     done = run(recipe, kept, folder, Report(quiet=quiet), None, changed_data)
     return TrainedRun(folder, done.results, done.why)
 

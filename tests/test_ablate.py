@@ -124,7 +124,7 @@ def test_folders_depend_on_the_variant_alone(recipe: Path) -> None:
         (["--vary", "model.position=none,rotten"], "--vary model.position=rotten"),
         (["--vary", "model.n_heads=1,2", "--vary", "model.d_model=16,15"], "does not divide"),
         (["--vary", "model.d_ff=8,16", "--set", "train.step=3"], "train.step"),
-        (["--vary", "decode.beam=1,2"], "means nothing to task"),
+        (["--vary", "decode.beam=1,2"], "does not apply to task"),
         (["--vary", "model.d_ff=8"], "only one variant"),
         (["--vary", "model.d_ff=8,16", "--vary", "model.d_ff=32"], "twice"),
         (["--vary", "model.d_ff=8,16", "--baseline", "model.d_ff=9"], "none of the values"),

@@ -223,5 +223,5 @@ def test_what_is_wrong_with_a_set_is_said_with_its_name_before_training(
 
 def test_a_discriminator_has_none() -> None:
     recipe = load_recipe(find("replaced"), ["data.extra_valid={ more = { grammar = 5 } }"])
-    with pytest.raises(ConfigError, match=r"data\.extra_valid: what is asked of a discriminator"):
+    with pytest.raises(ConfigError, match=r"data\.extra_valid: the inputs of a discriminator"):
         task_of(recipe).possible(recipe)

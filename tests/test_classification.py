@@ -383,7 +383,7 @@ def test_what_cannot_be_learned_is_said_at_once(tmp_path: Path) -> None:
         task([("x", "yes"), ("y", "no")], [("x", "1")], tmp_path, RegressionTask)
     recipe = Recipe(task="classification", model=ModelConfig(family="encoder-decoder", d_model=8, d_ff=8, vocab_size=9,
                     n_layers=1), data=DataConfig(train=(CorpusConfig(grammar=1),), valid=CorpusConfig(grammar=1)))  # fmt: skip
-    with pytest.raises(ConfigError, match="first vector has seen one word"):
+    with pytest.raises(ConfigError, match="first vector depends on the first token only"):
         ClassificationTask.possible(recipe)
 
 

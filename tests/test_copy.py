@@ -235,7 +235,7 @@ def test_impossible_recipes(tmp_path: Path) -> None:
         )
     text = {"text": "a b c d e f g h"}
     denoising = {"task": "denoising", "model": made["model"], "data": {"train": [text], "valid": text}}
-    with pytest.raises(QkvError, match=r"model\.copy_source means nothing to task 'denoising'"):
+    with pytest.raises(QkvError, match=r"model\.copy_source does not apply to task 'denoising'"):
         qkv.train(denoising, tmp_path / "b", quiet=True)
 
 

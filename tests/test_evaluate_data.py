@@ -335,7 +335,7 @@ def test_what_cannot_be_evaluated_is_one_line(runs: Any, run: Run, tmp_path: Pat
         (("translation", "--data", text), "two text files"),
         (("translation", "--data", text, "--data", text, "--confusion", tmp_path / "x.svg"), "no confusion matrix"),
         (("tagging", "--data", text, "--data", text), "one .conllu or CoNLL file"),
-        (("images", "--data", text), "a folder of pictures per class"),
+        (("images", "--data", text), "a folder of images per class"),
         (("language", "--data", text, "--columns", "0"), "columns are those of a table"),
         (("images", "--confusion", tmp_path / "x.png"), "use a name that ends in .svg"),
     ]

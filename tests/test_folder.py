@@ -226,7 +226,7 @@ def test_what_is_not_a_model_is_said_to_be_none(tmp_path):
 
     refused(tmp_path, "looked for config.json")
     refused(tmp_path / "nowhere", "does not exist")
-    for name, words in [("x.pt", "torch_transformer.read"), ("x.pth", "can run code"), ("x.txt", "no kind known"),
+    for name, words in [("x.pt", "torch_transformer.read"), ("x.pth", "can run code"), ("x.txt", "no supported format"),
                         ("x.safetensors", "config.json beside"), ("x.gguf", "not a GGUF"), ("x.bin", "truncated")]:  # fmt: skip
         (tmp_path / name).write_bytes(b"hello")
         refused(tmp_path / name, words)
@@ -427,7 +427,7 @@ def test_each_family_takes_what_it_reads():
         model(tokenizer=letters()).chat([{"role": "user", "content": "a"}])
     with pytest.raises(QkvError, match="pooling is one of"):
         model(tokenizer=letters()).embed(["a"], "max")
-    with pytest.raises(QkvError, match="which token opens"):
+    with pytest.raises(QkvError, match="start token of the target"):
         model(TRANSLATION.changed(bos_id=None)).generate([4])
     with pytest.raises(QkvError, match="not available on this machine"):
         Model(DECODER, build(DECODER), device="cuda:9")

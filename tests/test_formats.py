@@ -424,7 +424,7 @@ def test_gguf_blocks_are_used_as_they_are(tmp_path, kind):
         ({"rope_dimension_count": 2}, "dimension_count is 2"),
         ({"expert_count": 8}, "llama.expert_count"),
         ({"skip": ["blk.0.attn_q.weight", "output_norm.weight"]}, "attention.layer.query.weight, stack.norm.weight"),
-        ({"skip": ["token_embd.weight"]}, "not a whole model"),
+        ({"skip": ["token_embd.weight"]}, "not a complete model"),
         ({"skip": ["layer_norm_rms_eps"]}, "does not say llama.attention.layer_norm_rms_epsilon"),
         ({"skip": ["head_count", "context_length"]}, "context_length, llama.attention.head_count"),
     ],

@@ -121,7 +121,7 @@ def test_what_is_no_picture_is_an_error_in_words(kind: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("given", [np.zeros((4, 4)), np.zeros((4, 4, 7), np.uint8), np.zeros((0, 4), np.uint8), 3])
 def test_other_things_are_no_pictures(given: object) -> None:
-    with pytest.raises(QkvError, match=r"array|picture"):
+    with pytest.raises(QkvError, match=r"array|image"):
         pixels(given, 8, 1)
 
 
@@ -157,7 +157,7 @@ def test_wrong_idx_files_say_what_is_wrong(tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(good.read_bytes())[:-12])
     huge = tmp_path / "huge"
     huge.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 4, 2**31, 2**31))
-    for pair, said in [((labels, labels), "not an idx file of pictures"), ((good, good), "not an idx file of labels"),
+    for pair, said in [((labels, labels), "not an idx file of images"), ((good, good), "not an idx file of labels"),
                        ((cut, labels), "cut short"), ((packed, labels), "damaged|cut short"), ((huge, labels), "damaged"),
                        ((good, idx(tmp_path / "three", noise(3), False)), "4 pictures.* 3 labels"),
                        ((tmp_path / "none", labels), "cannot read")]:  # fmt: skip
@@ -228,7 +228,7 @@ def test_a_folder_is_read_class_by_class_and_shared_out(classes: Path) -> None:
     assert skipped[1][0].shape == (1, 8, 8)
     with pytest.raises(FileError, match="not a folder"):
         listing(classes / "nowhere")
-    with pytest.raises(FileError, match="no folders with pictures"):
+    with pytest.raises(FileError, match="no folders with images"):
         listing(classes / "all" / "black")
 
 
@@ -468,7 +468,7 @@ def test_classify_reads_files(digits: training.Run, run: Run, tmp_path: Path) ->
     found = qkv.load(digits.folder).classify([table, Image.fromarray(other[0])])
     code, out, err = run("classify", digits.folder, *(tmp_path / f"{name}.png" for name in ("a", "no", "b")))
     lines = [f"{one.label}\t{one.probability:.4f}" for one in found]
-    assert code == 1 and out.splitlines() == [lines[0], "", lines[1]] and "no.png is not a picture" in err
+    assert code == 1 and out.splitlines() == [lines[0], "", lines[1]] and "no.png is not an image" in err
     assert (found[0].label == label) + (found[1].label == second) >= 1
 
 
@@ -544,7 +544,7 @@ def test_captions_are_learned(captioner: training.Run) -> None:
     written, wanted = ((captioner.folder / name).read_text().splitlines() for name in ("test.hyp.txt", "test.ref.txt"))
     scores = {s["name"]: s["value"] for s in captioner.results["test"]["scores"]}
     assert len(written) == 40 and scores["exact"] == exact(written, wanted) >= 90
-    assert captioner.results["data"]["dropped"] == {"not a picture that can be read": 1}
+    assert captioner.results["data"]["dropped"] == {"not an image that can be read": 1}
 
 
 def test_a_picture_is_described_alike_alone_and_in_a_batch(captioner: training.Run) -> None:
@@ -564,7 +564,7 @@ def test_describe_goes_on_behind_what_is_no_picture(captioner: training.Run, run
     model = qkv.load(captioner.folder)
     first, third = (one.text for one in model.describe([paths[0], paths[2]], beam=2))
     code, out, err = run("describe", captioner.folder, *paths)
-    assert code == 1 and out == f"{first}\n\n{third}\n" and "7.png is not a picture" in err and "Traceback" not in err
+    assert code == 1 and out == f"{first}\n\n{third}\n" and "7.png is not an image" in err and "Traceback" not in err
     code, out, _ = run("describe", captioner.folder, "--json", given=f"{paths[0]}\n{paths[2]}\n")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [row["text"] for row in rows] == [first, third] and rows[0]["picture"] == str(paths[0])

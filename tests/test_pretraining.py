@@ -631,7 +631,7 @@ def test_what_cannot_be_filled_says_why() -> None:
     with pytest.raises(QkvError, match=r"pass \[text\]"):
         f.fill("a [MASK]")
     c = f.config.changed(head="none")
-    with pytest.raises(QkvError, match="guesses no hidden words"):
+    with pytest.raises(QkvError, match="cannot fill masks"):
         Filler(c, build(c), f.tokenizer)
 
 

@@ -158,7 +158,7 @@ def test_what_cannot_be_carried_is_said_at_once(fields):
     assert not carries(recipe.model)
     with pytest.raises(ConfigError, match=r"data\.carry = true .* fixed size"):
         LanguageTask.possible(recipe)
-    with pytest.raises(ConfigError, match=r"data\.carry means nothing to task 'masked'"):
+    with pytest.raises(ConfigError, match=r"data\.carry does not apply to task 'masked'"):
         unused(recipe.changed(task="masked"))
 
 

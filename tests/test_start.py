@@ -98,7 +98,7 @@ def test_classes_with_other_names_are_new(tmp_path: Path) -> None:
 
 def test_fewer_layers_are_the_lowest_and_that_is_said(tmp_path: Path) -> None:
     before, after, said = started(tmp_path, config("masked"), config("masked", n_layers=1))
-    assert "not used of it: stack.blocks.1." in said
+    assert "unused weights: stack.blocks.1." in said
     assert all(torch.equal(x, before[name]) for name, x in after.items())
 
 
@@ -133,7 +133,7 @@ def recipe(task: str, **fields: object) -> Recipe:
     ("summary", {"decode": DecodeConfig(extra_length=50)}, "decode.extra_length"),
 ])  # fmt: skip
 def test_a_setting_that_a_task_does_not_read_is_refused(task: str, fields: dict[str, object], name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} means nothing to task '{task}'"):
+    with pytest.raises(ConfigError, match=f"{name} does not apply to task '{task}'"):
         unused(recipe(task, **fields))
 
 

@@ -92,10 +92,10 @@ def given(verb: str, name: str) -> list[str]:
         ("answer", "tagger", 'trained with task = "answering"'),
         ("describe", "classifier", 'trained with task = "captions"'),
         ("describe", "seer", 'trained with task = "captions"'),
-        ("generate", "masked", "an encoder reads, it does not write"),
+        ("generate", "masked", "an encoder cannot generate text"),
         ("chat", "masked", "a conversation needs a decoder"),
         ("chat", "writer", "chat template"),
-        ("tag", "seer", "this model reads pictures, not texts"),
+        ("tag", "seer", "this model reads images, not texts"),
         ("embed", "seer", "this model reads images, not texts"),
         ("embed", "folder", "folder"),
     ],
@@ -162,13 +162,13 @@ def test_questions(models: Path, run: Run, files: Path) -> None:
 def test_columns_of_words(models: Path, run: Run, files: Path) -> None:
     (files / "short.conllu").write_text("1\n")
     refused(run, "tag", models / "tagger", "short.conllu", "--format", "conll", saying="line 1: 1 of 2 columns ('1')")
-    refused(run, "tag", models / "tagger", "binary.dat", "--format", "conll", saying="no UTF-8 text; mend it")
+    refused(run, "tag", models / "tagger", "binary.dat", "--format", "conll", saying="no UTF-8 text; correct it")
 
 
 def test_pictures_that_are_none(models: Path, run: Run) -> None:
     code, out, err = run("classify", models / "seer", "binary.dat", "missing.png")
     assert code == 1 and out == "\n\n" and "Traceback" not in err
-    assert "binary.dat is not a picture" in err and "missing.png does not exist" in err
+    assert "binary.dat is not an image" in err and "missing.png does not exist" in err
 
 
 def test_pairs_and_several_files(models: Path, run: Run) -> None:
@@ -222,8 +222,8 @@ def of(name: str, kind: str) -> str:
         ("sentences", "summary", "a model that writes"),
         ("sentences", "images", "image_size and patch_size"),
         ("sentences", "captions", "image_size and patch_size"),
-        ("summaries", "classification", "decode means nothing to task 'classification'"),
-        ("digits", "classification", "augment means nothing to task 'classification'"),
+        ("summaries", "classification", "decode does not apply to task 'classification'"),
+        ("digits", "classification", "augment does not apply to task 'classification'"),
         ("sentences", "nothing", "'task': input should be"),
     ],
 )
@@ -265,7 +265,7 @@ def test_texts_that_are_longer_than_the_model_can_take_are_refused(recipe: str, 
             "{table='labels.tsv'}",
             "classification needs text and label",
         ),
-        ("sentences", "{shapes=9}", "{table='labels.tsv'}", "this corpus has pictures, and classification reads texts"),
+        ("sentences", "{shapes=9}", "{table='labels.tsv'}", "this corpus has images, and classification reads texts"),
         ("tags", "{files=['cut.conll']}", "{files=['tags.conll']}", "cut.conll, line 2: 1 of 2 columns ('man')"),
         ("tags", "{files=['empty.txt']}", "{files=['tags.conll']}", "empty.txt: no sentence at all"),
         ("tags", "{files=['latin.txt']}", "{files=['tags.conll']}", "latin.txt, line 1: no UTF-8 text"),
@@ -276,9 +276,9 @@ def test_texts_that_are_longer_than_the_model_can_take_are_refused(recipe: str, 
         ("masked", "{files=['folder']}", "{files=['good.txt']}", "cannot read folder"),
         ("summaries", "{files=['good.txt']}", "{files=['good.txt', 'good.txt']}", "two files"),
         ("answers", "{table='labels.tsv'}", "{grammar=5}", "no row can be read (3 too few columns)"),
-        ("digits", "{images='folder'}", "{dataset='digits'}", "has no folders with pictures"),
+        ("digits", "{images='folder'}", "{dataset='digits'}", "has no folders with images"),
         ("digits", "{files=['binary.dat', 'binary.dat']}", "{dataset='digits'}", "is not an idx file"),
-        ("shapes", "{grammar=5}", "{shapes=5}", "pictures come from"),
+        ("shapes", "{grammar=5}", "{shapes=5}", "images come from"),
     ],
 )
 def test_corpora_that_cannot_be_right(recipe: str, train_on: str, valid: str, saying: str, run: Run) -> None:
@@ -291,7 +291,7 @@ def test_documents_of_one_sentence_have_no_next_one(run: Run) -> None:
     lines = "{files=['good.txt'], documents='lines'}"
     settings = (f"data.train=[{lines}]", f"data.valid={lines}", "model.head=masked-next", "model.n_segments=2")
     code, _, err = train(run, "masked", *settings)
-    assert code == 2 and "error: nothing can be asked about the valid set (2 a document of one sentence" in err, err
+    assert code == 2 and "error: the valid set has no usable example (2 a document of one sentence" in err, err
 
 
 def test_recipes_that_are_none(run: Run, files: Path) -> None:

@@ -537,7 +537,7 @@ def test_squad(server: Server, tmp_path: Path) -> None:
         ("summary", "multi30k", "train", "no data set 'multi30k' for summary: .* for translation multi30k"),
         ("answering", "squad", "test", "squad has no split 'test'"),
         ("answering", "squad/3", "train", "there are squad and squad/2"),
-        ("images", "imdb", "train", "images reads pictures, and this is a corpus of texts"),
+        ("images", "imdb", "train", "images reads images, and this is a corpus of texts"),
     ],
 )
 def test_names_that_are_none(server: Server, task: str, name: str, split: str, message: str) -> None:
@@ -557,7 +557,7 @@ def test_names_that_are_none(server: Server, task: str, name: str, split: str, m
         ("tagging", {"files": ("a.tsv", "b.tsv")}, "tagging cannot read a.tsv, b.tsv: give one .conllu"),
         ("tagging", {"files": ("a.tsv",), "columns": ("word", "tag")}, "columns by number, word and tag, given"),
         ("tagging", {"files": ("a.tsv",), "documents": "lines"}, "which tagging does not read: leave it out"),
-        ("language", {"shapes": 3}, "this corpus has pictures, and language reads texts"),
+        ("language", {"shapes": 3}, "this corpus has images, and language reads texts"),
         ("tagging", {"stdlib": True}, "the standard library has texts alone"),
     ],
 )

@@ -151,7 +151,7 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("of a model")
-    with pytest.raises(FileError, match="something else than a run"):
+    with pytest.raises(FileError, match="contains files that are not a run"):
         run(tmp_path, recipe(steps=1))
     assert (tmp_path / "tokenizer.json").read_text() == "of a model"
 

@@ -299,7 +299,7 @@ def test_a_text_that_cannot_be_learned_from(here: Path, run: Run) -> None:
         ("data.train=[]", "nothing to learn from"),
         ("data.train=[{files=[text.txt]}]", "in double quotes"),
         ("data.train=[{ grammar = 5, weight = 2.0 }]", "weight does not apply to word vectors"),
-        ("data.train=[{ images = 'x' }]", "pictures"),
+        ("data.train=[{ images = 'x' }]", "has images"),
         ("vectors.seed=-1", "greater than or equal to 0"),
     ],
 )

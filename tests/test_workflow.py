@@ -184,7 +184,7 @@ def test_repr_tells_family_size_task_words_and_device(trained: TrainedRun, tmp_p
     assert "fr-de" in repr(qkv.load(tmp_path))
     assert "head vocabulary" in repr(qkv.Model(config, build(config), device="cpu"))
     picture = tiny("vit-b16")
-    assert "pictures" in repr(qkv.Model(picture, build(picture), device="cpu"))
+    assert "images" in repr(qkv.Model(picture, build(picture), device="cpu"))
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "compare"])

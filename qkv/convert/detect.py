@@ -109,7 +109,7 @@ def detect(path: Path) -> tuple[str, Path]:
         return "llama2c", path
     if path.suffix == ".safetensors":
         raise FileError(f"{path} holds weights only: give the folder that has config.json beside them")
-    raise FileError(f"{path} is of no kind known here: give a model folder, a .gguf file or a llama2.c .bin file")
+    raise FileError(f"{path} has no supported format: give a model folder, a .gguf file or a llama2.c .bin file")
 
 
 def find_run(path: Path) -> Path | None:

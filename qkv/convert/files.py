@@ -228,7 +228,7 @@ def read_json(path: str | Path, max_bytes: int = MAX_JSON, kind: type = dict) ->
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         what = "is a web page" if text.lstrip()[:1] == "<" else "is not valid JSON"
-        raise FileError(f"{path} {what} ({_one_line(error)}); fetch the file again or mend it") from None
+        raise FileError(f"{path} {what} ({_one_line(error)}); fetch the file again or correct it") from None
     if not isinstance(value, kind):
         wanted = "object {...}" if kind is dict else kind.__name__
         raise FileError(f"{path} holds no JSON {wanted} but a {type(value).__name__}; is it the right file?")

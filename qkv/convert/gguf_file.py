@@ -157,13 +157,13 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
     if (kind := fields.get("general.architecture")) != "llama":
         raise FileError(f"{path} holds architecture {kind!r}; only 'llama' GGUF files are read")
     if "embed.tokens.weight" not in shapes:
-        raise FileError(f"{path} has no tensor token_embd.weight: it is not a whole model")
+        raise FileError(f"{path} has no tensor token_embd.weight: it is not a complete model")
     unknown = sorted(n for n in fields if n.startswith("llama.") and n not in FIELDS and n not in CHECKED)
     if unknown or fields.get("llama.rope.scaling.type", "none") != "none":
         raise FileError(f"{path} uses {', '.join(unknown) or 'llama.rope.scaling.type'}, which is not known here")
     missing = [name for name in REQUIRED if name not in fields]
     if missing:
-        raise FileError(f"{path} does not say {', '.join(missing)}: it is not a whole model; fetch it again")
+        raise FileError(f"{path} does not say {', '.join(missing)}: it is not a complete model; fetch it again")
     if "rope_freqs.weight" in shapes:
         raise FileError(
             f"{path} has Llama 3's stretched rotary wavelengths: take the Hugging Face folder of this model"

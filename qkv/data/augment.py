@@ -23,7 +23,7 @@ def augment(images: Tensor, c: AugmentConfig) -> Tensor:
 
 
 def maps(count: int, c: AugmentConfig) -> Tensor:
-    """(B, 2, 3): where each place of the new picture, from -1 to 1, lies in the old one."""
+    """(B, 2, 3): where each place of the new image, from -1 to 1, lies in the old one."""
     angle = between(count, -c.rotate, c.rotate) * (math.pi / 180)
     zoom = 1 / between(count, 1 - c.scale, 1 + c.scale)
     mirror = torch.where(torch.rand(count) < 0.5, -1.0, 1.0) if c.flip else torch.ones(count)
@@ -38,7 +38,7 @@ def between(count: int, low: float, high: float) -> Tensor:
 
 
 def erase(images: Tensor, chance: float) -> Tensor:
-    """Some pictures with a rectangle of noise, an eighth to a half of the side each way."""
+    """Some images with a rectangle of noise, an eighth to a half of the side each way."""
     count, _, height, width = images.shape
     inside = (torch.rand(count) < chance)[:, None, None]  # (B, 1, 1)
     for axis, side in ((1, height), (2, width)):

@@ -26,7 +26,7 @@ from qkv.errors import ConfigError
 def corpus(c: CorpusConfig, data: DataConfig, split: str, schema: Schema) -> Corpus:
     """The corpus that a configuration names; the embedded ones and data sets have a `split` of their own."""
     if schema.pictures:
-        raise ConfigError(f"{schema.task} reads pictures, and this is a corpus of texts")
+        raise ConfigError(f"{schema.task} reads images, and this is a corpus of texts")
     found = take_share(whole_corpus(c, data, split, schema), c.share)
     if not c.swap:
         return found
@@ -70,7 +70,7 @@ def whole_corpus(c: CorpusConfig, data: DataConfig, split: str, schema: Schema) 
     if c.table is not None:
         return open_table(Path(data.root) / c.table, c, data, schema)
     if not c.files:
-        raise ConfigError(f"this corpus has pictures, and {task} reads texts: {schema.accepts}")
+        raise ConfigError(f"this corpus has images, and {task} reads texts: {schema.accepts}")
     return open_files([Path(data.root) / name for name in c.files], c, schema)
 
 

@@ -46,7 +46,7 @@ def dataset(name: str, source: str, target: str, split: str, path: str | Path | 
     raise ConfigError(f"no data set {name!r}: there are {NAMES}")
 
 
-# --- Multi30k (Elliott et al. 2016): captions of 31,014 pictures
+# --- Multi30k (Elliott et al. 2016): captions of 31,014 images
 
 MULTI30K = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
 MULTI30K_SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}

@@ -13,13 +13,13 @@ from qkv.errors import FileError
 BLOCK, MOST = 2**20, 256
 """Of files of more than 256 MB in all, about as many blocks of 1 MB are read, evenly spread: a quarter of a second."""
 MOST_FILES = 10_000
-"""Of a folder with more files than that (pictures, reviews), about as many are read; of the others the sizes count."""
+"""Of a folder with more files than that (images, reviews), about as many are read; of the others the sizes count."""
 
 
 def fingerprint(source: Source) -> dict[str, str]:
     """File name -> checksum of its size and content; a folder of many files, and records in memory, have one for all of them.
 
-    Texts that are made here (the grammar, shapes), the standard library, and pictures that a table names have none.
+    Texts that are made here (the grammar, shapes), the standard library, and images that a table names have none.
     """
     found: dict[str, str] = {}
     corpora = list(leaves(source))

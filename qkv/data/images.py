@@ -1,7 +1,7 @@
 """Pictures with a label or a caption: idx files (MNIST), folders with one folder per class, tables of paths, scikit-learn's
 digits, drawn shapes.
 
-A record is (picture, text). The picture is first what its corpus has (a path, pixels, a scene to be drawn), so that labels
+A record is (image, text). The image is first what its corpus has (a path, pixels, a scene to be drawn), so that labels
 and captions can be read without opening any; `Fitted` turns it into the pixels that a model reads, uint8 (C, H, W).
 """
 
@@ -37,11 +37,11 @@ Pixels = NDArray[np.uint8]
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM",
            ".pgm": "PPM", ".tif": "TIFF", ".tiff": "TIFF"}  # fmt: skip
 MAX_BYTES, MAX_PIXELS = 100_000_000, 50_000_000
-"""Of a file, and of the picture in it: a few kilobytes can claim to be terabytes."""
+"""Of a file, and of the image in it: a few kilobytes can claim to be terabytes."""
 
 
 def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, schema: Schema) -> Fitted:
-    """The corpus that a configuration names, its pictures as `model` reads them."""
+    """The corpus that a configuration names, its images as `model` reads them."""
     root = Path(data.root)
     source: Corpus
     if c.shapes is not None:
@@ -57,7 +57,7 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, 
     elif len(c.files) == 2:
         source = Idx(root / c.files[0], root / c.files[1])
     else:
-        raise ConfigError("pictures come from images, table, dataset, shapes or two idx files (pictures, labels)")
+        raise ConfigError("images come from the fields images, table, dataset, shapes or two idx files (images, labels)")
     return Fitted(take_share(source, c.share), model.image_size or 0, model.n_channels)
 
 
@@ -67,15 +67,15 @@ def dataset(name: str, split: str, path: Path | None) -> Corpus:
         return InMemorySource(digits(split))
     if name == "mnist":
         return mnist(split, path)
-    raise ConfigError(f"no data set of pictures {name!r}: there are digits and mnist")
+    raise ConfigError(f"no data set of images {name!r}: there are digits and mnist")
 
 
-# --- pictures as a model reads them
+# --- images as a model reads them
 
 
 @dataclass
 class Fitted(DerivedCorpus):
-    """The pictures of another corpus, opened and fitted; one that is none is counted and left out."""
+    """The images of another corpus, opened and fitted; one that is none is counted and left out."""
 
     size: int
     channels: int
@@ -85,7 +85,7 @@ class Fitted(DerivedCorpus):
             try:
                 yield number, (pixels(picture, self.size, self.channels), text)
             except QkvError:
-                self.skipped["not a picture that can be read"] += 1
+                self.skipped["not an image that can be read"] += 1
 
 
 def pixels(picture: Any, size: int, channels: int) -> Pixels:
@@ -104,12 +104,12 @@ def pixels(picture: Any, size: int, channels: int) -> Pixels:
     if isinstance(picture, str | Path):
         return read_picture(Path(picture), size, channels)
     if not isinstance(picture, Image.Image):
-        raise QkvError(f"a picture is a path, a Pillow image or an array, given {type(picture).__name__}")
+        raise QkvError(f"an image is a path, a Pillow image or an array, given {type(picture).__name__}")
     return resize(picture, size, channels)
 
 
 def read_picture(path: Path, size: int, channels: int) -> Pixels:
-    """The picture in a file from outside: known formats only, bounded before anything is unpacked."""
+    """The image in a file from outside: known formats only, bounded before anything is unpacked."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise FileError(f"{path} has more than {MAX_BYTES // 10**6} MB: make it smaller")
@@ -150,7 +150,7 @@ def decoding(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         reason = " ".join(str(error).split())[:100]
-        raise FileError(f"{name} is not a picture that can be read ({reason}): give a PNG or JPEG file") from None
+        raise FileError(f"{name} is not an image that can be read ({reason}): give a PNG or JPEG file") from None
 
 
 def resize(image: Any, size: int, channels: int) -> Pixels:
@@ -189,14 +189,14 @@ def from_array(table: NDArray[Any]) -> Any:
 
 
 def listing(folder: Path) -> Sequence[Record]:
-    """(path, class) of every picture in the folders of a folder, in an order that
+    """(path, class) of every image in the folders of a folder, in an order that
     mixes the classes and is always the same: a share of it is a fair sample."""
     if not folder.is_dir():
-        raise FileError(f"{folder} is not a folder: give one that has a folder of pictures for each class")
+        raise FileError(f"{folder} is not a folder: give one that has a folder of images for each class")
     classes = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     found = [(path, label.name) for label in classes for path in label.iterdir() if path.suffix.lower() in FORMATS]
     if not found:
-        raise FileError(f"{folder} has no folders with pictures in them ({', '.join(FORMATS)})")
+        raise FileError(f"{folder} has no folders with images in them ({', '.join(FORMATS)})")
     keyed = sorted((hash_text(f"{label}/{path.name}"), str(path), label) for path, label in found)
     return [(path, label) for _, path, label in keyed]
 
@@ -232,7 +232,7 @@ class Idx(SequentialCorpus):
             (names,) = header(labels, self.labels, 1)
             if names != count:
                 raise FileError(
-                    f"{self.images} has {count:,} pictures, but {self.labels} {names:,} labels: they differ"
+                    f"{self.images} has {count:,} images, but {self.labels} {names:,} labels: they differ"
                 )
             for _ in range(count):
                 raw = exactly(images, height * width, self.images)
@@ -241,10 +241,10 @@ class Idx(SequentialCorpus):
 
 
 def header(file: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...]:
-    """How many, and of pictures how high and wide. The first four bytes are 0, 0, 8 (bytes), the number of dimensions."""
+    """How many, and of images how high and wide. The first four bytes are 0, 0, 8 (bytes), the number of dimensions."""
     magic = exactly(file, 4, path)
     if magic != bytes([0, 0, 8, dimensions]):
-        kind = "pictures" if dimensions == 3 else "labels"
+        kind = "images" if dimensions == 3 else "labels"
         raise FileError(f"{path} is not an idx file of {kind}: it begins with {magic.hex()}, not 0000080{dimensions}")
     sizes = struct.unpack(f">{dimensions}I", exactly(file, 4 * dimensions, path))
     if any(not 0 < side <= 4096 for side in sizes[1:]) or sizes[0] == 0:
@@ -271,7 +271,7 @@ MNIST_FILES = {
 }
 """SHA-256 of the decompressed file, computed from a copy of them."""
 MNIST_TRAIN = 55_000
-"""Of the 60,000 training pictures; the rest is for validation."""
+"""Of the 60,000 training images; the rest is for validation."""
 
 
 def mnist(split: str, folder: Path | None) -> Corpus:

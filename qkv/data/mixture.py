@@ -43,4 +43,4 @@ class Mixture:
                 yield record
             if record is None:
                 reasons = ", ".join(f"{count:,} {reason}" for reason, count in source.skipped.items())
-                raise QkvError(f"a corpus has no record that can be read ({reasons}): mend it or leave it out")
+                raise QkvError(f"a corpus has no record that can be read ({reasons}): correct it or leave it out")

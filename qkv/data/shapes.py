@@ -1,10 +1,10 @@
-"""Drawn shapes with captions: the embedded default for image -> text. Pictures are made when they are read; there are no files.
+"""Drawn shapes with captions: the embedded default for image -> text. Images are made when they are read; there are no files.
 
     a large red circle in the top left corner
     a small blue star right of a small white cross
     a large green ring, a small red square and a small blue star from left to right
 
-Every caption follows from its picture alone: of two shapes the larger is named first, of equals the left or upper one; three
+Every caption follows from its image alone: of two shapes the larger is named first, of equals the left or upper one; three
 stand in a row. Captions are dealt to the splits by their hash, so that what is tested was never described in training, nor
 drawn.
 """
@@ -64,7 +64,7 @@ class Scene:
     shapes: tuple[Shape, ...]
     caption: str
     noise: int = 0
-    """Seed of what differs between two pictures of the same: background, shade, grain."""
+    """Seed of what differs between two images of the same: background, shade, grain."""
 
     def draw(self) -> NDArray[np.uint8]:
         """(3, SIDE, SIDE): each shape covers what is below it, its edge by as much of a pixel as it covers."""

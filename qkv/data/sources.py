@@ -21,7 +21,7 @@ from qkv.data.lines import COMPRESSED, MAX_LINE, MAX_ROW, RUN, Lines, about, lin
 from qkv.errors import FileError
 
 Record = tuple[Any, ...]
-"""Strings; of pictures, the picture and a string."""
+"""Strings; of images, the image and a string."""
 csv.field_size_limit(MAX_ROW)
 
 

@@ -54,7 +54,7 @@ class ConllSource(SequentialCorpus):
         rows: list[tuple[str, str]] = []
         for number, text in self.lines():
             if text is None:
-                raise FileError(f"{self.name}, line {number}: no UTF-8 text; mend it")
+                raise FileError(f"{self.name}, line {number}: no UTF-8 text; correct it")
             if not text.strip():
                 if rows:
                     yield rows

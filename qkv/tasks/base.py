@@ -250,7 +250,7 @@ def held_out(source: Source, name: str) -> list[Record]:
 
 
 def digest(records: Sequence[Record]) -> str:
-    """SHA-256 of a test set: equal for two runs that were asked the same. Pictures count by the names of their files."""
+    """SHA-256 of a test set: equal for two runs that were asked the same. Images count by the names of their files."""
     parts = ([part if isinstance(part, str) else getattr(part, "name", "") for part in record] for record in records)
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
@@ -275,7 +275,7 @@ def unused(recipe: Recipe) -> None:
         table = getattr(recipe, room)
         given = field in table.model_fields_set and getattr(table, field) if field else room in recipe.model_fields_set
         if given and recipe.task not in tasks:
-            raise ConfigError(f"{name} means nothing to task {recipe.task!r}, only to {', '.join(tasks)}: leave it out")
+            raise ConfigError(f"{name} does not apply to task {recipe.task!r}, only to {', '.join(tasks)}: leave it out")
     if recipe.train.epochs is not None and recipe.data is not None and len(recipe.data.train) > 1:
         raise ConfigError(
             f"train.epochs = {recipe.train.epochs:g}: a mixture of {len(recipe.data.train)} corpora is drawn from without end and "

@@ -46,13 +46,13 @@ def check(c: ModelConfig) -> None:
     """Say that a model cannot describe pictures."""
     if c.image_size is None or c.family != "encoder-decoder":
         raise QkvError(
-            'to describe pictures a model must be trained with task = "captions"; this one is of family '
+            'to describe images a model must be trained with task = "captions"; this one is of family '
             f"{c.family!r}" + ("" if c.image_size else " and reads text")
         )
 
 
 class Captioner:
-    """An encoder-decoder that reads pictures, at work: pictures in, sentences out."""
+    """An encoder-decoder that reads images, at work: images in, sentences out."""
 
     def __init__(self, c: ModelConfig, network: GenerativeNetwork, tokenizer: Tokenizer):
         check(c)
@@ -61,12 +61,12 @@ class Captioner:
     def describe(
         self, given: Sequence[Any], beam: BeamParams = BEAM, max_length: int | None = None
     ) -> list[Translation]:
-        """A caption of each picture: paths, Pillow images or arrays of uint8."""
+        """A caption of each image: paths, Pillow images or arrays of uint8."""
         parts = slices(given, self.config)
         return [one for some in parts for one in self.batch(open_images(some, self.config), beam, max_length)]
 
     def batch(self, images: Tensor, beam: BeamParams, max_length: int | None) -> list[Translation]:
-        """Some pictures (B, C, H, W) together."""
+        """Some images (B, C, H, W) together."""
         c = self.config
         inputs = torch.full((len(images), 1), c.first_id or 0)
         batch = Batch(inputs, images=images).to(next(self.network.parameters()).device)
@@ -105,7 +105,7 @@ class CaptionsTask(PictureTask):
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
-        """A vocabulary from the captions; no picture is opened for it."""
+        """A vocabulary from the captions; no image is opened for it."""
         assert recipe.data is not None
         corpora = [corpus.source for corpus in cls.corpora(recipe)]
         tokenizer = given_tokenizer(recipe) or learn_tokenizer(
@@ -160,7 +160,7 @@ class CaptionsTask(PictureTask):
     def write(
         self, network: Any, records: Sequence[Record], beam: BeamParams, max_length: int | None = None
     ) -> list[str]:
-        """Describe the pictures of some records, shared by the workers."""
+        """Describe the images of some records, shared by the workers."""
         captioner = Captioner(self.config, network, self.tokenizer)
         describe = lambda some: [one.text for one in captioner.describe([r[0] for r in some], beam, max_length)]  # noqa: E731
         return [text for texts in shared_map(describe, slices(records, self.config)) for text in texts]

@@ -102,7 +102,7 @@ def decoder_ids(ids: Sequence[int], c: ModelConfig) -> list[int]:
     """Return what the decoder half of a classifier reads: the start token and the text without its last token (BART)."""
     if c.first_id is None:
         raise QkvError(
-            "this model does not say which token opens the target: set start_id or bos_id in its configuration"
+            "this model does not define the start token of the target: set start_id or bos_id in its configuration"
         )
     return [c.first_id, *ids[:-1]]
 

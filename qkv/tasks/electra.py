@@ -97,7 +97,7 @@ class ReplacedTask(Pretraining):
         given = [name for name in ("test", "extra_valid") if recipe.data is not None and getattr(recipe.data, name)]
         if given:
             raise ConfigError(
-                f"data.{given[0]}: what is asked of a discriminator comes from its generator, which is not kept; leave it out"
+                f"data.{given[0]}: the inputs of a discriminator come from its generator, which is not stored; leave it out"
             )
 
     def __init__(self, recipe: Recipe, config: ModelConfig, words: Words):
@@ -131,7 +131,7 @@ class ReplacedTask(Pretraining):
         discriminator finds, and how many of those that it names were exchanged."""
         if not isinstance(network, Electra):
             raise QkvError(
-                "what is asked of a discriminator comes from its generator, which is not kept: its scores are in log.jsonl"
+                "the inputs of a discriminator come from its generator, which is not stored: its scores are in log.jsonl"
             )
         device = next(network.parameters()).device
 

@@ -74,7 +74,7 @@ class FewShot:
         self.chat = how.template == CHAT
         before, mark, self.behind = self.template.partition("{label}")
         if not self.chat and (not mark or "{text}" not in before):
-            raise ConfigError(f"--template needs {{text}} and behind it {{label}}, given {how.template!r}; or chat")
+            raise ConfigError(f"--template needs {{text}} and after it {{label}}, given {how.template!r}; or chat")
         self.before = before.rstrip(" ")
         self.space = before[len(self.before) :]
         """Spaces before the label: in most vocabularies they are part of its first token."""

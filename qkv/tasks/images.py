@@ -1,7 +1,7 @@
-"""The images task: which class a picture belongs to, by a Vision Transformer (Dosovitskiy et al. 2021).
+"""The images task: which class an image belongs to, by a Vision Transformer (Dosovitskiy et al. 2021).
 
-A picture is cut into patches, each patch is a "word", and the vector of a [class] place in front of them decides. What is
-the same for every task with pictures is in PictureTask; captions.py has the other one.
+An image is cut into patches, each patch is a "word", and the vector of a [class] place in front of them decides. What is
+the same for every task with images is in PictureTask; captions.py has the other one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from qkv.tasks.classifier import Classification
 POOL_BYTES = 500_000_000
 """Pictures that are shuffled together fill at most this much memory."""
 ASKED = 16_384
-"""Patches that are looked at in one pass, when pictures are asked about."""
+"""Patches that are looked at in one pass, when images are asked about."""
 MOST_CLASSES = 100_000
 ANSWERS = "test.answers.tsv"
 """The test set: the right class, the model's, and how sure it is."""
@@ -46,17 +46,17 @@ ANSWERS = "test.answers.tsv"
 
 
 class ImageClassifier:
-    """A network with patches and a head for classes at work: pictures in, labels out."""
+    """A network with patches and a head for classes at work: images in, labels out."""
 
     def __init__(self, c: ModelConfig, network: nn.Module):
         if c.image_size is None or c.head != "classes":
-            raise QkvError("to classify pictures a model must be trained with task = \"images\"; this one reads text or "
+            raise QkvError("to classify images a model must be trained with task = \"images\"; this one reads text or "
                            f"has a head for {c.head!r}")  # fmt: skip
         self.config, self.network = c, network
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
     def classify(self, given: Sequence[Any], top_k: int | None = None) -> list[Classification]:
-        """The class of each picture: paths, Pillow images or arrays of uint8; `top_k`: so many probabilities only."""
+        """The class of each image: paths, Pillow images or arrays of uint8; `top_k`: so many probabilities only."""
         best, order = self.log_probs(given).exp().topk(min(top_k or len(self.labels), len(self.labels)))
         rows = zip(best.tolist(), order.tolist(), strict=True)
         return [Classification(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)})
@@ -96,24 +96,24 @@ def normal(images: Tensor) -> Tensor:
     return images / 127.5 - 1
 
 
-# --- how pictures are trained on
+# --- how images are trained on
 
 
 class PictureTask(Task):
-    """What all tasks with pictures share: corpora, bounded memory, augmentation while learning and never else."""
+    """What all tasks with images share: corpora, bounded memory, augmentation while learning and never else."""
 
     @classmethod
     def readable(cls, recipe: Recipe) -> None:
-        """A model that reads pictures, of a kind that files hold."""
+        """A model that reads images, of a kind that files hold."""
         c = recipe.model
         if recipe.data is None or c.image_size is None:
             raise ConfigError(
-                f"task = {cls.name!r} needs [data] and a model that reads pictures: set image_size and patch_size"
+                f"task = {cls.name!r} needs [data] and a model that reads images: set image_size and patch_size"
             )
         if c.n_channels not in (1, 3):
-            raise ConfigError(f"model.n_channels = {c.n_channels}: pictures are grey (1) or in colour (3)")
+            raise ConfigError(f"model.n_channels = {c.n_channels}: images are grey (1) or in colour (3)")
         if not recipe.data.duplicates:
-            raise ConfigError("data.duplicates = false is for text: pictures are not compared")
+            raise ConfigError("data.duplicates = false is for text: images are not compared")
 
     @classmethod
     def corpora(cls, recipe: Recipe) -> list[Fitted]:
@@ -122,7 +122,7 @@ class PictureTask(Task):
         return [pictures(c, recipe.data, recipe.model, "train", cls.schema) for c in recipe.data.train]
 
     def open(self) -> None:
-        """Training batches, and the held-out pictures, as their corpus has them: opened again whenever they are asked."""
+        """Training batches, and the held-out images, as their corpus has them: opened again whenever they are asked."""
         c, data = self.config, self.data
         corpora = self.corpora(self.recipe)
         source = corpora[0] if len(corpora) == 1 else Mixture(corpora, [one.weight for one in data.train])
@@ -132,7 +132,7 @@ class PictureTask(Task):
         self.valid = self.held(data.valid, "valid")
 
     def held(self, which: CorpusConfig, split: str) -> list[Record]:
-        """The records of a held-out set whose pictures can be opened; the others are counted in `left_out`."""
+        """The records of a held-out set whose images can be opened; the others are counted in `left_out`."""
         corpus = pictures(which, self.data, self.config, split, self.schema)
         kept = {number for number, _ in corpus.read()}
         self.left_out = corpus.skipped.copy()
@@ -145,7 +145,7 @@ class PictureTask(Task):
         return 1 + n_patches(self.config)
 
     def varied(self, tables: Sequence[Pixels]) -> Tensor:
-        """Training pictures, varied as the recipe says: (B, C, H, W)."""
+        """Training images, varied as the recipe says: (B, C, H, W)."""
         return normal(augment(stack_pixels(tables), self.recipe.augment))
 
 
@@ -153,9 +153,9 @@ class ImagesTask(PictureTask):
     """Pictures with a label each, cross-entropy of the classes, accuracy on the held-out set."""
 
     name, noun, hub_tag = "images", "an image classifier", "image-classification"
-    schema = Schema("images", (IMAGE, IMAGE_LABEL), "give one folder with a folder of pictures per class, one table of paths and "
+    schema = Schema("images", (IMAGE, IMAGE_LABEL), "give one folder with a folder of images per class, one table of paths and "
                     "labels, or two idx files", n_files=2)  # fmt: skip
-    metric, unit = "accuracy", "pictures"
+    metric, unit = "accuracy", "images"
 
     @classmethod
     def possible(cls, recipe: Recipe) -> None:
@@ -168,7 +168,7 @@ class ImagesTask(PictureTask):
 
     @classmethod
     def prepare(cls, recipe: Recipe, say: Say) -> Words:
-        """All labels of the training set; no picture is opened for it."""
+        """All labels of the training set; no image is opened for it."""
         labels = {text for corpus in cls.corpora(recipe) for _, (_, text) in corpus.source.read()}
         if not 1 < len(labels) <= MOST_CLASSES:
             raise QkvError(f"the training set has {len(labels):,} classes, not 2 to {MOST_CLASSES:,}: are its folders or "
@@ -210,14 +210,14 @@ class ImagesTask(PictureTask):
         return {"accuracy": 100 * (table.argmax(1) == wanted).double().mean().item(), "loss": loss.item()}
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:
-        """Every picture of the test set, in a file with its class and the model's."""
+        """Every image of the test set, in a file with its class and the model's."""
         if self.data.test is None:
             return None
         records = self.held(self.data.test, "test")
         for reason, count in self.left_out.items():
             say(f"left out of the test set: {count:,} {reason}")
         if unknown := sum(label not in self.number for _, label in records):
-            say(f"{unknown:,} pictures of the test set are of classes that the training set has not: counted as wrong")
+            say(f"{unknown:,} images of the test set are of classes that the training set has not: counted as wrong")
         found = ImageClassifier(self.config, network).classify([r[0] for r in records])
         pairs = list(zip(records, found, strict=True))
         rows = [f"{label}\t{one.label}\t{one.probability:.4f}\n" for (_, label), one in pairs]

@@ -1,4 +1,4 @@
-"""Looking inside with words: a text, a pair of texts, ids or a picture becomes a Look; words find their neighbours and their
+"""Looking inside with words: a text, a pair of texts, ids or an image becomes a Look; words find their neighbours and their
 senses. What a task reads is read as the task reads it: gaps, tags, pairs, questions."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reading(NamedTuple):
     """What a network reads of one input."""
 
     first: Any
-    """One row of ids, or a picture (1, channels, height, width)."""
+    """One row of ids, or an image (1, channels, height, width)."""
     names: list[str]
     """Of its tokens."""
     segments: Sequence[int] | None = None
@@ -62,7 +62,7 @@ class Looker:
 
     def look(self, given: Any, target: str | Sequence[int] | None = None, pair: str | None = None, summary: bool = False
              ) -> Look:  # fmt: skip
-        """A text, the ids of one, or a picture (path, Pillow image, array, or a tensor as the network reads it). Of an
+        """A text, the ids of one, or an image (path, Pillow image, array, or a tensor as the network reads it). Of an
         encoder-decoder also what it writes: `target`, or without one its own greedy answer. Of a classifier of pairs the second
         text: `pair`; of a reader that answers questions, `pair` is the question about the text. (first, second) is a pair too, in
         the order in which the network reads it: a question comes before its text. A decoder that was trained to write a
@@ -92,7 +92,7 @@ class Looker:
         start = self.config.first_id
         if start is None:
             raise QkvError(
-                "this model does not say which token opens the target: set start_id or bos_id in its configuration"
+                "this model does not define the start token of the target: set start_id or bos_id in its configuration"
             )
         ids = self.written(read.first, start, 2 * len(read.names) + 20) if target is None else self.target_ids(target)
         batch = batch_of(self.config, read.first, [[start, *ids]]).to(self.device)

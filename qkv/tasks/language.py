@@ -95,8 +95,8 @@ class LanguageTask(Task):
         cls.fits(recipe)
         if data.carry and not carries(c):
             raise ConfigError(
-                "data.carry = true hands each window what is remembered of the text before it: that takes a memory of fixed "
-                f"size (recurrent cells, or mixers {', '.join(sorted(CARRIED))} alone) and no count of positions (position = 'none')"
+                "data.carry = true passes the state after each window to the next one, which requires a state of fixed "
+                f"size (recurrent cells, or mixers {', '.join(sorted(CARRIED))} alone) and position = 'none'"
             )
 
     @classmethod
@@ -174,7 +174,7 @@ class LanguageTask(Task):
             if self.carries
             else f"windows of {self.data.max_length} tokens that do not overlap, every token predicted once"
         )
-        return f"{how}; bits per byte of the tokens alone, which do not give the text back" if text.lossy else how
+        return f"{how}; bits per byte of the tokens alone, which do not decode to the text" if text.lossy else how
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         return self.measure(network, self.text)

@@ -135,7 +135,7 @@ class Pretraining(Task):
             self.left_out += source.skipped + dropped
         if not windows:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-            raise QkvError(f"nothing can be asked about the {name} set ({reasons}): give data.{name} longer texts")
+            raise QkvError(f"the {name} set has no usable example ({reasons}): give data.{name} longer texts")
         return windows
 
     def spoiled(self, windows: Sequence[Any]) -> list[Batch]:

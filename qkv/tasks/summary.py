@@ -50,7 +50,7 @@ class Summarizer(Translator):
     ):
         if config.family == "encoder" or config.head != "vocabulary" or config.image_size is not None:
             raise QkvError(
-                f'this model writes no summaries, it is of family {config.family!r}: train one with task = "summary"'
+                f'this model cannot summarise, it is of family {config.family!r}: train one with task = "summary"'
             )
         super().__init__(config, network, source, target)
         self.max_source = min(longest or self.max_source, config.max_length)

@@ -121,7 +121,7 @@ class TextScorer:
             )
         if c.head not in ("masked", "masked-next") and not c.is_causal:
             raise QkvError(
-                "this model has no causal mask: it sees the tokens that it predicts, so its probabilities say nothing"
+                "this model has no causal mask: it sees the tokens that it predicts, so its probabilities are meaningless"
             )
         self.config, self.network, self.source, self.target = c, network.eval(), source, target
         self.device = next(network.parameters()).device

@@ -136,7 +136,7 @@ class Tokenizer:
         """Ids of each conversation, or the error of the template; True = up to where the assistant's answer begins."""
         if self.chat_template is None:
             raise QkvError(
-                "this model has no chat template: it was not made for conversations; give it a prompt instead"
+                "this model has no chat template: it was not trained for conversations; pass a prompt instead"
             )
         texts = render_all(self.chat_template, conversations, self.special_names())
         good = [text for text in texts if isinstance(text, str)]

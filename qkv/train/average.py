@@ -22,7 +22,7 @@ def average_run(run: Path, out: Path, last: int) -> list[Path]:
     chosen = all_of(run)[-last:]
     if len(chosen) < last:
         raise FileError(
-            f"{run} has {len(chosen)} checkpoints, {last} are asked for: train with --set train.keep={last}"
+            f"{run} has {len(chosen)} checkpoints, but {last} are requested: train with --set train.keep={last}"
         )
     config, network, tokenizer = open_model(run)
     put(network, mean([weights_of(c) for c in chosen]), str(run))

@@ -66,7 +66,7 @@ def same_test_set(runs: Sequence[Scored]) -> None:
             continue
         if "accuracy" in first.predictions.measures and "loss" in first.predictions.measures:
             raise ConfigError(
-                f"{first.name} and {other.name} predict other tokens: these follow from the vocabulary and data.max_length"
+                f"{first.name} and {other.name} predict different tokens: these follow from the vocabulary and data.max_length"
             )
         raise ConfigError(f"{first.name} and {other.name} have different test sets: give one for all with --data FILE")
 
@@ -94,8 +94,8 @@ def compare_runs(folders: Sequence[Path], say: Say, paths: Paths = (), columns: 
     rows = compare_measures({run.name: measures_of(run, runs) for run in runs}, samples)
     if not rows and runs[0].task == "language":
         raise ConfigError(
-            "these models have no metric in common: their tokens differ, which makes losses per token incomparable, and some "
-            "tokenizer does not give the text back, so that its bits per byte are not those of the text"
+            "these models have no metric in common: their tokens differ, which makes losses per token incomparable, and a "
+            "tokenizer is not lossless, so that its bits per byte are not those of the text"
         )
     if runs[0].task in TEXTS:
         texts = {run.name: run.predictions.texts for run in runs}

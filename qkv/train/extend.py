@@ -77,7 +77,7 @@ def old_recipe(folder: Path, read: Callable[[Path], R]) -> R:
         return read(folder / "recipe.toml")
     except QkvError as error:
         raise FileError(f"{folder} holds a run whose recipe cannot be compared with this one ({error}): choose another folder "
-                        "with --out, or remove it to start anew") from None  # fmt: skip
+                        "with --out, or remove it to start over") from None  # fmt: skip
 
 
 def suggest_start(folder: Path, old: Strict, recipe: Strict, refused: set[str]) -> str:

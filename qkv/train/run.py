@@ -7,7 +7,7 @@ checkpoint-0000500/    the state of training; the newest one is kept, or `train.
                        wrong is renamed checkpoint-0000500.damaged, and the run continues from the one before
 best/                  the model with the best score so far: what `qkv translate RUN` (classify, tag ...) loads
 tensorboard/           the log as an event file
-curves.svg             the log as a picture
+curves.svg             the log as a figure
 README.md              the model card, when the run has ended; also in best/. results.py lists the other files
 """
 
@@ -239,7 +239,7 @@ def claim(folder: Path, recipe: R, text: str, read: Callable[[Path], R], say: Ca
             f"{folder} holds a run that lacks recipe.toml: put it back, or choose a new folder with --out NEW"
         )
     if not kept.exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise FileError(f"{folder} holds something else than a run: choose a new folder with --out")
+        raise FileError(f"{folder} contains files that are not a run: choose a new folder with --out")
     if kept.exists() and read_text(kept) != text and not (fresh and not (folder / "best").exists()):
         extend(folder, recipe, read, say)
     for name in (*FILES, NAME) if fresh else ():

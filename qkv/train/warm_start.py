@@ -78,7 +78,7 @@ def contradictions(start: ModelConfig, new: ModelConfig) -> list[tuple[str, Any,
 def contradicts(start: ModelConfig, new: ModelConfig, name: str) -> bool:
     """Whether the new network's value of a field is incompatible with the weights of the start model."""
     was, now = sizes(start)[name], sizes(new)[name]
-    if was == now or (name == "vocab_size" and not was):  # a model of pictures has no words
+    if was == now or (name == "vocab_size" and not was):  # a model of images has no words
         return False
     if name == "max_length":  # tables with a row for each place
         return start.position == "learned" or "linformer" in start.mixer
@@ -148,7 +148,7 @@ def start_from(folder: str, config: ModelConfig, network: nn.Module, say: Callab
                        "they come from the folder")  # fmt: skip
     unused = [name for name in weights(started) if name not in wanted and not name.startswith("head.")]
     say(f"starting from {folder}" + (f"; new weights: {', '.join(fresh)}" if fresh else "")
-        + (f"; not used of it: {some(unused, 5)}" if unused else ""))  # fmt: skip
+        + (f"; unused weights: {some(unused, 5)}" if unused else ""))  # fmt: skip
 
 
 def with_new_rows(matrix: Tensor, size: int) -> Tensor:
