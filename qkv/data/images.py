@@ -57,7 +57,9 @@ def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, 
     elif len(c.files) == 2:
         source = Idx(root / c.files[0], root / c.files[1])
     else:
-        raise ConfigError("images come from the fields images, table, dataset, shapes or two idx files (images, labels)")
+        raise ConfigError(
+            "images come from the fields images, table, dataset, shapes or two idx files (images, labels)"
+        )
     return Fitted(take_share(source, c.share), model.image_size or 0, model.n_channels)
 
 
@@ -231,9 +233,7 @@ class Idx(SequentialCorpus):
             count, height, width = header(images, self.images, 3)
             (names,) = header(labels, self.labels, 1)
             if names != count:
-                raise FileError(
-                    f"{self.images} has {count:,} images, but {self.labels} {names:,} labels: they differ"
-                )
+                raise FileError(f"{self.images} has {count:,} images, but {self.labels} {names:,} labels: they differ")
             for _ in range(count):
                 raw = exactly(images, height * width, self.images)
                 (name,) = exactly(labels, 1, self.labels)

@@ -23,9 +23,7 @@ from qkv.train.loop import use_bfloat16
 FILE = "machine.json"
 GLOO = RING | {"reduce_scatter": 2}
 """As RING; gloo has no reduce-scatter of its own and computes it by an all-reduce."""
-MISSING = (
-    "the constants of this machine have not been measured yet: run `qkv plan --calibrate` (about a minute on an idle machine)"
-)
+MISSING = "the constants of this machine have not been measured yet: run `qkv plan --calibrate` (about a minute on an idle machine)"
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,9 @@ def unused(recipe: Recipe) -> None:
         table = getattr(recipe, room)
         given = field in table.model_fields_set and getattr(table, field) if field else room in recipe.model_fields_set
         if given and recipe.task not in tasks:
-            raise ConfigError(f"{name} does not apply to task {recipe.task!r}, only to {', '.join(tasks)}: leave it out")
+            raise ConfigError(
+                f"{name} does not apply to task {recipe.task!r}, only to {', '.join(tasks)}: leave it out"
+            )
     if recipe.train.epochs is not None and recipe.data is not None and len(recipe.data.train) > 1:
         raise ConfigError(
             f"train.epochs = {recipe.train.epochs:g}: a mixture of {len(recipe.data.train)} corpora is drawn from without end and "

@@ -61,7 +61,9 @@ class ClassificationTask(Task):
                 f"family {c.family!r}" + ("" if c.image_size is None else ' and reads images (task = "images")')
             )
         if c.family != "encoder" and c.pooling == "first":
-            raise ConfigError('a decoder\'s first vector depends on the first token only: set model.pooling = "last" or "mean"')
+            raise ConfigError(
+                'a decoder\'s first vector depends on the first token only: set model.pooling = "last" or "mean"'
+            )
         cls.fits(recipe)
         if recipe.tune.auxiliary and c.head != "classes-words":
             raise ConfigError(

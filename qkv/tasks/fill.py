@@ -51,9 +51,7 @@ class Filler:
 
     def __init__(self, c: ModelConfig, network: nn.Module, tokenizer: Tokenizer):
         if c.family != "encoder" or c.head not in ("masked", "masked-next"):
-            raise QkvError(
-                f'this model cannot fill masks, its head is {c.head!r}: train one with task = "masked"'
-            )
+            raise QkvError(f'this model cannot fill masks, its head is {c.head!r}: train one with task = "masked"')
         self.config, self.network, self.tokenizer = c, network, tokenizer
         self.name = mask_token(tokenizer)
         self.mask = tokenizer.id_of(self.name)
