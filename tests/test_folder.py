@@ -419,7 +419,7 @@ def test_each_family_takes_what_it_reads():
         model(TRANSLATION).logits([[1]])
     with pytest.raises(QkvError, match="2 sources but 1 targets"):
         model(TRANSLATION).logits([[1], [2]], [[1]])
-    with pytest.raises(QkvError, match="does not write"):
+    with pytest.raises(QkvError, match="cannot generate text"):
         model(BERT).generate([1])
     with pytest.raises(QkvError, match="has no tokenizer"):
         model().generate("a")

@@ -159,7 +159,7 @@ def test_wrong_idx_files_say_what_is_wrong(tmp_path: Path) -> None:
     huge.write_bytes(bytes([0, 0, 8, 3]) + struct.pack(">3I", 4, 2**31, 2**31))
     for pair, said in [((labels, labels), "not an idx file of images"), ((good, good), "not an idx file of labels"),
                        ((cut, labels), "cut short"), ((packed, labels), "damaged|cut short"), ((huge, labels), "damaged"),
-                       ((good, idx(tmp_path / "three", noise(3), False)), "4 pictures.* 3 labels"),
+                       ((good, idx(tmp_path / "three", noise(3), False)), "4 images.* 3 labels"),
                        ((tmp_path / "none", labels), "cannot read")]:  # fmt: skip
         with pytest.raises(FileError, match=said):
             list(Idx(*pair).read())

@@ -43,10 +43,10 @@ def run(
     Run the same command again to resume a run that was stopped; the result is
     the same bit for bit, except with a time budget, where the learning rate
     depends on the clock. Ctrl-C and SIGTERM finish the current update, write a
-    checkpoint and exit with code 130 or 143; a second Ctrl-C exits at once, and
+    checkpoint and exit with code 130 or 143; a second Ctrl-C exits immediately, and
     updates after the last checkpoint are repeated. More updates, epochs, time or
     patience, or another learning rate, extend the run in its folder. When one of
-    several workers is lost, all start again from the last checkpoint. To write
+    several workers is lost, all are restarted from the last checkpoint. To write
     your own recipe, copy runs/demo/recipe.toml. qkv config lists all fields.
 
     [dim]qkv train demo                      # a recipe that ships with qkv[/]

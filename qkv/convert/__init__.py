@@ -1,1 +1,1 @@
-"""Bridges to and from other formats: strict tables, checked files."""
+"""Import and export of other formats: strict tables, validated files."""

@@ -1,4 +1,4 @@
-"""Whatever a path holds, as configuration, network and tokenizer: our folder, a Hugging Face folder, GGUF, llama2.c ..."""
+"""Load configuration, network and tokenizer from a path of any supported format: qkv folder, Hugging Face folder, GGUF, llama2.c ..."""
 
 from __future__ import annotations
 

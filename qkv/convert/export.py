@@ -1,4 +1,4 @@
-"""Export: write a model in another format, read it back, compare, and only then give the folder its name."""
+"""Export: write a model in another format, read it back and compare, then rename the folder to its final name."""
 
 from __future__ import annotations
 

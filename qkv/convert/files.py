@@ -1,4 +1,4 @@
-"""Files from outside, read with care: safetensors and JSON. Nothing is allocated before a file's own claims are checked.
+"""Read untrusted files: safetensors and JSON. Sizes that a file declares are checked before memory is allocated.
 
 A safetensors file is 8 bytes (length n of the header), n bytes of JSON {name: {dtype, shape, data_offsets}}, then the
 tensors' bytes end to end. Every problem is a FileError of one line that says what to do.

@@ -1,4 +1,4 @@
-"""generation_config.json: how a Hugging Face model decodes, both ways.
+"""generation_config.json: decoding defaults of a Hugging Face model, import and export.
 
 Read are the search (num_beams, length_penalty, early_stopping), its bounds (max_length or max_new_tokens, min_length or
 min_new_tokens, no_repeat_ngram_size) and forced tokens (forced_bos_token_id, which is part of the model's configuration, and
@@ -73,8 +73,8 @@ def read_defaults(folder: Path) -> DecodingDefaults:
 
 
 def generation_json(c: ModelConfig, how: DecodingDefaults) -> dict[str, Any]:
-    """What transformers' `generate` needs to write what we write. It divides by length^penalty only: of a search with another
-    length formula the exponent is kept."""
+    """Return the settings with which transformers' `generate` gives the same output. It divides by length^penalty only: of a search
+    with another length formula only the exponent is kept."""
     ends = c.eos_ids[0] if len(c.eos_ids) == 1 else list(c.eos_ids) or None
     common = {"bos_token_id": c.bos_id, "eos_token_id": ends, "pad_token_id": c.pad_id, "do_sample": False}
     if c.family == "decoder":

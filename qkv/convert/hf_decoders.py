@@ -1,4 +1,4 @@
-"""The writing families of Hugging Face: GPT-2, LLaMA and StarCoder2."""
+"""Decoder families of Hugging Face: GPT-2, LLaMA and StarCoder2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The families of Hugging Face with both halves: T5, BART, Marian and Blenderbot."""
+"""Encoder-decoder families of Hugging Face: T5, BART, Marian and Blenderbot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reading families of Hugging Face: BERT, RoBERTa, ELECTRA and the Vision Transformer."""
+"""Encoder families of Hugging Face: BERT, RoBERTa, ELECTRA and the Vision Transformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Hugging Face family is here: its config.json keys, all of them accounted for, and its table of weights."""
+"""Definition of a Hugging Face family: its config.json keys, all of them declared, and its table of weights."""
 
 from __future__ import annotations
 

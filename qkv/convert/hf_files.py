@@ -1,4 +1,4 @@
-"""The files beside a Hugging Face network's weights: its tokenizer, how it writes, how its images are read.
+"""Files of a Hugging Face folder besides the weights: tokenizer, decoding defaults, image preprocessing.
 
 `AutoTokenizer` then gives the very ids that the network was trained on: the tokens around a text, which some tasks add
 themselves, are put into tokenizer.json.

@@ -1,4 +1,4 @@
-"""The reading families of Hugging Face with norms before the sublayers: Megatron-BERT (a table of positions) and ESM (rotary
+"""Pre-norm encoder families of Hugging Face: Megatron-BERT (a table of positions) and ESM (rotary
 positions, or a table)."""
 
 from __future__ import annotations

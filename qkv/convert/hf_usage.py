@@ -1,4 +1,4 @@
-"""What a Hugging Face folder says about the use of its model, both ways: languages, task and decoding defaults.
+"""Usage of a model in a Hugging Face folder, import and export: languages, task and decoding defaults.
 
 Languages are in tokenizer_config.json (Marian: source_lang, target_lang). A task is in config.json where task_specific_params
 names exactly one: summarization, or translation_en_to_de. All other folders name none. Labels are part of the network's

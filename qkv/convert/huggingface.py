@@ -1,4 +1,4 @@
-"""Hugging Face folders both ways: config.json and weights of fourteen families <-> ModelConfig and weights in our names.
+"""Import and export of Hugging Face folders: config.json and weights of fourteen families <-> ModelConfig and weights in our names.
 
     config = read_config(config_json, tensors)                 what the folder describes
     weights = from_foreign(config, config_json, tensors)       its weights in our names

@@ -1,4 +1,4 @@
-"""Strict tables between foreign weights and ours. One declared table serves both ways.
+"""Strict tables between foreign weights and ours. One declared table serves import and export.
 
 A table is a list of Rows: a foreign name, our name(s), and how the layout changes. `{}` stands for the layer number. A
 foreign weight that is left out on purpose has a row too, with the reason. Reading sets every one of our weights and

@@ -1,1 +1,1 @@
-"""Data: sources become examples, examples become batches. Beside the parts: nothing here knows a network."""
+"""Data: sources become examples, examples become batches. Nothing here depends on a network."""

@@ -1,6 +1,6 @@
 """Image augmentation: random variations of the training images, different in each epoch, for a whole batch at once.
 
-All draws come from torch's own random numbers, which a checkpoint stores: a resumed run sees the very same pictures.
+All draws come from torch's own random numbers, which a checkpoint stores: a resumed run sees exactly the same images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def augment(images: Tensor, c: AugmentConfig) -> Tensor:
 
 
 def maps(count: int, c: AugmentConfig) -> Tensor:
-    """(B, 2, 3): where each place of the new image, from -1 to 1, lies in the old one."""
+    """(B, 2, 3): affine maps from positions in the new image, from -1 to 1, to positions in the old one."""
     angle = between(count, -c.rotate, c.rotate) * (math.pi / 180)
     zoom = 1 / between(count, 1 - c.scale, 1 + c.scale)
     mirror = torch.where(torch.rand(count) < 0.5, -1.0, 1.0) if c.flip else torch.ones(count)

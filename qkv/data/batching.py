@@ -1,4 +1,4 @@
-"""Batches of about equal token count, from pools of examples sorted by length; a run resumes with the very next batch.
+"""Batches of about equal token count, from pools of examples sorted by length; a run resumes at exactly the next batch.
 
 A pool is the next `pool` examples of the corpus. It is shuffled, sorted by length, cut into batches of about
 `tokens` padded tokens, and the batches are shuffled. All of that is a function of (seed, epoch, pool), so a few numbers

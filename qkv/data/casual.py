@@ -1,4 +1,4 @@
-"""Sentence pairs as people type them: without the closing mark, in lower case, with names, and what everybody says first.
+"""Sentence pairs in informal variants: without final punctuation, in lower case, with names, and common greetings.
 
 The grammar writes every sentence with a capital letter and a closing mark. A model that has read nothing else translates
 "i saw the dog" badly, cannot copy a name, and does not know "Hello!".

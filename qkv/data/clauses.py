@@ -1,4 +1,4 @@
-"""Phrases and clauses that can be said in English and in German, word for word accounted for.
+"""Phrases and clauses that can be expressed in English and in German, with the alignment of every word.
 
 Every token carries the keys of what it expresses; two tokens with a key in common are aligned.
 """

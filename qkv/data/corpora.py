@@ -1,5 +1,5 @@
-"""corpus: the records that a configuration names; files, tables, named data sets and the embedded texts alike. Which columns
-they have, and how they are read from files and rows, is the schema of a task."""
+"""Open the corpus of a configuration: files, tables, named data sets or embedded texts. The schema of a task defines which columns
+its records have, and how they are read from files and rows."""
 
 from __future__ import annotations
 

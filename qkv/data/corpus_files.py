@@ -1,4 +1,4 @@
-"""A user's files as a corpus of a task: which kind a file is follows from the schema, its ending and what it begins with."""
+"""Open a user's files as a corpus of a task: the schema, the file name's ending and the first bytes determine the kind of file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Text corruption for pre-training: masked words and sentence pairs (BERT), spans (T5), denoising (BART).
 
-Pure functions on lists of ids without special tokens around them; all chance comes from the random.Random that is given.
+Pure functions on lists of ids without special tokens around them; all randomness comes from the given random.Random.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the named data sets share: finding a file in a folder or archive, a held-out part, records made of records."""
+"""Helpers of the named data sets: find a file in a folder or archive, hold out a part, map records."""
 
 from __future__ import annotations
 

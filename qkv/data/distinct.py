@@ -1,4 +1,4 @@
-"""A corpus without its repetitions, in bounded memory, and the same wherever reading goes on."""
+"""A corpus without duplicates, in bounded memory, with the same result wherever reading resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fingerprints: checksums of what a corpus reads, so that a run notices when its training data have changed."""
+"""Fingerprints: checksums of what a corpus reads, so that a run detects changed training data."""
 
 from __future__ import annotations
 

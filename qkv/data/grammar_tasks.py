@@ -82,7 +82,7 @@ def following(grammar: Grammar, r: Choices, first: Clause) -> list[Clause]:
 
 
 def subject_alone(clause: Clause) -> bool:
-    """Not "I call me"."""
+    """Exclude clauses such as "I call me"."""
     people = [n.row for n in (clause.subject, clause.indirect, clause.direct) if isinstance(n, Pronoun)]
     return clause.subject.english()[0].tag != "PRON" or people.count(people[0]) == 1
 
@@ -122,7 +122,7 @@ def question(grammar: Grammar, r: Choices, first: Clause) -> Record | None:
 
 
 def questions_about(clause: Clause) -> list[tuple[list[Token], list[Token]]]:
-    """What can be asked about a clause, and the words that answer it."""
+    """Questions about a clause, and the words that answer them."""
 
     def ask(word: str, tag: str, **left: Any) -> list[Token]:
         return [Token(word, tag), *clause._replace(**left).english_question()]

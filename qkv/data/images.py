@@ -1,4 +1,4 @@
-"""Pictures with a label or a caption: idx files (MNIST), folders with one folder per class, tables of paths, scikit-learn's
+"""Images with a label or a caption: idx files (MNIST), folders with one folder per class, tables of paths, scikit-learn's
 digits, drawn shapes.
 
 A record is (image, text). The image is first what its corpus has (a path, pixels, a scene to be drawn), so that labels
@@ -37,11 +37,11 @@ Pixels = NDArray[np.uint8]
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".gif": "GIF", ".bmp": "BMP", ".webp": "WEBP", ".ppm": "PPM",
            ".pgm": "PPM", ".tif": "TIFF", ".tiff": "TIFF"}  # fmt: skip
 MAX_BYTES, MAX_PIXELS = 100_000_000, 50_000_000
-"""Of a file, and of the image in it: a few kilobytes can claim to be terabytes."""
+"""Maximum size of a file, and of the image in it: a few kilobytes can declare terabytes."""
 
 
 def pictures(c: CorpusConfig, data: DataConfig, model: ModelConfig, split: str, schema: Schema) -> Fitted:
-    """The corpus that a configuration names, its images as `model` reads them."""
+    """Open the corpus of a configuration, with its images as `model` reads them."""
     root = Path(data.root)
     source: Corpus
     if c.shapes is not None:
@@ -77,7 +77,7 @@ def dataset(name: str, split: str, path: Path | None) -> Corpus:
 
 @dataclass
 class Fitted(DerivedCorpus):
-    """The images of another corpus, opened and fitted; one that is none is counted and left out."""
+    """The images of another corpus, opened and resized; files that are not images are counted and left out."""
 
     size: int
     channels: int
@@ -111,7 +111,7 @@ def pixels(picture: Any, size: int, channels: int) -> Pixels:
 
 
 def read_picture(path: Path, size: int, channels: int) -> Pixels:
-    """The image in a file from outside: known formats only, bounded before anything is unpacked."""
+    """Open an untrusted image file: known formats only, with its size checked before anything is unpacked."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise FileError(f"{path} has more than {MAX_BYTES // 10**6} MB: make it smaller")
@@ -147,7 +147,7 @@ def unpack(image: Any, size: int, channels: int, name: str) -> Pixels:
 
 @contextmanager
 def decoding(name: str) -> Iterator[None]:
-    """Pillow alone is called within: a broken file makes it raise any exception, which here is a FileError."""
+    """Only Pillow is called within: a broken file can make it raise any exception, which becomes a FileError."""
     try:
         yield
     except Exception as error:
@@ -241,7 +241,7 @@ class Idx(SequentialCorpus):
 
 
 def header(file: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...]:
-    """How many, and of images how high and wide. The first four bytes are 0, 0, 8 (bytes), the number of dimensions."""
+    """Read the number of entries, and the height and width of images. The first four bytes are 0, 0, 8 (bytes), the number of dimensions."""
     magic = exactly(file, 4, path)
     if magic != bytes([0, 0, 8, dimensions]):
         kind = "images" if dimensions == 3 else "labels"

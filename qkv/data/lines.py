@@ -1,4 +1,4 @@
-"""Lines of text from outside: plain or compressed, any size, each checked before anything else sees it."""
+"""Lines of untrusted text files: plain or compressed, of any size, each validated before it is used."""
 
 from __future__ import annotations
 

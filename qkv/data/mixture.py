@@ -1,4 +1,4 @@
-"""Several corpora as one, each drawn from with its weight; a corpus that ends begins again."""
+"""Several corpora as one, each sampled with its weight; a corpus that ends starts over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of text files as they are written there, so that they can be copied: rows of a table, lines of parallel files,
+"""Records of text files as written, so that they can be copied verbatim: rows of a table, lines of parallel files,
 sentences of a CoNLL file, documents of plain text; each with the texts it is compared by."""
 
 from __future__ import annotations

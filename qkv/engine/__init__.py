@@ -1,1 +1,1 @@
-"""A plain model made fast for use: functions applied to a network from outside, never branches inside it."""
+"""Fast inference and training on CPUs: functions applied to a plain network from outside, never branches inside it."""

@@ -1,7 +1,7 @@
 """quicken(network): the same network with attention, GELU and selective scans computed in C++, for training or inference.
 
 Nothing but a few slots changes: the kernels of Softmax and Compressed, `FeedForward.activation`, `Selective.scan` (scan.py). Weights, names
-and results (to rounding) are as before, so a quickened network is saved, loaded, packed and looked into like any other. What the C++
+and results (to rounding) are as before, so a quickened network is saved, loaded, packed and inspected like any other. What the C++
 does not know, such as a mask that is a table, half precision or another device, goes the way it went.
 """
 

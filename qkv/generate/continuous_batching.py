@@ -48,11 +48,11 @@ class ContinuousBatch:
     """(N * K, 1) tokens that were chosen and are not read yet; None = `hidden` is up to date. They are read when another
     token is wanted: a stream gets each token as soon as it is known, and the last one is never read."""
     prompt_cache: PromptCache | None = None
-    """States of earlier prompts of a decoder, for those that begin alike."""
+    """States of earlier prompts of a decoder, reused for prompts with the same prefix."""
 
     @torch.no_grad()
     def join(self, batch: Batch, generations: Sequence[Generation], state: State | None = None) -> None:
-        """Add texts: read their prompts, a row of `batch` each; what prompts of a decoder have in common is read once (prefill.py).
+        """Add texts: read their prompts, a row of `batch` each; a prefix that prompts of a decoder share is computed once (prefill.py).
 
         `state` holds tokens that were read before, such as a cached prefix.
         """

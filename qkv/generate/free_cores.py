@@ -1,5 +1,5 @@
-"""How many threads pay off now: on a machine that is also doing something else, threads that wait for each other at every
-operation are slower than a single one."""
+"""Choose the number of threads by the current load: on a machine with other busy processes, threads that wait for each other at
+every operation are slower than a single one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 STAT = Path("/proc/stat")
 INTERVAL = 0.2
-"""Seconds between two looks at the load; the system counts in hundredths of a second."""
+"""Seconds between two measurements of the load; the system counts in hundredths of a second."""
 
 
 class Load:
@@ -52,7 +52,7 @@ def free_cores() -> int:
 
 
 LOAD = Load()
-"""Since this module was imported: the first question has an answer."""
+"""Measured since this module was imported, so that the first call has a result."""
 
 
 def free_threads() -> int:
@@ -65,8 +65,8 @@ def free_threads() -> int:
 
 @contextmanager
 def on_free_cores(small: bool = False) -> Iterator[None]:
-    """Within it torch uses as many threads as have a core for themselves; one where the work is `small`, which gains nothing from
-    a second. Results do not change: what threads share out is which outputs they compute, never the order of a sum."""
+    """Within the block torch uses as many threads as there are free cores; a single one if the work is `small`, which gains nothing
+    from a second. Results do not change: threads divide the outputs among them, never the terms of a sum."""
     import torch
 
     most, free = torch.get_num_threads(), 1 if small else free_threads()

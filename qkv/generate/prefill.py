@@ -1,4 +1,4 @@
-"""Prefill: read the prompts of a batch. A beginning that several of them share is read once, and kept for later ones in a PromptCache.
+"""Prefill: read the prompts of a batch. A prefix that several of them share is computed once, and cached for later ones in a PromptCache.
 
     prompts    S S S S a b         S is read in one row; its keys and values are then the past of all rows,
                S S S S c           which are read together, padded on the left: a b, . c, d e
@@ -25,9 +25,9 @@ from qkv.models.encoder_decoder import EncoderDecoder
 from qkv.parts.state import State
 
 MIN_SHARED = 16
-"""Fewest tokens of a shared beginning: reading it is a call of the network of its own, which must pay off."""
+"""Minimum length of a shared prefix: it takes a separate call of the network, which must pay off."""
 MIN_ALONE = 48
-"""Fewest tokens of a prompt that is read by itself, to be kept in a cache, although others could be read together with it: so many
+"""Minimum tokens of a prompt that is read by itself, to be kept in a cache, although others could be read together with it: so many
 tokens use the processor as well as more would."""
 
 

@@ -1,4 +1,4 @@
-"""PrefixCache: the state of the last text that was read; a text that begins alike is read from where they differ."""
+"""PrefixCache: the state of the last text that was read; a text with a common prefix is read from where they differ."""
 
 from __future__ import annotations
 

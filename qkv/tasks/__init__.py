@@ -1,1 +1,1 @@
-"""Tasks: what a network is asked to learn and to do. Each is a source, a collate function, an objective, a head and a metric."""
+"""Tasks: what a network is trained for and used for. Each is a source, a collate function, an objective, a head and a metric."""

@@ -1,4 +1,4 @@
-"""Task: all that differs between learning to translate, to tag or to see. The loop, the search and the folders are the same.
+"""Task: everything that differs between translation, tagging, images and so on. Training loop, search and folders are the same.
 
 A task is begun in four steps: `possible` refuses at once what can never work, `prepare` finds words and labels in the
 training text, `fitted` gives the model their sizes, and `__init__` opens the corpora.
@@ -250,7 +250,7 @@ def held_out(source: Source, name: str) -> list[Record]:
 
 
 def digest(records: Sequence[Record]) -> str:
-    """SHA-256 of a test set: equal for two runs that were asked the same. Images count by the names of their files."""
+    """SHA-256 of a test set, equal for two runs with the same examples. Images are identified by their file names."""
     parts = ([part if isinstance(part, str) else getattr(part, "name", "") for part in record] for record in records)
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""The captions task: a sentence about a picture. An encoder reads its patches, a decoder writes, as in translation
+"""The captions task: a sentence about an image. An encoder reads its patches, a decoder generates, as in translation
 (Vinyals et al. 2015 had a convolutional and a recurrent half; here both are Transformers)."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check(c: ModelConfig) -> None:
 
 
 class Captioner:
-    """An encoder-decoder that reads images, at work: images in, sentences out."""
+    """Generate captions with an encoder-decoder: images in, sentences out."""
 
     def __init__(self, c: ModelConfig, network: GenerativeNetwork, tokenizer: Tokenizer):
         check(c)
@@ -61,12 +61,12 @@ class Captioner:
     def describe(
         self, given: Sequence[Any], beam: BeamParams = BEAM, max_length: int | None = None
     ) -> list[Translation]:
-        """A caption of each image: paths, Pillow images or arrays of uint8."""
+        """Return a caption for each image: paths, Pillow images or arrays of uint8."""
         parts = slices(given, self.config)
         return [one for some in parts for one in self.batch(open_images(some, self.config), beam, max_length)]
 
     def batch(self, images: Tensor, beam: BeamParams, max_length: int | None) -> list[Translation]:
-        """Some images (B, C, H, W) together."""
+        """Describe a batch of images (B, C, H, W)."""
         c = self.config
         inputs = torch.full((len(images), 1), c.first_id or 0)
         batch = Batch(inputs, images=images).to(next(self.network.parameters()).device)

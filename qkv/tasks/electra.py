@@ -1,5 +1,5 @@
-"""ELECTRA (Clark et al. 2020): a small generator fills the gaps of a text, and a network learns to tell which tokens it
-wrote. Every token of a text is a question then, not only the few under masks, so that less text teaches more."""
+"""ELECTRA (Clark et al. 2020): a small generator fills the masks of a text, and a network learns to detect which tokens it
+replaced. Every token is a training target then, not only the masked ones, so that less text is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens of a vocabulary that stand for what is missing from a text: the mask of BERT and BART, the sentinels of T5."""
+"""Mask tokens of a vocabulary: the mask of BERT and BART, the sentinels of T5."""
 
 from __future__ import annotations
 

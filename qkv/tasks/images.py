@@ -1,7 +1,7 @@
 """The images task: which class an image belongs to, by a Vision Transformer (Dosovitskiy et al. 2021).
 
-An image is cut into patches, each patch is a "word", and the vector of a [class] place in front of them decides. What is
-the same for every task with images is in PictureTask; captions.py has the other one.
+An image is cut into patches, each patch is a token, and the vector of a [class] token in front of them is classified. The code that
+all tasks with images share is in PictureTask; captions.py has the other task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from qkv.tasks.classifier import Classification
 POOL_BYTES = 500_000_000
 """Pictures that are shuffled together fill at most this much memory."""
 ASKED = 16_384
-"""Patches that are looked at in one pass, when images are asked about."""
+"""Patches per pass when images are classified."""
 MOST_CLASSES = 100_000
 ANSWERS = "test.answers.tsv"
 """The test set: the right class, the model's, and how sure it is."""
@@ -46,7 +46,7 @@ ANSWERS = "test.answers.tsv"
 
 
 class ImageClassifier:
-    """A network with patches and a head for classes at work: images in, labels out."""
+    """Classify images with a network of patches and a classification head: images in, labels out."""
 
     def __init__(self, c: ModelConfig, network: nn.Module):
         if c.image_size is None or c.head != "classes":
@@ -56,7 +56,7 @@ class ImageClassifier:
         self.labels = c.labels or tuple(f"LABEL_{i}" for i in range(c.n_classes))
 
     def classify(self, given: Sequence[Any], top_k: int | None = None) -> list[Classification]:
-        """The class of each image: paths, Pillow images or arrays of uint8; `top_k`: so many probabilities only."""
+        """Return the class of each image: paths, Pillow images or arrays of uint8; `top_k` limits the probabilities."""
         best, order = self.log_probs(given).exp().topk(min(top_k or len(self.labels), len(self.labels)))
         rows = zip(best.tolist(), order.tolist(), strict=True)
         return [Classification(self.labels[which[0]], p[0], {self.labels[i]: q for i, q in zip(which, p, strict=True)})
@@ -100,11 +100,11 @@ def normal(images: Tensor) -> Tensor:
 
 
 class PictureTask(Task):
-    """What all tasks with images share: corpora, bounded memory, augmentation while learning and never else."""
+    """Shared code of tasks with images: corpora, bounded memory, augmentation (in training only)."""
 
     @classmethod
     def readable(cls, recipe: Recipe) -> None:
-        """A model that reads images, of a kind that files hold."""
+        """Check that the model reads images of a supported kind."""
         c = recipe.model
         if recipe.data is None or c.image_size is None:
             raise ConfigError(
@@ -122,7 +122,7 @@ class PictureTask(Task):
         return [pictures(c, recipe.data, recipe.model, "train", cls.schema) for c in recipe.data.train]
 
     def open(self) -> None:
-        """Training batches, and the held-out images, as their corpus has them: opened again whenever they are asked."""
+        """Open training batches and held-out images; the latter are read again at each evaluation."""
         c, data = self.config, self.data
         corpora = self.corpora(self.recipe)
         source = corpora[0] if len(corpora) == 1 else Mixture(corpora, [one.weight for one in data.train])
@@ -217,7 +217,9 @@ class ImagesTask(PictureTask):
         for reason, count in self.left_out.items():
             say(f"left out of the test set: {count:,} {reason}")
         if unknown := sum(label not in self.number for _, label in records):
-            say(f"{unknown:,} images of the test set are of classes that the training set has not: counted as wrong")
+            say(
+                f"{unknown:,} images of the test set are of classes that the training set does not have: counted as wrong"
+            )
         found = ImageClassifier(self.config, network).classify([r[0] for r in records])
         pairs = list(zip(records, found, strict=True))
         rows = [f"{label}\t{one.label}\t{one.probability:.4f}\n" for (_, label), one in pairs]

@@ -1,5 +1,5 @@
-"""Looking inside with words: a text, a pair of texts, ids or an image becomes a Look; words find their neighbours and their
-senses. What a task reads is read as the task reads it: gaps, tags, pairs, questions."""
+"""Inspection of inputs: a text, a pair of texts, ids or an image becomes a Look; nearest neighbours and senses of words. Inputs are
+preprocessed as the task does: masks, tags, pairs, questions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from qkv.text.tokenizer import Tokenizer, in_words
 
 UNKNOWN = ("<unk>", "[UNK]")
 LONGEST_SUMMARY = 64
-"""Tokens, of a summary that nobody gave."""
+"""Maximum tokens of a summary that is generated because none is given."""
 OF_TOKENS = {"span": ("begins here", "ends here"), "replaced": ("original", "replaced")}
-"""The answers of heads that ask something of each token."""
+"""Names of the predictions of heads that predict for each token."""
 
 
 class Reading(NamedTuple):
@@ -43,31 +43,31 @@ class Reading(NamedTuple):
     first: Any
     """One row of ids, or an image (1, channels, height, width)."""
     names: list[str]
-    """Of its tokens."""
+    """Names of its tokens."""
     segments: Sequence[int] | None = None
-    """Of each token, in a network that has segments: 0, or 1 in the second text."""
+    """Segment of each token, in a network that has segments: 0, or 1 in the second text."""
     place: int | None = None
-    """The token at which is asked where none is named."""
+    """The default token at which to predict."""
 
 
 class Looker:
-    """A network that is looked into, with its tokenizers where it has some."""
+    """A network to inspect, with its tokenizers if it has any."""
 
     def __init__(self, c: ModelConfig, network: Any, source: Tokenizer | None, target: Tokenizer | None,
                  task: str | None = None):  # fmt: skip
         self.config, self.network, self.source, self.target = c, network, source, target
         self.task = task
-        """What it was trained for, where that is known."""
+        """The task that it was trained for, if known."""
         self.device = next(network.parameters()).device
 
     def look(self, given: Any, target: str | Sequence[int] | None = None, pair: str | None = None, summary: bool = False
              ) -> Look:  # fmt: skip
-        """A text, the ids of one, or an image (path, Pillow image, array, or a tensor as the network reads it). Of an
-        encoder-decoder also what it writes: `target`, or without one its own greedy answer. Of a classifier of pairs the second
-        text: `pair`; of a reader that answers questions, `pair` is the question about the text. (first, second) is a pair too, in
-        the order in which the network reads it: a question comes before its text. A decoder that was trained to write a
-        summary or translation behind its text (`summary`, or its task) reads the text followed by `target` or its own greedy
-        output, and where ids are given, with the token that opens the output, by `target`."""
+        """Make a Look of a text, of ids, or of an image (path, Pillow image, array, or a tensor as the network reads it). For an
+        encoder-decoder `target` is its output, by default its own greedy one. For a classifier of pairs `pair` is the second text;
+        for question answering it is the question about the text. (first, second) is a pair too, in the order in which the network
+        reads it: a question comes before its text. A decoder that was trained to generate a summary or translation after its text
+        (`summary`, or its task) reads the text followed by `target` or its own greedy output; if ids are given, they end with the
+        start token of the output, and `target` follows them."""
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(text, str) for text in given):
             given, pair = given if self.config.head != "span" else reversed(given)
         decodes = self.config.family == "decoder" and self.config.head == "vocabulary" and pair is None
@@ -99,7 +99,7 @@ class Looker:
         return Look(self.config, self.network, batch, self.displayed([start, *ids]), read.names, self.answer)
 
     def behind_source(self, text: str, target: str | Sequence[int] | None, summary: bool) -> Look:
-        """A decoder that has read text </s> <s> and its summary or translation: `target`, or the one that it writes itself."""
+        """Make a Look of a decoder on text </s> <s> and its summary or translation: `target`, or its own output."""
         c = self.config
         kind = Summarizer if summary else Translator
         writer = kind(c, self.network, self.words(), self.target or self.words())
@@ -114,7 +114,7 @@ class Looker:
         return self.behind(opened, [token for token in found if token not in c.eos_ids])
 
     def behind(self, read: Sequence[int], written: Sequence[int]) -> Look:
-        """A decoder that has read some tokens and what it is to write behind them."""
+        """Make a Look of a decoder on some tokens and the output after them."""
         ids = [*read, *written]
         batch = batch_of(self.config, [ids]).to(self.device)
         return Look(
@@ -124,7 +124,7 @@ class Looker:
     # --- what is given
 
     def read(self, given: Any, pair: str | None = None) -> Reading:
-        """What the network reads, as one row, and the names of its tokens."""
+        """Return the input of the network, as one row, and the names of its tokens."""
         c = self.config
         if pair is not None and (c.head not in (*classifier.HEADS, "span") or not isinstance(given, str)):
             raise QkvError(

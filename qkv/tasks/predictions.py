@@ -1,4 +1,4 @@
-"""What a model answered on a test set, example by example, read from the files that its task's `test` leaves in a folder.
+"""Predictions of a model on a test set, example by example, read from the files that its task's `test` writes.
 
 From it follow the metrics of the whole set, and whether two models differ on it by more than luck.
 """

@@ -1,4 +1,4 @@
-"""Pre-training: text without labels teaches a network to mend it. Masked words (BERT, Devlin et al. 2019), spans (T5, Raffel
+"""Pre-training: reconstruct corrupted text without labels. Masked words (BERT, Devlin et al. 2019), spans (T5, Raffel
 et al. 2020), denoising (BART, Lewis et al. 2020).
 
 Documents are cut into windows of at most data.max_length tokens. A window is spoiled anew each time it is read, with the

@@ -1,4 +1,4 @@
-"""Summaries: a long text in, a short one out. Three networks for it (Liu et al. 2018, Generating Wikipedia):
+"""The summary task: three networks for summarisation (Liu et al. 2018, Generating Wikipedia):
 
 Transformer-ED     family "encoder-decoder": the encoder reads the text, the decoder writes the summary.
 Transformer-D      family "decoder": one stack reads text, opening token and summary in a row, and learns to predict all of
@@ -56,7 +56,7 @@ class Summarizer(Translator):
         self.max_source = min(longest or self.max_source, config.max_length)
 
     def read(self, text: str) -> tuple[list[int], list[Span]]:
-        """As a translator reads, cut to fit."""
+        """Encode as a translator does, cut to the maximum length."""
         ids, _ = super().read(text)
         ids = ids[:-1][: self.max_source - 1] + ids[-1:]
         return ids, [(0, 0)] * len(ids)

@@ -1,4 +1,4 @@
-"""Chat templates: the Jinja program in a model's folder that turns messages into one prompt. It comes from outside, so
+"""Chat templates: the Jinja program in a model's folder that turns messages into one prompt. It is untrusted code, so
 it runs in a process of its own, with limits (renderer.py)."""
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def alphabet() -> dict[str, int]:
 
 
 class Display:
-    """Names the tokens of one vocabulary: `␣the` begins a word and `ing` goes on with it; WordPiece marks it the other way round,
+    """Names the tokens of one vocabulary: `␣the` begins a word and `ing` continues it; WordPiece marks it the other way round,
     `the` and `##ing`. A line break is ↵, a tab ⇥, part of a character its bytes (`\\xe2`), a special token its own name."""
 
     def __init__(self, backend: tokenizers.Tokenizer):

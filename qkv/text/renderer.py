@@ -1,4 +1,4 @@
-"""A process that renders chat templates, which are programs from outside: it has limits on memory, time and output.
+"""A process that renders chat templates, which are untrusted programs: it has limits on memory, time and output.
 
 The parent sends one job per line, JSON, and reads one answer per line. The process is started at the first template and
 ends with its parent, or when a template goes beyond a limit; the next one then starts another.

@@ -1,4 +1,4 @@
-"""Training a tokenizer from raw text: bytes, characters, words, BPE, byte-level BPE, WordPiece, unigram."""
+"""Train a tokenizer from raw text: bytes, characters, words, BPE, byte-level BPE, WordPiece, unigram."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ NAME = re.compile(r"</?\s*([a-zA-Z]+)")
 
 
 class Markup(HTMLParser):
-    """Splits a page into `parts`, whose join is the page: runs of prose, and the markup between them. The parser only tells where a
+    """Splits a page into `parts`, whose join is the page: runs of prose, and the markup between them. The parser only determines where a
     piece starts; the pieces are slices of the page, so that nothing is reformatted."""
 
     def __init__(self, page: str):

@@ -58,7 +58,7 @@ class Limits(Strict):
     batch_tokens: int = Field(default=16_384, gt=0)
     """Tokens of a running batch, prompts and output; a single text may be longer."""
     cached_tokens: int = Field(default=4096, ge=0)
-    """Prompt tokens of one model whose keys and values are kept for later prompts that begin alike; 0 = none."""
+    """Prompt tokens of one model whose keys and values are kept for later prompts with the same prefix; 0 = none."""
     connections: int = Field(default=1024, gt=0)
     """Concurrent requests in all worker processes together; each process may hold twice as many open connections."""
 
