@@ -333,7 +333,7 @@ class BaseModel:
 
     def packed(self, fast: bool = True) -> Any:
         """The network with its weights laid out for the processor; made once, and again when they have changed. If not
-        `fast`, on a GPU, or while somebody looks into the network or has switched heads off, it is the network itself."""
+        `fast`, on a GPU, or while the network is inspected or heads are ablated, it is the network itself."""
         if not fast or self.device.type != "cpu" or has_hooks(self.network):
             return self.network
         versions = tuple(weight._version for weight in self.network.parameters())

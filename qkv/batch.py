@@ -14,7 +14,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's worth of examples. Shifts and masks are made once, by whoever collates; masks are bool, True = real."""
+    """One step's worth of examples. Shifts and masks are made once, by the collate function; masks are bool, True = real."""
 
     inputs: Tensor | None = None
     """(B, T) ids that the network reads; in an encoder-decoder, the target shifted right."""

@@ -1,4 +1,4 @@
-"""The allocator: keep freed memory, because the next step asks for the same sizes again; memory of its own for what lives longer."""
+"""Memory allocator: keep freed memory, because the next step allocates the same sizes again; separate memory for long-lived tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8  # names a
 def keep_freed_memory() -> bool:
     """Tell glibc never to give freed memory back to the system; True when it agreed, False (and no harm) elsewhere.
 
-    A training step or a forward pass frees tensors of megabytes and asks for them again at once. By default glibc maps
+    A training step or a forward pass frees tensors of megabytes and allocates them again immediately. By default glibc maps
     each anew, and the system zeroes every page at its first touch. Of a small torch.nn.Transformer's training step about
     40 % was spent there; without it the step was 1.2 to 1.5 times as fast, for 13 to 29 % more memory. All threads share one
     arena: in one of its own, each would keep what it freed from the others, and a server grew with every thread. It changes

@@ -1,1 +1,1 @@
-"""The verbs of the command line: each file reads its arguments, calls one room and prints what comes back."""
+"""Subcommands of the command line: each file parses its arguments, calls one package and prints the result."""

@@ -1,4 +1,4 @@
-"""What a run is: strict, flat configurations. Nothing here imports torch, so the command line starts at once.
+"""Configuration of runs: strict, flat records. Nothing here imports torch, so that the command line starts quickly.
 
 Every field has one default and one description, which is also its help text. An unknown key, a wrong type or an
 impossible combination raises `ConfigError` with the field, what was given and what is allowed.

@@ -1,4 +1,4 @@
-"""Combinations of fields that have no meaning, each with the sentence that says so."""
+"""Rules for combinations of fields: invalid ones, each with its error message."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ DIVISIBLE_POSITIONS = {"none", "sinusoidal", "learned", "linear", "geometric", "
 
 
 def impossible_training(c: ModelConfig, train: TrainConfig, adapts: bool = False) -> list[str]:
-    """Return why the recipe's network cannot be divided among workers as `train` asks; `adapts`: with LoRA."""
+    """Return why the recipe's network cannot be divided among workers as `train` requires; `adapts`: with LoRA."""
     rules = [*blocks_alone(c, train), *(tensor_parallel(c, train, adapts) if train.tensor_parallel > 1 else [])]
     return [message for broken, message in rules if broken]
 

@@ -1,4 +1,4 @@
-"""DataConfig, TrainConfig, DecodeConfig: what a run reads, how it learns, how it writes."""
+"""DataConfig, TrainConfig, DecodeConfig: data, training and decoding of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict records, and how files and `--set` fill them. Every problem is a ConfigError in words."""
+"""Strict records, and how files and `--set` fill them. Every problem is a ConfigError with a readable message."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def kept_changes(text: str) -> list[str]:
     found = []
     for line in text.splitlines():
         if line.startswith(CHANGE + '"'):
-            with suppress(ValueError):  # somebody's own comment
+            with suppress(ValueError):  # a comment of the user
                 found.append(json.loads(line.removeprefix(CHANGE)))
     return found
 

@@ -1,4 +1,4 @@
-"""Usage: what a trained model is for and how it is used. config.json of a model folder holds it beside the network's fields."""
+"""Usage: what a trained model is for and how it is used. config.json of a model folder contains it, next to the network's fields."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def agree(config: ModelConfig, shapes: dict[str, tuple[int, ...]], where: str) -
         size = f"the vocabulary of {config.target_size:,} words"
         raise FileError(f"{where}: {wrong} is outside {size}: correct the configuration")
     if sum(buffer.numel() for buffer in outline.buffers()) > MAX_TABLES:
-        raise FileError(f"{where}: the configuration asks for tables of absurd size; correct config.json")
+        raise FileError(f"{where}: the configuration has tables of impossible size; correct config.json")
 
 
 def plausible(config: ModelConfig, n_tensors: int, where: str) -> None:

@@ -1,6 +1,6 @@
 """GGUF files (llama.cpp) of LLaMA models: one file with the sizes, the tokenizer and the weights, quantised or not.
 
-Blocks of Q8_0 and Q4_0 are used as they are (int8 or int4 weights, one scale for 32 inputs), unless float32 is asked for; other
+Blocks of Q8_0 and Q4_0 are used as they are (int8 or int4 weights, one scale for 32 inputs), unless float32 is requested; other
 types become float32. llama.cpp stores queries and keys with rotary pairs side by side; here they are put back half a
 head apart, as Hugging Face has them, so that the model can be exported there.
 """

@@ -133,7 +133,7 @@ class Adjunct(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """Who does what to whom, when and where; it can be said in any order that either language asks for."""
+    """Who does what to whom, when and where; it can be expressed in the word order of either language."""
 
     key: str
     subject: Nominal

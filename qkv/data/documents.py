@@ -29,7 +29,7 @@ class Documents(SequentialCorpus):
     shares: Sequence[tuple[float, float]] = ()
     """Only the part of all the characters between these shares; the second is a share of the first, and so on."""
     sizes: list[int] = field(default_factory=list)
-    """Characters of each file, where shares are asked for; counted at the first reading."""
+    """Characters of each file, if shares are requested; counted in the first pass."""
 
     def __post_init__(self) -> None:
         lost = "no text in this share of it; make it larger" if self.shares else "no text at all; give files with text"

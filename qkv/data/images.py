@@ -241,7 +241,7 @@ class Idx(SequentialCorpus):
 
 
 def header(file: BinaryIO, path: Path, dimensions: int) -> tuple[int, ...]:
-    """Read the number of entries, and the height and width of images. The first four bytes are 0, 0, 8 (bytes), the number of dimensions."""
+    """Read the number of entries, and the size of images. The first four bytes are 0, 0, 8 (bytes), the number of dimensions."""
     magic = exactly(file, 4, path)
     if magic != bytes([0, 0, 8, dimensions]):
         kind = "images" if dimensions == 3 else "labels"

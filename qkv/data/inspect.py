@@ -27,7 +27,7 @@ MAX_SEEN = 5_000_000
 """Records remembered to find those that come again; a larger corpus is compared with its first ones."""
 HTML = re.compile(r"</?[A-Za-z][^<>]*>|&(?:[A-Za-z]{2,8}|#\d{1,6});")
 CONTROL = re.compile(r"[\x01-\x08\x0b-\x1f\x7f-\x9f\ufffd\u200b-\u200f\u202a-\u202e\ufeff]")
-"""Characters nobody typed: control codes, U+FFFD where a decoder gave up, invisible marks."""
+"""Suspicious characters: control codes, U+FFFD from a failed decoder, invisible marks."""
 
 
 @dataclass

@@ -51,7 +51,7 @@ class Corpus(Source, Protocol):
     """A source that a sample can be taken from."""
 
     def about(self) -> int:
-        """A guess of how many records there are; 0 where nobody knows."""
+        """Estimated number of records; 0 if unknown."""
         ...
 
     def read(self, start: int = 0, stride: int = 1) -> Iterator[tuple[int, Record]]:

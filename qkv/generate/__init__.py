@@ -1,1 +1,1 @@
-"""Writing: greedy and sampling, once for every network that has `start` and `step`."""
+"""Generation: greedy decoding, sampling and beam search, for every network that has `start` and `step`."""

@@ -46,8 +46,8 @@ def attention(network: nn.Module, batch: Batch, layer: int | None = None) -> Ten
 
 
 def links(weights: Tensor, source: Sequence[int | None], target: Sequence[int | None]) -> list[Link]:
-    """Each target word with the source word that its tokens look at most, and each source word that none looks at most with
-    the target word that looks at it most: several words may stand for one, on either side.
+    """Link each target word to the source word that its tokens attend to most, and each source word without a link to
+    the target word that attends to it most: several words may stand for one, on either side.
 
     weights (T, S) of tokens; `source` and `target` say which word each token belongs to, None for special tokens.
     """

@@ -34,7 +34,7 @@ tokens use the processor as well as more would."""
 class PromptCache:
     """States of the prompts that were read last, at most `max_tokens` tokens together; the least recently used leave first.
 
-    Threads may share it. What it returns is never changed: whoever reads more tokens after it copies its keys and values.
+    Threads may share it. What it returns is never modified: callers that read more tokens after it copy its keys and values.
     """
 
     def __init__(self, max_tokens: int):

@@ -30,41 +30,41 @@ class Table:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What an experiment found."""
+    """The result of an experiment."""
 
     verdict: Verdict
     finding: str
-    """One sentence with the numbers that decide."""
+    """One sentence with the numbers that determine the verdict."""
     table: Table
     figure: str
     """An SVG picture."""
     basis: str
-    """What the verdict rests on: "3 seeds", "exact"."""
+    """Basis of the verdict: "3 seeds", "exact"."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the lectures as an experiment."""
+    """A statement of the lectures as an experiment."""
 
     id: str
     sentence: str
-    """The claim in our own words."""
+    """The claim, in one sentence."""
     lectures: str
     setup: str
-    """What is measured, on what."""
+    """What is measured, and on which data."""
     refuted_by: str
-    """What would make it fail."""
+    """What would refute the claim."""
     run: Callable[[Experiment], ClaimResult] = field(repr=False)
     minutes: float = 0.2
-    """Of the quick version on two cores."""
+    """Expected duration of the quick version on two cores."""
 
 
 class Experiment:
     """One run of one claim: its scale, its seeds, and the measurements so far.
 
     folder: `measurements.json` in it holds every finished measurement with its arguments, so that an interrupted experiment
-        resumes, and measures again what is to be measured in another way.
-    full: the long version, closer to the sizes of the papers.
+        resumes, and repeats measurements whose arguments have changed.
+    full: the long version, closer to the sizes in the papers.
     progress: called with the name of each measurement, how many are done and how many are planned so far.
     data: folder of real data sets.
     pool: the processes in which the measurements of a grid run; None = this one.
@@ -85,9 +85,9 @@ class Experiment:
         return out / (f"{claim}-full" if full else claim)
 
     def measure(self, name: str, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the JSON value of `work(*arguments)`, from an earlier run of this experiment where it has one.
+        """Return the JSON value of `work(*arguments)`, from an earlier run of this experiment if there is one.
 
-        It runs alone, in this process, with all threads: for what takes little time, or measures time.
+        It runs alone, in this process, with all threads: for short measurements and for measurements of time.
         """
         self.planned += 1
         self.progress(name, self.done, self.planned)
@@ -103,7 +103,7 @@ class Experiment:
     def grid(self, work: Callable[..., Any], settings: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         """Return {name: [work(*arguments, seed) for every seed]} for {name: arguments}, in parallel processes.
 
-        work: a function of a module; its arguments and its value travel between processes.
+        work: a module-level function; its arguments and its value are sent between processes.
         """
         keys = {
             f"{name}, seed {seed}": (*arguments, seed) for name, arguments in settings.items() for seed in self.seeds

@@ -1,6 +1,6 @@
 """Train several runs in parallel, one process with one thread each: finished runs are skipped, interrupted ones resume.
 
-Each run is an ordinary run folder, trained by `python -m qkv train`. The output of run NAME is in logs/NAME.txt beside it.
+Each run is an ordinary run folder, trained by `python -m qkv train`. The output of run NAME is in logs/NAME.txt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qkv.train.run import check_recipe
 from qkv.train.training_log import read_last_line
 
 POLL = 0.2
-"""Seconds between two looks at the processes."""
+"""Seconds between two polls of the processes."""
 PATIENCE = 60.0
 """Seconds for a run that was stopped to finish its update and write a checkpoint."""
 AnyRecipe = Recipe | VectorsRecipe
@@ -47,7 +47,7 @@ class PlannedRun:
     """A run to train: a recipe with settings, and the folder that it is trained in."""
 
     name: str
-    """For people: "position=rotary, seed 1"."""
+    """Display name: "position=rotary, seed 1"."""
     folder: Path
     source: Path
     """The recipe file."""
@@ -56,7 +56,7 @@ class PlannedRun:
     recipe: AnyRecipe = field(repr=False)
     """The file with the settings, checked."""
     cost: float = 1.0
-    """How long it takes, relative to the other runs."""
+    """Estimated duration, relative to the other runs."""
 
     @property
     def log(self) -> Path:
@@ -168,7 +168,7 @@ def train_runs(runs: Sequence[PlannedRun], jobs: int, display: RunsDisplay,
     """Train runs that are not finished, at most `jobs` at a time.
 
     A run that fails does not stop the others. The first SIGINT or SIGTERM stops all of them: each finishes its update and
-    writes a checkpoint. The second one, or an error here, ends them at once.
+    writes a checkpoint. The second one, or an error here, ends them immediately.
     """
     waiting = deque(runs)
     running: list[RunningRun] = []
@@ -197,8 +197,8 @@ def train_runs(runs: Sequence[PlannedRun], jobs: int, display: RunsDisplay,
 
 
 def start(plan: PlannedRun, command: Callable[[PlannedRun], list[str]]) -> RunningRun:
-    """Start the process of a run. It has a session of its own, so Ctrl-C in a terminal reaches this process alone, which
-    passes it on once: a second signal would end the run without a checkpoint."""
+    """Start the process of a run. It has a session of its own, so Ctrl-C in a terminal reaches only this process, which
+    forwards it once: a second signal would end the run without a checkpoint."""
     plan.log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     step = int(read_last_line(plan.folder).get("step", 0))
@@ -209,7 +209,7 @@ def start(plan: PlannedRun, command: Callable[[PlannedRun], list[str]]) -> Runni
 
 
 def failure(run: RunningRun) -> str:
-    """Why the process of a run failed; empty where it did not."""
+    """Return why the process of a run failed; empty if it did not."""
     if run.process.returncode == 0:
         return ""
     lines = [line for line in run.plan.log.read_text("utf-8", "replace").splitlines() if line.strip()]
@@ -218,10 +218,10 @@ def failure(run: RunningRun) -> str:
 
 
 def stop(running: Sequence[RunningRun], number: int, display: RunsDisplay) -> None:
-    """Pass a signal on, and wait until the checkpoints are written."""
+    """Forward a signal, and wait until the checkpoints are written."""
     if running:
         display.say(
-            f"stopping {len(running)} run{'s' if len(running) > 1 else ''} after a checkpoint; Ctrl-C again: at once"
+            f"stopping {len(running)} run{'s' if len(running) > 1 else ''} after a checkpoint; press Ctrl-C again to end immediately"
         )
     for one in running:
         with suppress(ProcessLookupError):
@@ -233,7 +233,7 @@ def stop(running: Sequence[RunningRun], number: int, display: RunsDisplay) -> No
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that is still running at once."""
+    """End a process immediately, if it is still running."""
     if process.poll() is None:
         process.send_signal(signal.SIGKILL)
         process.wait()

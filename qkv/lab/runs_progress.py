@@ -1,4 +1,4 @@
-"""RunsProgress: how far several runs are, as bars on a terminal, and as lines in a file or pipe."""
+"""RunsProgress: progress of several runs, as bars on a terminal and as lines in a file or pipe."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SILENCE = 60.0
 
 
 class RunsProgress:
-    """Show the progress of `total` runs, of which `finished` had ended before, `jobs` at a time.
+    """Show the progress of `total` runs, of which `finished` are already done, `jobs` at a time.
 
-    The time to go assumes the pace of this session, in proportion to the costs of the runs.
+    The remaining time assumes the speed of this session, in proportion to the costs of the runs.
     """
 
     def __init__(self, total: int, finished: int, jobs: int, console: Console):
@@ -28,7 +28,7 @@ class RunsProgress:
         self.done_seconds, self.done_work, self.done_steps = 0.0, 0.0, 0
         """Of the runs that ended in this session; work is the cost of a run times the share of it that was done."""
         self.shares_before: dict[str, float] = {}
-        """Share of each running run at its first look: done in an earlier session."""
+        """Share of each running run that was done in an earlier session."""
         self.begun = self.printed = time.monotonic()
         self.bars = Progress(TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[now]}"),
                              console=self.console) if self.console.is_terminal else None  # fmt: skip
@@ -47,7 +47,7 @@ class RunsProgress:
     # --- what train_runs calls
 
     def update(self, running: Sequence[RunningRun], waiting: Sequence[PlannedRun]) -> None:
-        """After each look at the processes."""
+        """Update the display; called after each poll of the processes."""
         for run in running:
             self.shares_before.setdefault(run.plan.name, run.share)
         text = f"{self.ended} of {plural(self.total, 'runs')}{self.rate(running)}{self.left(running, waiting)}"
@@ -57,7 +57,7 @@ class RunsProgress:
             self.say("; ".join([text, *(f"{run.plan.name}: {now(run)}" for run in running)]))
 
     def end(self, run: RunningRun, error: str) -> None:
-        """A run has ended, well or with an error."""
+        """Report that a run has ended, successfully or with an error."""
         name = run.plan.name
         self.done_seconds += run.seconds
         self.done_work += run.plan.cost * (1.0 - self.shares_before.pop(name, 0.0))
@@ -71,7 +71,7 @@ class RunsProgress:
             self.say(f"{name}: finished in {format_duration(run.seconds)} ({self.ended} of {self.total})")
 
     def say(self, text: str) -> None:
-        """Print a line, which only the terminal breaks."""
+        """Print a line without wrapping it."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self.printed = time.monotonic()
 
@@ -82,7 +82,7 @@ class RunsProgress:
         return f", {steps / max(time.monotonic() - self.begun, 1e-9):.1f} updates/s" if steps else ""
 
     def left(self, running: Sequence[RunningRun], waiting: Sequence[PlannedRun]) -> str:
-        """Time to go: the remaining work at the pace of this session, but at least that of the longest run."""
+        """Format the remaining time: the remaining work at the speed of this session, but at least that of the longest run."""
         gained = sum(run.plan.cost * (run.share - self.shares_before.get(run.plan.name, 0.0)) for run in running)
         work, seconds = self.done_work + gained, self.done_seconds + sum(run.seconds for run in running)
         costs = [*(run.plan.cost * (1.0 - run.share) for run in running), *(plan.cost for plan in waiting)]
@@ -101,7 +101,7 @@ class RunsProgress:
 
 
 def now(run: RunningRun) -> str:
-    """How far one run is."""
+    """Describe the progress of one run."""
     if "loss" not in run.line:
         return "preparing the data"
     return f"update {run.step:,}, loss {run.line['loss']:.3f}"

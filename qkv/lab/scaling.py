@@ -22,7 +22,7 @@ from qkv.errors import QkvError
 DELTA = 1e-3
 """Where the Huber loss of a residual of log L turns from squared to absolute."""
 FEWEST = 6
-"""Runs that a fit of five numbers needs at least."""
+"""Minimum number of runs to fit five numbers."""
 LARGEST_EXPONENT = 4.0
 LARGEST_LOG = 100.0
 """Of the best N and D: beyond 1e43 the exponents are too small for an optimum."""
@@ -98,7 +98,7 @@ class ScalingFit:
     residuals: list[float]
     """log L - log of the fitted L, run by run."""
     problems: list[str]
-    """Why the runs cannot separate the exponents; empty where they can."""
+    """Why the runs cannot separate the exponents; empty if they can."""
 
     @property
     def separable(self) -> bool:
@@ -205,7 +205,7 @@ def to_law(theta: Array, s: Scaled) -> ScalingLaw:
 
 
 def inflate(residuals: Sequence[float]) -> Array:
-    """Residuals of a fit of five numbers are too small: centre them and multiply by sqrt(n / (n - 5))."""
+    """Centre residuals and multiply them by sqrt(n / (n - 5)), since those of a fit of five numbers are too small."""
     found = np.array(residuals)
     return (found - found.mean()) * math.sqrt(len(found) / (len(found) - 5))
 
@@ -213,7 +213,7 @@ def inflate(residuals: Sequence[float]) -> Array:
 def fit_law(points: Sequence[ScalingPoint], draws: int = 500, seed: int = 0) -> ScalingFit:
     """Fit a law to at least six runs.
 
-    Bootstrap: the design is kept, and the residuals are drawn anew with replacement, so that every sample has all sizes.
+    Bootstrap: the design is kept, and the residuals are resampled with replacement, so that every sample has all sizes.
     """
     if len(points) < FEWEST:
         raise QkvError(f"{len(points)} runs: a fit of five numbers needs at least {FEWEST}")
@@ -237,7 +237,7 @@ def fit_law(points: Sequence[ScalingPoint], draws: int = 500, seed: int = 0) -> 
 
 
 def find_problems(draws: Sequence[ScalingLaw], s: Scaled, jacobian: Array) -> list[str]:
-    """Say why the runs do not determine both exponents."""
+    """Return why the runs do not determine both exponents."""
     problems = []
     for what, values in (("sizes", s.x), ("amounts of data", s.y)):
         if (count := len(np.unique(values.round(6)))) < 3:

@@ -121,7 +121,7 @@ def collect(plan: ScalingPlan, runs: Sequence[PlannedRun], failed: dict[str, str
     return sorted(found, key=lambda one: (one.run.size.parameters, one.run.tokens))
 
 
-# --- predicting
+# --- prediction
 
 
 def predict_optimum(fit: ScalingFit, operations: float) -> Prediction:
@@ -182,7 +182,7 @@ def check_prediction(fit: ScalingFit, trained: TrainedSize) -> Check:
     return Check(trained, fit.law.loss(n, d), fit.predict(n, d), largest, best)
 
 
-# --- all of it
+# --- the whole experiment
 
 
 def fit_runs(plan: ScalingPlan, runs: Sequence[PlannedRun], failed: dict[str, str], draws: int = 500

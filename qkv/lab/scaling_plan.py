@@ -43,9 +43,9 @@ MOST_EPOCHS = 4
 VALID_TOKENS = 100_000
 """Held-out tokens on which a run is scored."""
 STARTUP = 5.0
-"""Seconds until a process has imported everything."""
+"""Seconds that a process needs for its imports."""
 MEASURE = 1.5
-"""Seconds of updates from which the rate of a size is taken."""
+"""Seconds of updates over which the speed of a size is measured."""
 FEWEST_SIZES, FEWEST_DATA = 3, 3
 
 
@@ -208,11 +208,11 @@ def plan_run(base: Path, out: Path, run: ScalingRun, warmup: int, place: str = "
     return PlannedRun(name, folder, base, settings, load_any(base, settings), run.seconds)
 
 
-# --- measuring
+# --- measurement
 
 
 def measure_rate(task: Task, c: ModelConfig, size: ModelSize, batches: Sequence[list[Any]]) -> float:
-    """Train for a moment on one core; return the tokens per second."""
+    """Train briefly on one core; return the tokens per second."""
     timed = time_updates(task, build(c.changed(**size.fields)), batches, MEASURE)
     return timed.targets / timed.seconds
 

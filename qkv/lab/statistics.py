@@ -48,27 +48,27 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Estimate:
 
 
 def exceeds(value: Estimate, threshold: float = 0.0) -> bool | None:
-    """Whether a mean is above a threshold: None where the threshold is within the interval, as it is for a single seed."""
+    """Whether a mean is above a threshold; None if the threshold is within the interval, as for a single seed."""
     return True if value.low > threshold else False if value.high <= threshold else None  # None also for nan
 
 
 def below(value: Estimate, threshold: float = 0.0) -> bool | None:
-    """Whether a mean is below a threshold: None where the threshold is within the interval."""
+    """Whether a mean is below a threshold; None if the threshold is within the interval."""
     return exceeds(Estimate(-value.mean, value.half_width), -threshold)
 
 
 def both(first: bool | None, second: bool | None) -> bool | None:
-    """Whether two parts of a claim are shown together: False where one is refuted, None where one is open."""
+    """Whether two parts of a claim are both shown; False if one is refuted, None if one is open."""
     return None if None in (first, second) and False not in (first, second) else bool(first and second)
 
 
 def within(value: Estimate, low: float, high: float) -> bool | None:
-    """Whether a mean lies between two thresholds: None where one of them is within the interval."""
+    """Whether a mean lies between two thresholds; None if one of them is within the interval."""
     return both(exceeds(value, low), below(value, high))
 
 
 def outside(value: Estimate, low: float, high: float) -> bool | None:
-    """Whether a mean does not lie between two thresholds: None where one of them is within the interval."""
+    """Whether a mean lies outside of two thresholds; None if one of them is within the interval."""
     inside = within(value, low, high)
     return None if inside is None else not inside
 
@@ -80,8 +80,8 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def combine_p_values(values: Sequence[float]) -> float:
-    """Combine the p-values of K tests of one question, however they depend on each other: K / k times the k-th smallest one,
-    k = ceil(K / 2) (Rüger 1978). One p-value stays as it is."""
+    """Combine the p-values of K tests of one hypothesis, whatever their dependence: K / k times the k-th smallest one,
+    k = ceil(K / 2) (Rüger 1978). A single p-value is returned unchanged."""
     k = math.ceil(len(values) / 2)
     return min(1.0, len(values) / k * sorted(values)[k - 1])
 

@@ -32,7 +32,7 @@ LINEAR: dict[str, dict[str, Any]] = {
 }
 LONGEST = 16_384
 ENOUGH = 0.03
-"""Seconds that a sample takes at least: short steps are repeated."""
+"""Minimum duration of a sample in seconds: short steps are repeated."""
 
 
 # --- the systems
@@ -85,12 +85,12 @@ def serial_steps(network: Decoder, n: int) -> int:
     return depth[first]
 
 
-# --- measuring
+# --- measurement
 
 
 def step_seconds(networks: Mapping[str, Decoder], rows: int, n: int, backward: bool, repeats: int) -> dict[str, float]:
-    """Time one step on `rows` texts of n tokens: the fastest of some samples; networks take turns, so that what disturbs one
-    disturbs all."""
+    """Time one step on `rows` texts of n tokens: the fastest of some samples; networks take turns, so that disturbances affect all
+    alike."""
     batch = random_batch(rows, n)
     steps = {name: make_step(network, batch, backward) for name, network in networks.items()}
     counts = {name: max(1, math.ceil(ENOUGH / warm_up(step))) for name, step in steps.items()}
@@ -138,7 +138,7 @@ def sample(step: Callable[[], None], count: int) -> float:
     return (time.perf_counter() - start) / count
 
 
-# --- reading the figures
+# --- evaluation
 
 
 def crossings(a: Mapping[int, float], b: Mapping[int, float]) -> list[tuple[bool, float]]:

@@ -34,12 +34,12 @@ DEFAULTS: dict[str, Any] = {
     "train": {"device": "cpu", "precision": "float32", "schedule": "constant", "warmup": 20, "label_smoothing": 0.0,
               "evaluate_every": "100%", "save_every": "100%", "learning_rate": 2e-3},
 }  # fmt: skip
-"""Tables of a recipe that a claim need not repeat."""
+"""Default tables of a recipe for claims."""
 
 
 @dataclass(frozen=True)
 class TrainedNetwork:
-    """What a short training leaves."""
+    """The result of a short training."""
 
     network: Any
     task: Task
@@ -48,7 +48,7 @@ class TrainedNetwork:
     scores: list[dict[str, float]]
     """Scores of the held-out set at each evaluation, with `step`."""
     diverged: bool = False
-    """The loss or the gradient stopped being a number."""
+    """Whether the loss or the gradient became NaN or infinite."""
 
     @property
     def last(self) -> dict[str, float]:
@@ -86,7 +86,7 @@ def open_task(recipe: Recipe) -> Task:
 
 
 def train_network(recipe: Recipe) -> TrainedNetwork:
-    """Train by a recipe, in memory, with the loop of `qkv train`; a run that diverges ends there."""
+    """Train a recipe in memory, with the loop of `qkv train`; a run that diverges ends there."""
     task = open_task(recipe)
     torch.manual_seed(recipe.train.seed)
     network = task.network()
@@ -96,7 +96,7 @@ def train_network(recipe: Recipe) -> TrainedNetwork:
 
 
 def run_updates(training: Training, task: Task, recipe: Recipe) -> TrainedNetwork:
-    """Run the loop; raise KeyboardInterrupt where a signal stopped it."""
+    """Run the loop; raise KeyboardInterrupt if a signal stopped it."""
     lines: list[dict[str, Any]] = []
     ignore = lambda *_: None  # noqa: E731
     hooks = Hooks(lambda line, evaluated: lines.append(line), ignore, ignore, ignore)
@@ -133,8 +133,8 @@ def time_updates(task: Task, network: nn.Module, batches: Sequence[list[Any]], e
                  clock: Callable[[], float] = time.monotonic) -> TimedUpdates:  # fmt: skip
     """Train a network on these batches in turn, for at least three updates and `enough` seconds.
 
-    The first update, which also allocates memory, is not counted. clock: time.process_time counts the processor time of this process,
-    which depends on other processes far less than the time that passes.
+    The first update, which also allocates memory, is not counted. clock: time.process_time measures the CPU time of this process,
+    which depends on other processes far less than wall-clock time.
     """
     c = task.recipe.train
     t = prepare(network, c, task.recipe.tune)

@@ -36,7 +36,7 @@ JOINED = (1, 2, 3, 4)
 CAPTIONS_JOINED = (1, 2, 1, 3, 1, 4)
 """The same for captions. Half of the texts are single ones; with equal shares nine captions of ten would be in longer texts."""
 SHORT = 7
-"""Tokens of a sentence of the grammar at the most: short ones are learned in half a minute, and several of them are a long text."""
+"""Maximum tokens of a sentence of the grammar: short ones are learned in half a minute, and several of them form a long text."""
 EVALUATIONS = 6
 ALIGNED = 100
 CAPTIONS = 500
@@ -90,7 +90,7 @@ def write_captions(folder: Path, data: Path) -> None:
             write_texts(folder / f"test-{count}.tsv", records, (count,))
 
 
-# --- training and measuring
+# --- training and measurement
 
 
 QUICK: dict[str, dict[str, Any]] = {

@@ -91,7 +91,7 @@ class MetricResult:
         return sum(p < LEVEL for p in self.p_by_seed.values())
 
     def verdict(self, metric: str) -> str:
-        """What the tests say in a few words."""
+        """Summarise the tests in a few words."""
         known = [p for p in (self.p_test, self.p_seeds) if p is not None and not math.isnan(p)]
         if self.difference is None or math.isnan(self.difference.mean) or not known:
             return ""  # a run that diverged has scores that are no numbers
@@ -163,7 +163,7 @@ def compare_variants(source: Path, plans: Plans, folder: Path, failed: Mapping[s
     trials = {variant: [Trial(seed, run.folder, read_json(run.folder / "results.json")) for seed, run in runs.items()
                         if run.name not in failed] for variant, runs in plans.items()}  # fmt: skip
     if not any(trials.values()):
-        raise QkvError(f"no run has finished: {next(iter(failed.values()), 'start again to train them')}")
+        raise QkvError(f"no run has finished: {next(iter(failed.values()), 'run the command again to train them')}")
     (base, *others), recipe = trials, first_run(plans).recipe
     rows = [describe_variant(base, trials[base], recipe, {}, "", trials[base])]
     for variant in others:
@@ -195,7 +195,7 @@ def compare_outputs(pairs: Mapping[int, tuple[Trial, Trial]], samples: int) -> t
 
 def describe_variant(variant: Variant, trials: list[Trial], recipe: AnyRecipe, compared: Compared, reason: str,
                      baseline: list[Trial]) -> VariantResult:  # fmt: skip
-    """Put the metrics of a variant together."""
+    """Collect the metrics of a variant."""
     metrics = {}
     for name in trials[0].scores if trials else ():
         values = {trial.seed: trial.scores[name] for trial in trials if name in trial.scores}
@@ -234,7 +234,7 @@ def operations_per_token(c: ModelConfig, length: int) -> float | None:
 
 
 def main_metric(rows: Sequence[VariantResult], scores: Mapping[str, float], wanted: str | None) -> str:
-    """The metric that was asked for, or the first whose test outputs were compared for all variants, or the first one."""
+    """Return the requested metric, or the first whose test outputs were compared for all variants, or the first one."""
     if wanted is not None:
         known = {name.lower(): name for name in scores}
         if wanted.lower() not in known:
@@ -245,7 +245,7 @@ def main_metric(rows: Sequence[VariantResult], scores: Mapping[str, float], want
 
 
 def notes(rows: Sequence[VariantResult], metric: str, recipe: AnyRecipe, seeds: Sequence[int]) -> list[str]:
-    """How to read the table, and what it lacks."""
+    """Notes on how to read the table, and on what is missing from it."""
     shown = [row.metrics[metric] for row in rows if metric in row.metrics]
     tests = dict.fromkeys(one.test for one in shown if one.test)
     kind = f"{rows[0].trials[0].set} set" if rows[0].trials and rows[0].trials[0].set != "training" else "training loss"

@@ -37,7 +37,7 @@ class Variant:
     changes: tuple[tuple[str, str], ...]
     """(field, value), in the order of the factors."""
     name: str
-    """For people: "position=rotary, norm_order=pre"."""
+    """Display name: "position=rotary, norm_order=pre"."""
 
     @property
     def settings(self) -> list[str]:
@@ -177,7 +177,7 @@ def plan_runs(source: Path, settings: Sequence[str], variants: Sequence[Variant]
 
 
 def folder_name(variant: Variant, seed: int) -> str:
-    """A file name for a run: the same whatever the other variants are, different for different variants."""
+    """Return a file name for a run, which does not depend on the other variants and differs between variants."""
     name = variant.name.replace(", ", "+")
     plain = re.sub(r"[^A-Za-z0-9=+._-]+", "-", name).strip("-.")[:LONGEST]
     if plain != name:

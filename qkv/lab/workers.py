@@ -15,7 +15,7 @@ from qkv.errors import QkvError
 from qkv.train.launch import cores, one_thread
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function of a module and its arguments."""
+"""A module-level function and its arguments."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def report_killed_process() -> Iterator[None]:
 
 
 def run_job(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run a measurement with one thread, so that its numbers do not depend on how many run at once."""
+    """Run a measurement with one thread, so that its results do not depend on how many run in parallel."""
     with one_thread():
         return work(*arguments)
 
@@ -46,7 +46,7 @@ def run_in_process(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 class MeasurementPool:
     """`count` processes (default: one per core), started at the first use; with one, measurements run in this process.
 
-    The processes are spawned: a fork would copy the threads' locks of torch, some of which may be taken.
+    The processes are spawned: a fork would copy locks of torch's threads, some of which may be held.
     """
 
     def __init__(self, count: int | None = None):
@@ -54,7 +54,7 @@ class MeasurementPool:
         self.executor: ProcessPoolExecutor | None = None
 
     def run(self, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Any]]:
-        """Yield the name and value of each job as it is done."""
+        """Yield the name and value of each job as it completes."""
         if self.count < 2 or len(jobs) < 2:
             for name, (work, arguments) in jobs.items():
                 yield name, run_job(work, arguments)

@@ -30,7 +30,7 @@ def example(c: ModelConfig, rows: int = 3, draw: torch.Generator | None = None, 
 
 
 def targets(c: ModelConfig, rows: int, length: int, draw: torch.Generator | None = None) -> Tensor | None:
-    """What the head is asked for: a class, score or span per row, or a word or tag per token; None where for nothing."""
+    """Targets of the head: a class, score or span per row, or a word or tag per token; None if it has none."""
     if c.head in ("pooled", "none"):
         return None
     if c.head in ("classes", "classes-words"):

@@ -1,4 +1,4 @@
-"""Output: what a network returns. Logits are formed when asked for: a loss over a large vocabulary never needs them whole."""
+"""Output: what a network returns. Logits are computed on demand: a loss over a large vocabulary never needs them whole."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Mixers: how scores become an average of the values. Each takes and returns heads, (B, H, T, D).
 
-Softmax (softmax.py) compares all pairs, O(n^2). Those here cost less: Window looks at neighbours, Linformer and Compressed shorten
+Softmax (softmax.py) compares all pairs, O(n^2). Those here cost less: Window attends to neighbours, Linformer and Compressed shorten
 the keys and values; those of linear_attention.py never form the scores at all. Positions among them are those of the real
 tokens (`mask.key_positions`), so padding on either side changes nothing.
 """

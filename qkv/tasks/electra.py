@@ -47,7 +47,7 @@ def generator_config(c: ModelConfig, size: float) -> ModelConfig:
 
 @dataclass(frozen=True)
 class Both:
-    """What the two networks say, and the batch that the discriminator was asked about."""
+    """The outputs of the two networks, and the batch of the discriminator."""
 
     generator: Output
     discriminator: Output

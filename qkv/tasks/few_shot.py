@@ -55,7 +55,7 @@ class Prompting:
     template: str = ""
     """A text with {text}, {label} and for pairs {second}; "chat"; "" = the one of TEMPLATES."""
     seed: int = 0
-    """Seed of the random choice of shots, which are drawn anew for each item unless `same_shots`."""
+    """Seed of the random choice of shots, which are drawn for each item separately unless `same_shots`."""
     generate: bool = False
     """Generate answers instead of comparing labels."""
     same_shots: bool = False

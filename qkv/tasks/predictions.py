@@ -35,7 +35,7 @@ class Predictions:
     """The answers of one model to the examples of a test set."""
 
     examples: Sequence[Any]
-    """The test set: what was asked, as far as it is stored, and what is correct. Equal for models that can be compared."""
+    """The test set: inputs, as far as they are stored, and correct answers. Equal for models that can be compared."""
     measures: dict[str, Measure] = field(default_factory=dict)
     """Metrics by the names that `test` gives them, in per cent where it does."""
     texts: Sequence[str] = ()

@@ -1,7 +1,7 @@
 """Pre-training: reconstruct corrupted text without labels. Masked words (BERT, Devlin et al. 2019), spans (T5, Raffel
 et al. 2020), denoising (BART, Lewis et al. 2020).
 
-Documents are cut into windows of at most data.max_length tokens. A window is spoiled anew each time it is read, with the
+Documents are cut into windows of at most data.max_length tokens. A window is corrupted anew each time it is read, with the
 random numbers that checkpoints store, so that a run that stopped goes on with the very same masks.
 """
 
@@ -139,7 +139,7 @@ class Pretraining(Task):
         return windows
 
     def spoiled(self, windows: Sequence[Any]) -> list[Batch]:
-        """The batches that are asked about at every look: each window is spoiled once, always alike."""
+        """The batches of every evaluation: each window is corrupted once, always in the same way."""
         r = random.Random("held out")
         rows = by_length([self.length(window) for window in windows], EVALUATED)
         return [self.spoil([windows[i] for i in some], r) for some in rows]
@@ -149,7 +149,7 @@ class Pretraining(Task):
 
     @torch.no_grad()
     def measure(self, network: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
-        """Loss in nats per token that is asked for, exp(loss), and how many per cent of these tokens are guessed right."""
+        """Return the loss in nats per target token, exp(loss), and the percentage of these tokens that are predicted correctly."""
         device = next(network.parameters()).device
 
         def compute(batch: Batch) -> tuple[float, ...]:
@@ -171,7 +171,7 @@ class Pretraining(Task):
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "accuracy": 100 * right / max(count, 1)}
 
     def for_words(self, output: Output) -> Output:
-        """The output whose head is asked for words."""
+        """The output whose head predicts words."""
         return output
 
     def test(self, network: nn.Module, folder: Path, say: Say) -> dict[str, Any] | None:

@@ -44,7 +44,7 @@ def unknown_id(tokenizer: Tokenizer) -> int:
 def frame_rows(
     rows: Sequence[tuple[Sequence[int], Sequence[int]]], gaps: Sequence[Sequence[int]], pad_id: int
 ) -> Batch:
-    """(ids, targets) side by side, each with the special tokens `gaps` before and behind it, of which nothing is asked."""
+    """(ids, targets) side by side, each with the special tokens `gaps` before and after it, which are not targets."""
     begin, end = gaps
     inputs, mask = pad([[*begin, *ids, *end] for ids, _ in rows], pad_id)  # (B, T) each
     before, behind = ([IGNORED] * len(gap) for gap in gaps)

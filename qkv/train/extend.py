@@ -38,7 +38,7 @@ MAY_CHANGE = {
 BY_PRESENCE = ("train.label_smoothing", "decode.max_length")
 """Fields that tasks read only where the recipe sets them: absent is not the same as the default."""
 STALE = ("results.json", "README.md")
-"""What an ended run says of itself: made anew at its next end. Without results.json a run has not ended."""
+"""Files that a run writes at its end: rewritten at the next end. Without results.json a run has not ended."""
 
 R = TypeVar("R", bound=Strict)
 

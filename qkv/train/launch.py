@@ -39,7 +39,7 @@ JOB, OUTCOME = "job.json", "outcome.json"
 
 
 def worker_count(recipe: Recipe, folder: Path) -> int:
-    """How many workers train this recipe: those of the run's last checkpoint, those that the recipe asks for, or one per core
+    """How many workers train this recipe: those of the run's last checkpoint, those that the recipe sets, or one per core
     where data parallelism pays. A function of the recipe and the machine, not of the clock: results do not depend on load."""
     if by_torchrun() or pick_device(recipe.train.device).type != "cpu":
         return 1  # torchrun has started the workers; a GPU needs no second process

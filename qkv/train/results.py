@@ -67,7 +67,7 @@ def with_compact_report(test: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def fingerprint(r: Run) -> str:
-    """Of the best weights, and of all that decides what they are asked."""
+    """Fingerprint of the best weights and of all settings that affect their scores."""
     weights = sha256(r.folder / "best" / "model.safetensors")
     told = sorted(r.recipe.decode.model_fields_set)  # a limit that is set explicitly differs from the default
     return hashlib.sha256(f"{weights} {told} {r.recipe.model_dump_json()}".encode()).hexdigest()

@@ -43,7 +43,7 @@ def token_probabilities(model: Model, look: Look, output: Output) -> list[dict[s
 
 
 def generate_greedily(served: ServedModel, look: Look, max_tokens: int) -> str | None:
-    """Continue the input with the network as it is now; a translator or summarizer generates its output anew. None for a model
+    """Continue the input with the network as it is now; a translator or summarizer generates its output again. None for a model
     that does not generate, or if no token is requested."""
     model, c = served.model, served.config
     if not can_generate(model) or not max_tokens:

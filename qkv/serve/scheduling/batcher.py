@@ -34,7 +34,7 @@ class Call:
     work: Work
     items: list[Any]
     results: Future[list[Any]] = field(default_factory=Future)
-    """Cancelled when nobody waits for it any more: the client disconnected, or the time is over."""
+    """Cancelled when its result is no longer needed: the client disconnected, or the time is over."""
 
     @property
     def texts(self) -> int:
@@ -117,7 +117,7 @@ class Batcher(threading.Thread):
 
 @contextmanager
 def watch_for_abandonment(calls: Sequence[Call], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Within the block, end the computation at the next pass of a module once nobody waits for the calls."""
+    """Within the block, end the computation at the next pass of a module once no result of the calls is needed."""
 
     def check(*_: Any) -> None:
         if all(call.cancelled for call in calls):

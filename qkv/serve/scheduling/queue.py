@@ -24,7 +24,7 @@ class Queued(Protocol):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its result is no longer needed."""
 
 
 T = TypeVar("T", bound=Queued)

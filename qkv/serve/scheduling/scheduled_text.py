@@ -61,7 +61,7 @@ def deliver(updates: Sequence[tuple[ScheduledText, Update]]) -> None:
         own = [(text, update) for text, update in updates if text.loop is loop]
         try:
             loop.call_soon_threadsafe(put_updates, own)
-        except RuntimeError:  # the loop is closed, and with it whoever was waiting
+        except RuntimeError:  # the event loop is closed, and with it the waiting request
             for text, _ in own:
                 text.cancelled = True
 
