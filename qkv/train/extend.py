@@ -46,7 +46,7 @@ R = TypeVar("R", bound=Strict)
 def extend(folder: Path, recipe: R, read: Callable[[Path], R], say: Callable[[str], None]) -> None:
     """Continue the run in `folder` with `recipe`, and report what changed; FileError where it describes another run.
 
-    `read` parses a recipe file of the same kind. Only what the ended run says of itself is removed here: whoever is
+    `read` parses a recipe file of the same kind. Only the files of STALE are removed here: a process that is
     killed now leaves a run that continues with the old recipe or with the new one.
     """
     old = old_recipe(folder, read)
