@@ -34,7 +34,7 @@ def claims_table(results: Results, page: str = "") -> str:
         "## Claims of the lectures",
         "",
         f"{days}, `qkv lab all` (quick versions, 3 seeds; full ones by the command in the row), {machine()}.",
-        "[lab.md](lab.md) describes how a verdict comes about. Rows of over 5 minutes were run beside other jobs: their times are long.",
+        "[lab.md](lab.md) describes how verdicts are determined. Rows of over 5 minutes were run beside other jobs: their times are long.",
         "",
         "| claim | verdict | finding | basis | time | command |",
         "|---|---|---|---|---:|---|",

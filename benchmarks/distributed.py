@@ -1,4 +1,4 @@
-"""Several workers: the same loss curve in any number, and the same bits after lost workers and a lost connection.
+"""Several workers: the same loss curve with any number of them, and identical results after lost workers and a lost connection.
 
     python benchmarks/distributed.py                       everything
     python benchmarks/distributed.py curves                1, 2 and 4 workers: 100 updates, accumulation, odd last batches
@@ -7,7 +7,7 @@
     python benchmarks/distributed.py kills --write docs/results.md
 
 curves   losses of every update, compared with those of a single process; without dropout, since every worker draws its own masks
-kills    `torchrun` and `qkv train --workers 2`: each run must end by itself, with the bytes of a run that nothing happened to
+kills    `torchrun` and `qkv train --workers 2`: each run must complete by itself, with the same bytes as an undisturbed run
 link     one torchrun on each host, c10d rendezvous; packets vanish for longer than `train.worker_timeout`, both agents restart
 
 Exit code 1 when anything differs.
@@ -36,7 +36,7 @@ SMALL = {
     "model.d_model": 32, "model.n_layers": 1, "model.d_ff": 64, "model.n_heads": 2, "data.vocab_size": 200,
     "data.train": "[{ grammar = 150 }]", "data.valid": "{ grammar = 4 }", "data.test": "{ grammar = 4 }",
 }  # fmt: skip
-"""The demo recipe, made small."""
+"""The demo recipe, reduced."""
 FAULTS = SMALL | {
     "model.dropout": 0.1, "data.batch_tokens": 300, "train.steps": 400, "train.save_every": 5, "train.evaluate_every": 50,
     "train.warmup": 20, "train.keep": 2, "train.schedule": "constant",
@@ -70,7 +70,7 @@ def by_torchrun(folder: Path, changes: dict[str, object], *options: str) -> list
 
 @contextmanager
 def started(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose messages are written to a file; it ends with the block."""
+    """Start a process whose output is written to a file; it is ended with the block."""
     with open(said, "wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -82,13 +82,13 @@ def started(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]
 
 
 def whole(place: Path) -> dict[str, bytes]:
-    """What a run of two workers leaves that nothing happens to."""
+    """Train with two workers without disturbance; return the contents of the files that are compared."""
     subprocess.run(by_qkv(place / "whole", FAULTS), check=True, capture_output=True)
     return contents(place / "whole")
 
 
 def difference(folder: Path, code: int, expected: dict[str, bytes]) -> str:
-    """What is wrong with a run that has ended; empty where nothing is."""
+    """Describe what is wrong with a run that has ended; empty if nothing is."""
     if code:
         return f"exit code {code}"
     found = contents(folder)
@@ -146,7 +146,7 @@ def kills(place: Path, given: argparse.Namespace) -> tuple[list[str], bool]:
 
 
 def kill_one(process: subprocess.Popen[bytes], folder: Path, r: random.Random) -> int | None:
-    """Kill a random worker at a random moment; return the update it was after, None where the run has ended before.
+    """Kill a random worker at a random moment; return the update after which it was killed, None if the run ended before.
 
     A quarter of the moments are soon after the start of the workers, while they join, prepare the data or load a checkpoint.
     """
@@ -205,12 +205,12 @@ def on_host(name: str, folder: Path) -> list[str]:
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{HOSTS[first]}:29400",
                "--rdzv-id", "link", "--rdzv-conf", f"is_host={int(name == first)}", "--local-addr", HOSTS[name]]  # fmt: skip
     changes = FAULTS | {"train.worker_timeout": TIMEOUT / 60}
-    interface = f"GLOO_SOCKET_IFNAME=veth-{name[-1]}"  # both hosts have the name of this machine, which is no address
+    interface = f"GLOO_SOCKET_IFNAME=veth-{name[-1]}"  # both hosts have the name of this machine, which is not an address
     return ["ip", "netns", "exec", name, "env", interface, *by_torchrun(folder, changes, *options)]
 
 
 def wait_until(processes: list[subprocess.Popen[bytes]], condition: Callable[[], bool]) -> bool:
-    """Wait; False when a process ended before."""
+    """Wait for a condition; return False if a process ends first."""
     while all(process.poll() is None for process in processes):
         if condition():
             return True

@@ -76,7 +76,7 @@ def damage(path: Path, r: random.Random) -> str:
 
 
 def refusal(work: Callable[[], object]) -> str:
-    """The one line with which something is refused; empty where it is not."""
+    """The one-line error of a call; empty if it succeeds."""
     try:
         work()
     except QkvError as error:
@@ -91,13 +91,13 @@ def trains(folder: Path) -> tuple[int, list[str]]:
 
 
 class FolderFaults:
-    """The faults of folders, each done many times; `broken` has the promises that were not kept."""
+    """The faults of folders, each repeated many times; `broken` lists the violated guarantees."""
 
     def __init__(self, folder: Path, r: random.Random):
         self.folder, self.r, self.broken = folder, r, list[str]()
 
     def prepare(self) -> None:
-        """A trained run that nothing has happened to."""
+        """Train an undamaged run."""
         from qkv.data.grammar import pairs
 
         self.good = self.folder / "good"
@@ -182,5 +182,5 @@ class FolderFaults:
 
 
 def fingerprints(folder: Path) -> list[bytes]:
-    """The bytes of the files that decide what a model answers."""
+    """The bytes of the files that determine a model's outputs."""
     return [(folder / name).read_bytes() for name in ("config.json", "model.safetensors", "tokenizer.json")]

@@ -1,4 +1,4 @@
-"""Small training runs of five kinds as processes, for faults.py: start, watch, stop, and compare what they leave.
+"""Small training runs of five kinds as processes, for faults.py: start, monitor, stop, and compare their results.
 
 transformer   the demo: a translator, with dropout, averaged weights, evaluations by BLEU, several epochs
 workers       the same by two workers, each with the whole network
@@ -28,7 +28,7 @@ NAP = 0.001
 
 @dataclass(frozen=True)
 class Kind:
-    """A shipped recipe, made small."""
+    """A shipped recipe, reduced."""
 
     recipe: str
     settings: dict[str, object]
@@ -68,7 +68,7 @@ KINDS = {
 
 
 class Process:
-    """`qkv train` in a folder; killed, if it still runs, at the end of the block."""
+    """`qkv train` in a folder; killed at the end of the block if it still runs."""
 
     def __init__(self, kind: Kind, folder: Path, changes: dict[str, object] | None = None):
         self.kind = replace(kind, settings={**kind.settings, **(changes or {})})
@@ -89,7 +89,7 @@ class Process:
         self.errors.close()
 
     def until(self, condition: Callable[[], object], seconds: float = float("inf")) -> bool:
-        """Wait for a condition, or so long; False when the process ended before."""
+        """Wait for a condition, at most `seconds`; return False if the process ends first."""
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             if condition() or time.monotonic() > end:
@@ -98,7 +98,7 @@ class Process:
         return False
 
     def has_begun(self) -> bool:
-        """Was the log of the attempt before cut to what was stored?"""
+        """Whether the log of the previous attempt was cut to the last checkpoint."""
         return mark(self.folder) not in (None, self.before)
 
     def trains(self) -> bool:
@@ -106,12 +106,12 @@ class Process:
         return self.until(self.has_begun)
 
     def writes(self, name: str) -> bool:
-        """Is a folder of that name half written, by this process?"""
+        """Whether this process is writing a folder of this name."""
         found = half_written(self.folder)
         return any(path.startswith(f".{name}") and self.left.get(path) != when for path, when in found.items())
 
     def processor_time(self) -> float:
-        """Seconds that the process and its workers have used, however busy the machine is (Linux)."""
+        """CPU seconds that the process and its workers have used (Linux)."""
         used = [status(pid)[11:13] for pid in (self.process.pid, *self.workers())]
         return sum(int(ticks) for one in used for ticks in one) / os.sysconf("SC_CLK_TCK")
 
@@ -129,7 +129,7 @@ class Process:
         return self.errors.read()
 
     def end(self, number: int) -> int:
-        """Send a signal; the exit code, when the workers have ended, too."""
+        """Send a signal; return the exit code when the workers have ended too."""
         workers = self.workers()
         self.process.send_signal(number)
         code = self.process.wait()
@@ -138,30 +138,30 @@ class Process:
         return code
 
     def finish(self) -> str:
-        """Wait for the end; empty, or how it failed."""
+        """Wait for the end; return how it failed, or an empty string."""
         code = self.process.wait()
         return "" if code == 0 else f"exit code {code}: {self.said()[-400:]}"
 
 
 def train(kind: Kind, folder: Path, changes: dict[str, object] | None = None) -> str:
-    """Train to the end; empty, or how it failed."""
+    """Train to the end; return how it failed, or an empty string."""
     with Process(kind, folder, changes) as p:
         return p.finish()
 
 
 def status(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; none where the process has ended."""
+    """The fields of /proc/PID/stat from the state on; none if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []
 
 
-# --- what a run's folder shows
+# --- the folder of a run
 
 
 def mark(folder: Path) -> tuple[int, int] | None:
-    """Changes when anything happens to the log."""
+    """A value that changes whenever the log changes."""
     try:
         found = (folder / "log.jsonl").stat()
     except FileNotFoundError:
@@ -185,7 +185,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def half_written(folder: Path) -> dict[str, int]:
-    """Folders that have no name yet, and when they were made."""
+    """Folders that do not have their final name yet, and when they were created."""
     found = {}
     for name in os.listdir(folder) if folder.is_dir() else ():
         if name.endswith(".partial"):
@@ -197,7 +197,7 @@ def half_written(folder: Path) -> dict[str, int]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All that must not depend on where the run was stopped; of the numbers, the seconds do."""
+    """Everything that must not depend on where the run was stopped; times are left out."""
     last = checkpoints(folder)[-1]
     files = [folder / "log.jsonl", *(path for path in (folder / "best").iterdir() if path.suffix == ".safetensors")]
     files += [path for name in ("tokenizer.json", "vocabulary.json") if (path := folder / name).exists()]
@@ -210,7 +210,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def shards(path: Path) -> bytes:
-    """The tensors of a worker's shards and their places, by name; empty for another file.
+    """The tensors of a worker's shards and their positions, by name; empty for other files.
 
     The header of such a file has two entries besides the tensors, in any order.
     """

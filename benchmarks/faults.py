@@ -1,4 +1,4 @@
-"""Damage models and checkpoints, kill and starve training runs, and verify what qkv promises.
+"""Damage models and checkpoints, interrupt training runs, and verify the guarantees of qkv.
 
     python benchmarks/faults.py                        everything: about 40 minutes of one core
     python benchmarks/faults.py --only runs --kinds workers sharded --kills 24 --full 9    runs of two workers
@@ -7,7 +7,7 @@
     python benchmarks/faults.py --quick                3 kills, nothing else
 
 Folders
-model       a flipped bit or a cut end in any file of a model but its card: `qkv.load` refuses it in one line
+model       a flipped bit or a truncated end in any file of a model except its card: `qkv.load` refuses it in one line
 checkpoint  the same in the newest checkpoint: it is noticed, and the older one is the newest
 inputs      changed training data, a missing or changed vocabulary: `qkv train` ends with code 2 in one line
 save        SIGKILL while a model is saved over another one: the folder holds the old or the new one, whole
@@ -15,14 +15,14 @@ size        files may not grow beyond a size while a model is saved over another
 
 Runs of a Transformer (by one process, by two workers, by two workers with shards), a recurrent network with carried state and
 word2vec (fault_runs.py): after every fault the same command resumes, and in the end log, best model, vocabulary, last
-checkpoint and scores are those of a run that nothing happened to.
+checkpoint and scores are those of an undisturbed run.
 kill        SIGKILL at random moments: before the first update, between updates, in evaluations, while a checkpoint or the
             best model is written; of two workers either one too, and their agent when they have been started again
 flip        after a kill one byte of the newest checkpoint is changed (two are kept)
 full        the disk (a tmpfs, so for root only) is full from some byte on, at random moments: exit code 2 and one line
-stop        SIGTERM and Ctrl-C store the update; a second process in the same folder is refused; killed right behind an epoch
+stop        SIGTERM and Ctrl-C store the update; a second process in the same folder is refused; killed right after an epoch
 
-Exit code 1 when a promise is broken.
+Exit code 1 if a guarantee is violated.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ ROOM = 64 * 2**20
 
 
 class RunFaults:
-    """The faults of runs of one kind; `done` counts them, `broken` has the promises that were not kept."""
+    """The faults of runs of one kind; `done` counts them, `broken` lists the violated guarantees."""
 
     def __init__(self, name: str, place: Path, r: random.Random):
         self.name, self.kind, self.place, self.r = name, KINDS[name], place, r
         self.done, self.broken = Counter[str](), list[str]()
 
     def prepare(self) -> None:
-        """The run that nothing happens to."""
+        """Train the undisturbed run."""
         with Process(self.kind, self.place / "whole") as p:
             p.trains()
             self.startup = p.processor_time()
@@ -75,7 +75,7 @@ class RunFaults:
         self.largest = max(size_of(path) for path in (self.place / "whole").glob("checkpoint-*"))
 
     def same(self, folder: Path, what: str, problem: str) -> bool:
-        """Is a run that has ended the one that nothing happened to?"""
+        """Whether a run that has ended equals the undisturbed one."""
         if not problem:
             found = contents(folder)
             wrong = [name for name in self.whole.keys() | found.keys() if found.get(name) != self.whole.get(name)]
@@ -93,7 +93,7 @@ class RunFaults:
     def runs(self, what: str, count: int, place: Path, fault: Callable[[Path, str], str]) -> None:
         """Start runs and let `fault(folder, moment)` interrupt each again and again, until there are `count` faults.
 
-        It returns what was interrupted; empty where the run ended before.
+        It returns what was interrupted; empty if the run ended before.
         """
         moments = itertools.cycle(MOMENTS)
         for number in range(1, count + 1):
@@ -124,7 +124,7 @@ class RunFaults:
         return was
 
     def kill_some(self, p: Process) -> str:
-        """Kill the process, or one of its workers: then all start again, and are killed when they train."""
+        """Kill the process, or one of its workers: then all are restarted, and killed when they train."""
         victim = self.r.randrange(-1, self.kind.workers) if self.kind.workers > 1 else -1
         if not 0 <= victim < len(workers := p.workers()):
             p.end(signal.SIGKILL)
@@ -156,7 +156,7 @@ class RunFaults:
         return p.until(lambda: logged(folder) >= goal) and p.until(lambda: False, r.uniform(0.0, 0.05))
 
     def interrupted(self, p: Process) -> str:
-        """What was cut off, as far as the folder shows."""
+        """What was interrupted, as far as the folder shows."""
         for name in ("checkpoint", "best"):
             if p.writes(name):
                 return f"while {name} was written"

@@ -1,4 +1,4 @@
-"""Interleaved timing: one worker process per system, visited round-robin, so that what disturbs one disturbs all.
+"""Interleaved timing: one worker process per system, visited round-robin, so that disturbances affect all alike.
 
 A benchmark is its own worker: `worker(build)` in a script started with --worker SYSTEM CASE builds the system, warms up and
 then does one unit of work per line it reads; a line with another case builds that one. `compare` and `compare_cases` are the
@@ -109,7 +109,7 @@ def prepare(build: Callable[[str, dict[str, Any]], Work], system: str, case: str
 
 
 def forget_load() -> None:
-    """Have qkv measure the load of other processes anew: it would leave the processors to the systems that had their turns before."""
+    """Have qkv measure the load of other processes again: otherwise it would count the systems that were measured before as load."""
     from qkv.generate.free_cores import INTERVAL, LOAD
 
     LOAD.read()

@@ -311,7 +311,7 @@ def test_what_networks_have_and_vectors_have_not(here: Path, run: Run) -> None:
     assert "vectors.epochs" in wrong(run, "train", "w2v.toml", "--time-budget", "1m")
     assert "word vectors" in wrong(run, "params", "w2v.toml")
     assert run("train", "w2v.toml")[0] == 0
-    assert "something else" in wrong(run, "train", "w2v.toml", "--out", ".")
+    assert "files that are not a run" in wrong(run, "train", "w2v.toml", "--out", ".")
     assert "another recipe" in wrong(run, "train", "w2v.toml", "--set", "vectors.width=9")
     for command in ("translate", "params", "check"):
         assert "word vectors" in wrong(run, command, "runs/w2v")
