@@ -208,7 +208,7 @@ class TrainConfig(Strict):
     save_every: Every = "10%"
     """Checkpoint interval, in the same form."""
     keep: int = Field(default=1, gt=0, le=1_000_000)
-    """Number of checkpoints to keep. With 2 or more, a run whose newest checkpoint is damaged resumes from the one before, and
+    """Number of checkpoints to keep. With 2 or more, a run whose newest checkpoint is damaged resumes from the previous one, and
     `qkv average` can average them."""
     patience: int = Field(default=0, ge=0, le=1_000_000)
     """Early stopping: number of evaluations without improvement; 0 = off."""
@@ -219,17 +219,17 @@ class TrainConfig(Strict):
     workers: int | None = Field(default=None, gt=0, le=1024)
     """Number of data-parallel worker processes on a CPU, one thread each; default: one per core where that is faster than threads."""
     worker_timeout: float = Field(default=10.0, gt=0, le=10**6)
-    """Minutes after which a worker that waits for the others within an update gives up, since a machine or connection is lost."""
+    """Minutes that a worker waits for the others within an update; after that it ends, because a machine or connection is lost."""
     idle_timeout: float = Field(default=120.0, gt=0, le=10**6)
-    """The same outside of updates: while rank 0 prepares data or writes files, in evaluations, and while shards are written."""
+    """As worker_timeout, outside of updates: while rank 0 prepares data or writes files, in evaluations, while shards are written."""
     sharding: Literal["none", "full"] = "none"
     """With several workers: none = every worker holds the whole network (DistributedDataParallel); full = weights, gradients and
     optimiser state are divided among the workers, and the weights of a block are gathered while it computes (FSDP2)."""
     tensor_parallel: int = Field(default=1, gt=0, le=1024)
-    """Number of workers that divide the heads and the inner width of every attention and feed-forward layer among them; divides the
-    number of workers. These groups of workers divide the batch."""
+    """Size of the groups of workers that divide the heads and the inner width of every attention and feed-forward layer; it must divide
+    the number of workers. The groups share the batch."""
     activation_checkpointing: bool = False
-    """Keep only the inputs of the blocks for the backward pass and compute the rest again: less memory, a third more computation."""
+    """Keep only the inputs of the blocks for the backward pass and recompute the rest: less memory, a third more computation."""
     device: str = "auto"
     """cpu, cuda or cuda:1; auto = a GPU if available."""
     seed: int = Field(default=1, ge=0, lt=2**63)

@@ -50,7 +50,7 @@ class VectorsConfig(Strict):
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Random seed."""
     keep: int = Field(default=1, gt=0, le=1_000_000)
-    """Number of checkpoints to keep. With 2 or more, a run whose newest checkpoint is damaged resumes from the one before."""
+    """Number of checkpoints to keep. With 2 or more, a run whose newest checkpoint is damaged resumes from the previous one."""
     similarity: tuple[str, ...] = ()
     """Files of word pairs with human similarity ratings (WordSim-353, SimLex-999), evaluated once, at the end."""
     analogies: str | None = None

@@ -93,7 +93,7 @@ class ConversationTask(Task):
             )
         if tokenizer.chat_template is None:
             add_template(tokenizer)
-            say(f"chat template: {' '.join(ROLE_TOKENS)} before each message, the end token behind it")
+            say(f"chat template: {' '.join(ROLE_TOKENS)} before each message, the end token after it")
         return Words(tokenizer, tokenizer)
 
     @classmethod

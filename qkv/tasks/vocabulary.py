@@ -77,7 +77,7 @@ def learn_tokenizer(corpora: Sequence[Corpus], texts_of: Callable[[Record], Iter
     say(f"Training the tokenizer on {some}{plural(total, nouns)}")
     tokenizer = train_tokenizer(texts, data.tokenizer, data.vocab_size, lower=data.lower, special=special)
     if tokenizer.size < data.vocab_size:
-        say(f"it has {tokenizer.size:,} entries, of {data.vocab_size:,} asked for: the text has no more")
+        say(f"it has {tokenizer.size:,} entries, of {data.vocab_size:,} requested: the text has no more")
     return tokenizer
 
 
