@@ -205,7 +205,9 @@ def on_host(name: str, folder: Path) -> list[str]:
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{HOSTS[first]}:29400",
                "--rdzv-id", "link", "--rdzv-conf", f"is_host={int(name == first)}", "--local-addr", HOSTS[name]]  # fmt: skip
     changes = FAULTS | {"train.worker_timeout": TIMEOUT / 60}
-    interface = f"GLOO_SOCKET_IFNAME=veth-{name[-1]}"  # both hosts have the name of this machine, which is not an address
+    interface = (
+        f"GLOO_SOCKET_IFNAME=veth-{name[-1]}"  # both hosts have the name of this machine, which is not an address
+    )
     return ["ip", "netns", "exec", name, "env", interface, *by_torchrun(folder, changes, *options)]
 
 
