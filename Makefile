@@ -2,12 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TORCH := torch>=2.13,<2.14
-# compat: a clone called qkv must not hide the package from scripts that stand beside it
+# compat: a clone called qkv must not hide the package from scripts next to it
 INSTALL := $(BIN)/python -m pip install --quiet --config-settings editable_mode=compat
 
 .PHONY: help serve demo example-model browser test mutations lint format bench accept clean
 
-help:  ## this list
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 # what the demo and the server need, and nothing for tests; builds the C++ kernels where there is a compiler; torch first and alone, so that no other package brings another one
@@ -24,37 +24,37 @@ help:  ## this list
 	$(INSTALL) -e ".[dev]"
 	@touch $@
 
-serve: .venv/.use  ## a page with the translator that ships with qkv: translate and inspect
+serve: .venv/.use  ## serve a web page with the translator that ships with qkv: translate and inspect
 	$(BIN)/qkv serve
 
-demo: .venv/.use  ## a translator from raw text, trained until it is good, scored and shown
+demo: .venv/.use  ## train a translator from raw text, score it and show translations
 	$(BIN)/qkv demo
 
-# the page is tested in a browser: it is installed where that is allowed, otherwise those tests are skipped, and say so
+# the page is tested in a browser: it is installed if possible, otherwise those tests are skipped with a note
 browser:
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		{ timeout 300 apt-get install -y chromium || { timeout 60 apt-get update && timeout 300 apt-get install -y chromium; }; } \
 		>/dev/null 2>&1; } || echo "no browser: the page will not be tested" >&2
 
-test: .venv/.dev browser  ## all tests, 2 at a time
+test: .venv/.dev browser  ## run all tests, 2 files at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 tests
 
-mutations: .venv/.dev  ## break forty lines, one at a time: do the tests notice?
+mutations: .venv/.dev  ## break forty lines, one at a time, and check that the tests detect it
 	$(BIN)/python benchmarks/mutations.py
 
-lint: .venv/.dev  ## style and types
+lint: .venv/.dev  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: .venv/.dev  ## rewrite in the house style
+format: .venv/.dev  ## format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev  ## speed, beside the peers
+bench: .venv/.dev  ## measure speed, compared with other libraries
 	$(BIN)/python benchmarks/run.py
 
-accept: .venv/.dev  ## parity with real trained weights (fetches them with pip)
+accept: .venv/.dev  ## check parity with published weights (fetches them with pip)
 	$(BIN)/python benchmarks/accept.py
 
 example-model: .venv/.dev  ## train the model in qkv/pretrained/example again and replace it

@@ -1,11 +1,11 @@
-"""Write what this version of qkv writes into a folder: runs with checkpoints, models, word vectors, and what they compute.
+"""Write the files of this version of qkv into a folder: runs with checkpoints, models, word vectors, and their outputs.
 
     python tests/formats/make.py tests/formats/5
     python tests/formats/make.py tests/formats/5 sharded    # only a run of two workers with sharded checkpoints
 
-Run it once for every new format, with the code that writes the new format first; the folder is then kept for ever and opened by
-tests/test_old_formats.py. Never write an existing folder again: what counts is that files of the past are opened. Only what every
-version of qkv has is used here, so that the script also runs on an old checkout.
+Run it once for every new format, with the code that writes the new format first; the folder is then kept forever and opened by
+tests/test_old_formats.py. Never rewrite an existing folder: the test is that old files can be opened. Only features of every
+version of qkv are used here, so that the script also runs on an old checkout.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Golden losses: 20 updates of each family on embedded data. tests/test_golden.py compares them with every change of the code.
 
-    python tests/golden/make.py               print how far today's losses are from the files
-    python tests/golden/make.py --write NAME  write one file anew; --write all writes all
+    python tests/golden/make.py               print the differences between the current losses and the files
+    python tests/golden/make.py --write NAME  rewrite one file; --write all rewrites all
 
-A refactoring must not move a loss. Write a file anew only in a commit that changes what a recipe computes on purpose (initial
+A refactoring must not change a loss. Rewrite a file only in a commit that intentionally changes what a recipe computes (initial
 weights, an optimiser, a default, the embedded grammar, the order of examples), say so in CHANGELOG.md, and raise RULES in
-train/state.py if a run that was begun before cannot go on exactly. A loss that moved for an unknown reason is a bug.
+train/state.py if an earlier run cannot be resumed exactly. A loss that changed for an unknown reason is a bug.
 
 Sizes are tiny, dropout is 0, and texts are divided into characters or words, so that the numbers depend on neither the tokenizers
-library nor the processor: kernels and instruction sets move them by less than TOLERANCE.
+library nor the processor: kernels and instruction sets change them by less than TOLERANCE.
 """
 
 from __future__ import annotations
