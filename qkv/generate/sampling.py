@@ -155,6 +155,8 @@ def top_k(scores: Tensor, count: int, chunk: int = 64) -> tuple[Tensor, Tensor]:
     4 to 8 times as fast as topk over a whole vocabulary.
     """
     rows, size = scores.shape
+    if rows == count == 1:
+        return scores.max(-1, keepdim=True)
     if rows == 1 or size < 8 * chunk * count:
         return scores.topk(min(count, size), -1)
     whole = size - size % chunk

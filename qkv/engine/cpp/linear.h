@@ -34,6 +34,7 @@ constexpr long CHUNK = 512;  // float32 products that are added up before they j
 constexpr long INT_TILE_ROWS = std::min(TILE_ROWS, 8l);  // rows of a tile of integers: more do not stay in registers (GCC 12)
 constexpr long GGUF_GROUP = 32;  // inputs of a group in a GGUF file: loops over so many are unrolled
 constexpr long PREFETCH_STEPS = 16;   // for a single row, the weights of so many steps later are fetched now
+constexpr long PREFETCH_BYTES = 8192;  // the same for integers: farther than processors look ahead by themselves
 
 enum WeightType : long { FLOAT32, INT8, INT4 };
 
@@ -276,6 +277,9 @@ __attribute__((always_inline)) static inline void group_sums(const uint8_t* w, l
         Ints more[ways > 1 ? ways - 1 : 1][rows][panels] = {};
         for (; s + ways <= steps; s += ways) {
             const uint8_t* now = w + 64 * s;
+            if (rows == 1)
+#pragma GCC unroll 16
+                for (int way = 0; way < ways; way++) __builtin_prefetch(now + 64 * way + PREFETCH_BYTES);
             Type::step(sums, now, panel, x + s * Type::inputs, width);
 #pragma GCC unroll 16
             for (int way = 1; way < ways; way++)
@@ -303,21 +307,19 @@ __attribute__((noinline)) static void group_sums_of_many(const uint8_t* w, long 
 }
 
 // y (rows, panels x 16) = x W^T + b for the first `rows` rows of x; scales and bias are those of these panels
-template <class Type, int rows, int panels, int ways>
+// for groups of `size` inputs, or of any number of them if it is 0
+template <class Type, int rows, int panels, int ways, long size = 0>
 static void tile_integers(const Linear& l, const QuantizedRows& x, long row, long column, float* y, long step, bool add) {
     long width = QuantizedRows::width(l), groups = groups_of(l), panel = up(l.in, Type::inputs) / Type::inputs * 64;
-    long group = std::min(l.group, l.in);
+    long group = size ? size : std::min(l.group, l.in);
     const float* scales = l.scales + column * groups;
     const uint8_t* w = (const uint8_t*)l.panels + column / PANEL_WIDTH * panel;
     Vec total[rows][panels][PANEL_VECTORS] = {};
     for (long g = 0, from = 0; g < groups; g++, from += group) {
         int32_t whole[rows][panels][PANEL_WIDTH];
         constexpr auto sum = ways > 1 ? group_sums<Type, rows, panels, ways> : group_sums_of_many<Type, rows, panels>;
-        auto sum_of = [&](long n) __attribute__((always_inline)) {
-            sum(w + from / Type::inputs * 64, panel, x.x + row * width + from, width, n, x.sums + row * groups + g, groups, whole[0][0]);
-        };
-        if (group == GGUF_GROUP && l.in % GGUF_GROUP == 0) sum_of(GGUF_GROUP);
-        else sum_of(std::min(group, l.in - from));
+        sum(w + from / Type::inputs * 64, panel, x.x + row * width + from, width, size ? size : std::min(group, l.in - from),
+            x.sums + row * groups + g, groups, whole[0][0]);
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
@@ -343,7 +345,10 @@ static void tile_integers(const Linear& l, const QuantizedRows& x, long row, lon
 template <class Type, int panels>
 static void tile_integers_of(long rows, const Linear& l, const QuantizedRows& x, long row, long column, float* y, long step, bool add) {
     switch (rows) {
-        case 1: return tile_integers<Type, 1, panels, 4>(l, x, row, column, y, step, add);
+        case 1:
+            if (l.group == GGUF_GROUP && l.in % GGUF_GROUP == 0)
+                return tile_integers<Type, 1, panels, 4, GGUF_GROUP>(l, x, row, column, y, step, add);
+            return tile_integers<Type, 1, panels, 4>(l, x, row, column, y, step, add);
         case 2: return tile_integers<Type, 2, panels, 4 / TILE_PANELS>(l, x, row, column, y, step, add);
         case 3: return tile_integers<Type, 3, panels, 2>(l, x, row, column, y, step, add);
         case 4: return tile_integers<Type, 4, panels, 2>(l, x, row, column, y, step, add);
