@@ -58,7 +58,7 @@ def catch(name: str, parts: Iterator[str | Verdict]) -> Iterator[str | Verdict]:
         yield from parts
     except Exception as error:
         traceback.print_exc()
-        yield f"{name} failed: {type(error).__name__}: {error}"
+        yield f"{name} was not measured: {type(error).__name__}"
 
 
 def summary(verdicts: list[Verdict]) -> str:

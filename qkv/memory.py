@@ -54,7 +54,7 @@ class KeptBlocks:
     prompt of 128 tokens in GPT-2 small, half of the time was spent there after a pause of some seconds.
     """
 
-    LIMIT = 2**27
+    LIMIT = 2**29
     """Bytes of free blocks that are kept."""
 
     def __init__(self) -> None:

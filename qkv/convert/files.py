@@ -61,7 +61,7 @@ def read_tensors(path: str | Path) -> dict[str, Tensor]:
         header = read_header(file)
         absent = sorted(wanted - header.keys())
         if absent:
-            raise FileError(f"{file} lacks {some(absent)}, which the index places there; fetch the shards again")
+            raise FileError(f"{file} lacks {some(absent)}, which the index places there; download the shards again")
         tensors.update(_read_and_check(file, sorted(wanted) or list(header)))
     return tensors
 
@@ -100,7 +100,7 @@ def weight_files(path: Path) -> dict[Path, set[str]]:
 def _shards(index: Path) -> dict[Path, set[str]]:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise FileError(f"{index} has no 'weight_map' of tensor names to file names; fetch it again")
+        raise FileError(f"{index} has no 'weight_map' of tensor names to file names; download it again")
     shards: dict[Path, set[str]] = {}
     for tensor, name in places.items():
         plain = name == os.path.basename(name) and "\\" not in name and name.endswith(".safetensors")
@@ -148,11 +148,13 @@ def _check_start(path: Path, start: bytes, length: int, size: int) -> None:
     elif start.startswith(b"GGUF"):
         problem = "is a GGUF file: give it a name that ends in .gguf"
     elif size < 9:
-        problem = f"is truncated ({size} bytes); fetch it again"
+        problem = f"is truncated ({size} bytes); download it again"
     elif start[8:9] == b"{":
-        problem = f"is truncated: its header alone would take {length:,} bytes of {size:,}; fetch it again"
+        problem = f"is truncated: its header alone would take {length:,} bytes of {size:,}; download it again"
     else:
-        problem = f"is not safetensors, or corrupt (header of {length:,} bytes in a file of {size:,}); fetch it again"
+        problem = (
+            f"is not safetensors, or corrupt (header of {length:,} bytes in a file of {size:,}); download it again"
+        )
     raise FileError(f"{path} {problem}")
 
 
@@ -160,9 +162,9 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise FileError(f"{path} is corrupt: its header is not JSON; fetch it again") from None
+        raise FileError(f"{path} is corrupt: its header is not JSON; download it again") from None
     if not isinstance(header, dict):
-        raise FileError(f"{path} is corrupt: its header is not a table of tensors; fetch it again")
+        raise FileError(f"{path} is corrupt: its header is not a table of tensors; download it again")
     return header
 
 
@@ -170,7 +172,7 @@ def _entry(path: Path, name: str, value: Any) -> Entry:
     """One line of the header; whatever JSON may hold, only whole numbers that agree with one another pass."""
 
     def broken(what: str) -> FileError:
-        return FileError(f"{path} is corrupt: tensor {name!r} {what}; fetch it again")
+        return FileError(f"{path} is corrupt: tensor {name!r} {what}; download it again")
 
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise broken("is not described by dtype, shape and data_offsets")
@@ -197,7 +199,7 @@ def _check_layout(path: Path, entries: dict[str, Entry], size: int) -> None:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.end > size:
             raise FileError(
-                f"{path} is truncated: tensor {name!r} ends at byte {entry.end:,} of {size:,}; fetch the file again"
+                f"{path} is truncated: tensor {name!r} ends at byte {entry.end:,} of {size:,}; download the file again"
             )
         if entry.begin != at:
             raise corrupt(path, f"tensor {name!r} overlaps another or leaves a gap")
@@ -207,7 +209,7 @@ def _check_layout(path: Path, entries: dict[str, Entry], size: int) -> None:
 
 
 def corrupt(path: Path, problem: str) -> FileError:
-    return FileError(f"{path} is corrupt: {problem}; fetch the file again")
+    return FileError(f"{path} is corrupt: {problem}; download the file again")
 
 
 def _read_and_check(path: Path, names: list[str]) -> dict[str, Tensor]:
@@ -228,7 +230,7 @@ def read_json(path: str | Path, max_bytes: int = MAX_JSON, kind: type = dict) ->
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         what = "is a web page" if text.lstrip()[:1] == "<" else "is not valid JSON"
-        raise FileError(f"{path} {what} ({_one_line(error)}); fetch the file again or correct it") from None
+        raise FileError(f"{path} {what} ({_one_line(error)}); download the file again or correct it") from None
     if not isinstance(value, kind):
         wanted = "object {...}" if kind is dict else kind.__name__
         raise FileError(f"{path} holds no JSON {wanted} but a {type(value).__name__}; is it the right file?")

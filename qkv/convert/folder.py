@@ -216,7 +216,7 @@ def read_quantization(folder: Path) -> Values | None:
 def read_values(folder: Path) -> dict[str, Any]:
     """Read config.json, with the parts that it must have."""
     if not (folder / MARKER).is_file():
-        raise FileError(f"{folder} has no {MARKER} file: its saving was interrupted; save or fetch it again")
+        raise FileError(f"{folder} has no {MARKER} file: its saving was interrupted; save or download it again")
     verify(folder, "config.json")
     values: dict[str, Any] = read_json(folder / "config.json")
     if values.get("format", FORMAT) not in (FORMAT, INTEGER_FORMAT):

@@ -108,7 +108,7 @@ def read_blocks(tensor: Any, heads: int | None, path: Path) -> QuantizedLinear:
     scale = data[..., :2].contiguous().view(torch.float16)[..., 0].float()  # (out, groups)
     if not scale.isfinite().all():
         raise FileError(
-            f"{path}: tensor {tensor.name} has scales that are infinite or not a number: fetch the file again"
+            f"{path}: tensor {tensor.name} has scales that are infinite or not a number: download the file again"
         )
     if tensor.tensor_type.name == "Q8_0":
         return QuantizedLinear.of_int8(data[..., 2:].contiguous().view(torch.int8).flatten(1), scale)
@@ -143,14 +143,14 @@ def open_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             return np.frombuffer(self.data.data, dtype=kind, count=int(count), offset=int(offset))
 
     if not read_bytes(path, 4) == b"GGUF":
-        raise FileError(f"{path} is not a GGUF file (or a git-lfs pointer or web page in its place); fetch it again")
+        raise FileError(f"{path} is not a GGUF file (or a git-lfs pointer or web page in its place); download it again")
     try:
         reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
         return fields, {tensor.name: tensor for tensor in reader.tensors}
     except BROKEN as error:
         reason = " ".join(str(error).split())[:120]
-        raise FileError(f"{path} is truncated or corrupt ({reason}); fetch it again") from None
+        raise FileError(f"{path} is truncated or corrupt ({reason}); download it again") from None
 
 
 def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: Path) -> ModelConfig:
@@ -163,7 +163,7 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
         raise FileError(f"{path} uses {', '.join(unknown) or 'llama.rope.scaling.type'}, which is not known here")
     missing = [name for name in REQUIRED if name not in fields]
     if missing:
-        raise FileError(f"{path} does not say {', '.join(missing)}: it is not a complete model; fetch it again")
+        raise FileError(f"{path} does not say {', '.join(missing)}: it is not a complete model; download it again")
     if "rope_freqs.weight" in shapes:
         raise FileError(
             f"{path} has Llama 3's stretched rotary wavelengths: take the Hugging Face folder of this model"
@@ -188,7 +188,9 @@ def config_of(fields: dict[str, Any], shapes: dict[str, tuple[int, ...]], path: 
     }
     for name, value in wanted.items():
         if fields.get(name, value) != value:
-            raise FileError(f"{path}: {name} is {fields[name]}, but the rest of the file says {value}; fetch it again")
+            raise FileError(
+                f"{path}: {name} is {fields[name]}, but the rest of the file says {value}; download it again"
+            )
     return config
 
 
@@ -232,7 +234,7 @@ def read_tokenizer(fields: dict[str, Any], path: Path) -> Tokenizer | None:
         prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         scores = fields.get("tokenizer.ggml.scores", [])
         if len(scores) != len(tokens):
-            raise FileError(f"{path}: {len(tokens)} tokens but {len(scores)} scores; fetch it again")
+            raise FileError(f"{path}: {len(tokens)} tokens but {len(scores)} scores; download it again")
         return scored_bpe(tokens, scores, special, bos, settings.get("unk_token"), prefix, settings)
     split = {"default": "gpt-2"}.get(name := fields.get("tokenizer.ggml.pre", "default"), name)
     if kind != "gpt2" or split not in SPLITS:

@@ -47,7 +47,7 @@ def read_header(path: Path) -> tuple[ModelConfig, list[tuple[str, tuple[int, ...
     """The sizes, checked against the length of the file before anything else is read."""
     start = read_bytes(path, HEADER.size)
     if len(start) < HEADER.size:
-        raise FileError(f"{path} is truncated ({len(start)} bytes); fetch it again")
+        raise FileError(f"{path} is truncated ({len(start)} bytes); download it again")
     dim, hidden, layers, heads, kv_heads, vocab, length = HEADER.unpack(start)
     sizes = {
         "d_model": dim, "d_ff": hidden, "n_layers": layers, "n_heads": heads, "n_kv_heads": kv_heads,
@@ -70,7 +70,7 @@ def read_header(path: Path) -> tuple[ModelConfig, list[tuple[str, tuple[int, ...
     if needed != size:
         raise FileError(
             f"{path} has {size:,} bytes, but its sizes ({dim} wide, {layers} layers, {abs(vocab)} words ...) need {needed:,}: "
-            "it is truncated, or not a llama2.c model (version 0); fetch it again"
+            "it is truncated, or not a llama2.c model (version 0); download it again"
         )
     return config, shapes
 
@@ -117,7 +117,7 @@ def read_tokenizer(path: str | Path, vocab_size: int) -> Tokenizer:
             raise FileError(f"{path} ends after {read}; is it the tokenizer of this model?")
         score, length = struct.unpack_from("<fi", data, at)
         if length < 0 or at + 8 + length > len(data):
-            raise FileError(f"{path} is corrupt at piece {len(pieces)}; fetch it again")
+            raise FileError(f"{path} is corrupt at piece {len(pieces)}; download it again")
         pieces.append(data[at + 8 : at + 8 + length].decode("utf-8", "replace").replace(" ", "\u2581"))
         scores.append(score)
         at += 8 + length

@@ -153,7 +153,7 @@ def wmt(name: str, source: str, target: str, split: str, local: Path | None) -> 
     first, second, *_ = known.langpairs[pair]
     ours, theirs = (segments(place, member) for member in (first, second))
     if len(ours) != len(theirs) or not ours:
-        raise FileError(f"{place}: {len(ours)} and {len(theirs)} segments in {first} and {second}; fetch it again")
+        raise FileError(f"{place}: {len(ours)} and {len(theirs)} segments in {first} and {second}; download it again")
     return InMemorySource(list(zip(ours, theirs, strict=True)))
 
 
@@ -166,7 +166,7 @@ def segments(archive: Path, member: str) -> list[str]:
     except KeyError:
         raise FileError(f"{archive} holds no {member}; is it the right archive?") from None
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{archive} is damaged ({error}); fetch it again") from None
+        raise FileError(f"{archive} is damaged ({error}); download it again") from None
     rows = (line for line in data.decode("utf-8", "replace").split("\n") if line.startswith("<seg "))
     return [" ".join(re.sub(r"<seg.*?>(.*)</seg>.*?", r"\1", line).split()) for line in rows]
 

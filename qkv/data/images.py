@@ -256,9 +256,9 @@ def exactly(file: BinaryIO, count: int, path: Path) -> bytes:
     try:
         raw = file.read(count)
     except (OSError, EOFError, zlib.error) as error:
-        raise FileError(f"{path} is damaged ({error}); fetch it again") from None
+        raise FileError(f"{path} is damaged ({error}); download it again") from None
     if len(raw) < count:
-        raise FileError(f"{path} is cut short; fetch it again")
+        raise FileError(f"{path} is cut short; download it again")
     return raw
 
 

@@ -52,7 +52,7 @@ def _open_member(archive: Path, name: str) -> BinaryIO:
         held = zipfile.ZipFile(archive).namelist()
         raise FileError(f"{archive} holds no {name!r}, but {', '.join(held[:8])}") from None
     except (OSError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-        raise FileError(f"{archive} is damaged or locked ({error}); fetch it again") from None
+        raise FileError(f"{archive} is damaged or locked ({error}); download it again") from None
 
 
 def _open_zst(path: Path) -> BinaryIO:
@@ -77,7 +77,7 @@ def check_whole(path: str | Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise FileError(f"{path} is damaged or cut short ({error}); fetch it again") from None
+        raise FileError(f"{path} is damaged or cut short ({error}); download it again") from None
 
 
 def lines(path: str | Path, skipped: Counter[str] | None = None, longest: int = MAX_LINE) -> Iterator[str | None]:

@@ -166,7 +166,7 @@ def read_squad(path: Path) -> list[Record]:
                 for qa in paragraph["qas"]]  # fmt: skip
         return [squad_record(context, qa) for context, qa in held]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise FileError(f"{path} is no file of SQuAD ({type(error).__name__}: {error}); fetch it again") from None
+        raise FileError(f"{path} is no file of SQuAD ({type(error).__name__}: {error}); download it again") from None
 
 
 def squad_record(context: str, qa: dict[str, Any]) -> Record:

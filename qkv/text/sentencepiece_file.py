@@ -158,7 +158,7 @@ def parse(path: str | Path) -> SentencePiece:
                 parts[number] += value  # type: ignore[operator]
         return SentencePiece(pieces, message(parts[2], TRAINER), message(parts[3], NORMALIZER))
     except (ValueError, struct.error) as error:
-        raise FileError(f"{path} is not a SentencePiece model ({error}); fetch it again") from None
+        raise FileError(f"{path} is not a SentencePiece model ({error}); download it again") from None
 
 
 def check(model: SentencePiece, path: str | Path) -> str:
@@ -167,17 +167,17 @@ def check(model: SentencePiece, path: str | Path) -> str:
     unknown = model.named(UNKNOWN)
     if len(unknown) != 1 or len(set(texts)) != len(texts) or "" in texts or len(texts) >= MAX_PIECES:
         raise FileError(
-            f"{path} is not a SentencePiece model (no pieces, one twice, or not one unknown piece); fetch it again"
+            f"{path} is not a SentencePiece model (no pieces, one twice, or not one unknown piece); download it again"
         )
     if not all(abs(p.score) < 1e30 and NORMAL <= p.type <= BYTE for p in model.pieces):
-        raise FileError(f"{path} has a piece without a proper score or type; fetch it again")
+        raise FileError(f"{path} has a piece without a proper score or type; download it again")
     if model.trainer["kind"] not in (UNIGRAM, BPE):
         raise FileError(f"{path} is neither unigram nor BPE; of SentencePiece's kinds only these two are read")
     if model.trainer["suffix"] or not model.normalizer["escape"] or UNUSED in {p.type for p in model.pieces}:
         raise FileError(f"{path} writes spaces at the end of words, or has unused pieces; such models are not read")
     fallback = {f"<0x{byte:02X}>" for byte in range(256)}
     if model.trainer["byte_fallback"] != (set(model.named(BYTE)) == fallback) or not set(model.named(BYTE)) <= fallback:
-        raise FileError(f"{path} lacks some of the 256 byte pieces; fetch it again")
+        raise FileError(f"{path} lacks some of the 256 byte pieces; download it again")
     return unknown[0]
 
 

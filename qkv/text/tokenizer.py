@@ -42,7 +42,7 @@ def check_charsmap(table: bytes, where: str) -> None:
     """FileError where a character table announces more bytes than it has: the library allocates them before it looks, and
     ends the whole process when it cannot."""
     if int.from_bytes(table[:4], "little") > len(table) - 4:
-        raise FileError(f"{where}: its character table (precompiled_charsmap) is cut off; fetch it again")
+        raise FileError(f"{where}: its character table (precompiled_charsmap) is cut off; download it again")
 
 
 def check_charsmaps(text: str, where: str) -> None:
@@ -59,7 +59,9 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, settings: dict[str, Any] | None = None):
         largest = max(backend.get_vocab().values(), default=0)
         if largest >= MAX_ID:
-            raise FileError(f"a token has the id {largest:,}, and ids are below {MAX_ID:,}: fetch tokenizer.json again")
+            raise FileError(
+                f"a token has the id {largest:,}, and ids are below {MAX_ID:,}: download tokenizer.json again"
+            )
         backend.no_truncation()  # left over in some files from how they were last used
         backend.no_padding()
         self.backend = backend
@@ -68,12 +70,12 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str, settings: dict[str, Any] | None = None, where: str = "tokenizer.json") -> Tokenizer:
         check_charsmaps(text, where)
-        with in_words(f"{where} is not a tokenizer; fetch it again", FileError):
+        with in_words(f"{where} is not a tokenizer; download it again", FileError):
             backend = tokenizers.Tokenizer.from_str(text)
             around = backend.encode("")
         if len(around.ids) != len(around.tokens):  # a template of the file names so many tokens, with other ids
             raise FileError(
-                f"{where} puts {len(around.tokens)} special tokens around a text, with {len(around.ids)} ids; fetch it again"
+                f"{where} puts {len(around.tokens)} special tokens around a text, with {len(around.ids)} ids; download it again"
             )
         return cls(backend, settings)
 
