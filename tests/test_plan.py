@@ -268,6 +268,8 @@ def test_plan_of_a_recipe(run: Run) -> None:
     (["gpt2", "--device", "t4", "--precision", "bfloat16"], "no bfloat16"),
     (["gpt2", "--device", "cpu"], "--calibrate"),
     (["glue-cola", "--set", "tune.lora_rank=4"], "lora_rank"),
+    (["gpt2", "--length", "2000"], "reads at most 1,024"),
+    (["gpt2", "--workers", "7", "--batch-tokens", "1024"], "1 x 1,024 tokens cannot be divided among 7 workers"),
 ])  # fmt: skip
 def test_errors_are_one_line(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str

@@ -11,7 +11,6 @@ import typer
 
 from qkv import pretrained
 from qkv.commands.common import Json, Settings, align_columns, config_of
-from qkv.errors import QkvError
 
 if TYPE_CHECKING:
     from qkv.config import ModelConfig, Recipe
@@ -151,9 +150,8 @@ def measure(
     what: str, length: int | None, source: int | None, rows: int | None, settings: list[str] | None
 ) -> CostReport:
     from qkv.models.cost import PartCost, cost, in_order
-    from qkv.models.inputs import has_fixed_length
     from qkv.train.activation_memory import activation_memory
-    from qkv.train.training_cost import default_shape, generator_cost, target_count, update_shape
+    from qkv.train.training_cost import check_length, default_shape, generator_cost, target_count, update_shape
 
     recipe, updates = recipe_and_updates(what, settings)
     if recipe is None:
@@ -162,11 +160,7 @@ def measure(
     else:
         config = recipe.model
         shape = update_shape(recipe, length, rows, source)
-    if has_fixed_length(config) and max(shape[1:]) > config.max_length:
-        raise QkvError(
-            f"{max(shape[1:]):,} tokens, but {what} reads at most {config.max_length:,}: lower --length, "
-            f"or add --set model.max_length={max(shape[1:])}"
-        )
+    check_length(config, what, shape)
     targets = target_count(config, shape, recipe.corrupt if recipe is not None else None)
     counted, kept = cost(config, shape, targets), activation_memory(config, shape, targets)
     parts = counted.parts + [

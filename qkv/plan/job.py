@@ -8,7 +8,7 @@ from math import ceil
 from qkv.config import ModelConfig, Recipe, TrainConfig
 from qkv.errors import ConfigError
 from qkv.plan.network import NetworkSize, network_size
-from qkv.train.training_cost import PUBLISHED, default_shape, update_shape
+from qkv.train.training_cost import PUBLISHED, check_length, default_shape, update_shape
 
 PER_WORKER = 4096
 """Default number of tokens of an update per worker."""
@@ -74,6 +74,7 @@ def make_job(asked: Request, precision: str, table: bool) -> Job:
         short = asked.length or (32 if paper is not None else None)
         _, length, source = default_shape(asked.config, short, 1, asked.source)
         tokens = paper.tokens if paper is not None else max(PER_WORKER, length, source) * asked.workers
+    check_length(asked.config, asked.name, (1, length, source))
     network = network_size(with_learned_vocabulary(asked.config, recipe), length, source, recipe, table)
     rows = max(1, (asked.batch_tokens or tokens) // network.longest)
     c = recipe.train if recipe is not None else TrainConfig()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from qkv.config import TrainConfig
 from qkv.config.rules import impossible_training
+from qkv.errors import QkvError
 from qkv.plan.job import Job
 from qkv.plan.layout import Layout
 from qkv.plan.memory import memory
@@ -103,10 +104,15 @@ def make_plan(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
 
 
 def all_plans(job: Job, workers: int, cluster: Cluster) -> list[TrainingPlan]:
-    """Return the best plan of each kind, starting with the simplest kind."""
+    """Return the best plan of each kind, starting with the simplest kind; QkvError if an update has too few rows for any."""
     found: dict[str, list[TrainingPlan]] = {}
     for layout in layouts(job, workers, cluster.per_machine):
         found.setdefault(layout.kind, []).append(best_rows(job, layout, cluster))
+    if not found:
+        raise QkvError(
+            f"an update of {job.rows:,} x {job.network.tokens:,} tokens cannot be divided among {workers:,} workers: "
+            "use fewer workers, or raise --batch-tokens"
+        )
     return [best(found[kind]) for kind in KINDS if kind in found]
 
 
@@ -146,7 +152,7 @@ def divisors_of(number: int, multiple: int) -> list[int]:
 def best_rows(job: Job, layout: Layout, cluster: Cluster) -> TrainingPlan:
     """Return the fastest plan that fits, over the rows of a pass: 1, 2, 4, ... up to all rows of a worker; else the smallest."""
     most = -(-job.rows // layout.data)
-    sizes = sorted({most, *(2**n for n in range(most.bit_length()) if 2**n <= most)})
+    sizes = sorted({most, *(2**n for n in range(most.bit_length()))})
     return best([make_plan(job, layout.with_rows(job, rows), cluster) for rows in sizes])
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from qkv.config import ModelConfig, Recipe
 from qkv.config.task import CorruptConfig
+from qkv.errors import QkvError
 from qkv.models.build import n_patches
 from qkv.models.cost import Cost, PartCost, cost
 from qkv.models.flops import Shape
+from qkv.models.inputs import has_fixed_length
 from qkv.tasks.electra import generator_config
 from qkv.train.activation_memory import activation_memory
 
@@ -97,6 +99,15 @@ def update_shape(
         length = length or min(SENTENCE, data.max_length)
     _, length, source = default_shape(c, length, 1, source)
     return rows or max(1, data.batch_tokens // max(length, source)), length, source
+
+
+def check_length(c: ModelConfig, name: str, shape: Shape) -> None:
+    """QkvError for rows that are longer than the network can read."""
+    longest = max(shape[1:])
+    if has_fixed_length(c) and longest > c.max_length:
+        raise QkvError(
+            f"{longest:,} tokens, but {name} reads at most {c.max_length:,}: lower --length, or add --set model.max_length={longest}"
+        )
 
 
 def target_count(c: ModelConfig, shape: Shape, corrupt: CorruptConfig | None = None) -> int | None:
