@@ -27,9 +27,11 @@ from qkv.generate.speculative import (
     SpeculativeDecoder,
     choose,
     draw,
+    rewind,
     verify,
 )  # fmt: skip
 from qkv.models.build import build
+from qkv.parts.state import State
 from qkv.text.train import train_tokenizer
 
 SIZES: dict[str, Any] = {"family": "decoder", "vocab_size": 23, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 32,
@@ -158,6 +160,31 @@ def test_rejected_tokens_leave_no_trace_in_the_cache() -> None:
     with torch.no_grad():
         wanted = network(Batch(inputs=torch.tensor([[*ids, 5, 6]]))).hidden[:, -2:]
         torch.testing.assert_close(fast.step(more, state)[0], wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["network", "draft"])
+def test_an_interrupted_text_leaves_no_trace_in_the_cache(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at the end of a call, when the KV cache has the tokens of another text already."""
+    network = network_of(position="rotary")
+    decoder = SpeculativeDecoder(pack(network), DraftModel(pack(network_of(9, position="rotary"))), 4)
+    one, other = prompt_of(3), prompt_of(4)
+    wanted = list(decoder.generate(one, Sampler(14, ())))
+    owner: Any = decoder.network if part == "network" else decoder.drafter.network
+    step = owner.step
+
+    def interrupted(*arguments: Any) -> None:
+        step(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, "step", interrupted)
+        list(decoder.generate([*one[:2], *other], Sampler(14, ())))
+    assert list(decoder.generate(one, Sampler(14, ()))) == wanted
+    for known, packed in ((decoder.known, decoder.network), (decoder.drafter.known, decoder.drafter.network)):
+        with torch.no_grad():
+            hidden = packed.step(torch.tensor([known[0]]), State())[0][:, -1]
+            again = packed.step(torch.tensor([known[0][-1:]]), rewind(known[1], len(known[0]) - 1))[0][:, -1]
+        torch.testing.assert_close(again, hidden, atol=1e-5, rtol=1e-4)
 
 
 def test_the_context_of_a_model_with_learned_positions_is_filled_and_not_exceeded() -> None:

@@ -92,6 +92,7 @@ class SpeculativeDecoder:
                 self.known[0], ids[:-1]
             )  # the last one is read in any case: its vector predicts the next
             state = rewind(self.known[1], read)
+            self.known = ids[:read], state  # what is read now overwrites the tokens behind them
             logits, state = self.read([*ids[read:], *draft.tokens], state, len(draft.tokens) + 1)
             new = choose(logits, draft, sampler)
             ids += new
@@ -228,7 +229,8 @@ class DraftModel:
         """Return the logits after `ids`, (1, V); only what is new since the last call is read."""
         length = common_prefix(self.known[0], ids[:-1])
         new = torch.tensor([ids[length:]], device=self.device)  # (1, T)
-        hidden, state = self.network.step(new, rewind(self.known[1], length))
+        self.known = ids[:length], rewind(self.known[1], length)  # what is read now overwrites the tokens behind them
+        hidden, state = self.network.step(new, self.known[1])
         self.known = list(ids), state
         return self.network.head(hidden[:, -1]).float()
 
