@@ -67,8 +67,7 @@ class KeptBlocks:
         with self.lock:
             fitting = [block for block in self.free if size <= len(block) <= 2 * size]
             block = min(fitting, key=len, default=None)
-            if block is not None:
-                self.free.remove(block)
+            self.free = [other for other in self.free if other is not block]  # a collection may have removed it already
         block = map_memory(size, huge=True) if block is None else block
         array = (ctypes.c_char * size).from_buffer(block)
         weakref.finalize(array, self.take_back, block).atexit = False

@@ -229,7 +229,7 @@ def can_join(layers: list[Any]) -> bool:
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Round (..., n) to int8 with one scale per row, max |x| / 127: the integers (..., n) and the scales (...)."""
     most = x.abs().amax(-1)
-    rate = torch.where(most > 0, 127 / most, 0.0)[..., None]
+    rate = torch.where(most > 1e-30, 127 / most, 0.0)[..., None]  # 127 / most must be finite
     whole = (x * rate + torch.where(x < 0, -0.5, 0.5)).trunc()
     return whole.to(torch.int8), most / 127
 

@@ -119,9 +119,8 @@ def gradients(model: Model, batches: Sequence[Batch], carried: list[State] | Non
     """
     module: Any = getattr(model, "module", model)  # DistributedDataParallel wraps it in `module`
     device = next(model.parameters()).device
-    if carried and min(batch.size for batch in batches) < module.replicas:
-        rows = f"batches of {batches[0].size} rows for {module.replicas} workers"
-        raise QkvError(f"{rows}: use fewer workers or larger batches")
+    if carried and (rows := min(batch.size for batch in batches)) < module.replicas:
+        raise QkvError(f"a batch of {rows} rows for {module.replicas} workers: use fewer workers or larger batches")
     random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     while True:
         model.zero_grad(set_to_none=True)
