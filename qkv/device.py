@@ -1,4 +1,4 @@
-"""Devices: resolve a name such as "auto" on this machine, and isolate random state."""
+"""Devices: resolve a name such as "auto" on this machine, count cores, and isolate random state."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def pick_device(name: str) -> torch.device:
         return device
     except (RuntimeError, AssertionError):
         raise QkvError(f"device {name!r} is not available on this machine: use 'auto' or 'cpu'") from None
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def isolate_random_state(device: torch.device) -> AbstractContextManager[None]:

@@ -332,6 +332,12 @@ def test_how_many_workers_follows_from_sizes_and_cores(tmp_path: Path, monkeypat
     assert launch.worker_count(demo.changed(train=demo.train.changed(workers=3)), tmp_path) == 3
     run(tmp_path / "run", recipe(steps=3))
     assert launch.worker_count(demo, tmp_path / "run") == 1  # as many as the checkpoint has
+    monkeypatch.setattr(launch.checkpoint, "workers_of", lambda _: 3)
+    assert launch.worker_count(demo, tmp_path / "run") == 3
+    monkeypatch.setattr(launch, "pick_device", lambda _: torch.device("cuda"))
+    for gpus, expected in ((4, 3), (2, 2), (0, 1)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert launch.worker_count(demo, tmp_path / "run") == expected and launch.worker_count(demo, tmp_path) == 1
 
 
 # --- Muon

@@ -29,7 +29,9 @@ DEVICE = typer.Option(
 )
 BATCH = typer.Option("--batch-tokens", min=1, max=10**12, help="Tokens per update, over all workers.")
 LENGTH = typer.Option("--length", min=1, max=100_000_000, help="Tokens per row; default: as in qkv cost.")
-TOKENS = typer.Option("--tokens", min=1, max=1e18, help="Tokens of the whole run, such as 300e9; default: the recipe's updates.")
+TOKENS = typer.Option(
+    "--tokens", min=1, max=1e18, help="Tokens of the whole run, such as 300e9; default: the recipe's updates."
+)
 PRECISION = typer.Option("--precision", help="auto, float32 or bfloat16; default: the recipe's.")
 CALIBRATE = typer.Option(
     "--calibrate", help="Measure this machine for --device cpu, for about a minute; keep it idle meanwhile."

@@ -63,9 +63,9 @@ def worker_group() -> Iterator[None]:
     """Share work with the other workers within the block. Each gets its part of the cores; only the output of rank 0 is shown."""
     import torch
 
+    from qkv.device import cores
     from qkv.distributed import is_first, process_group
     from qkv.shared_work import share_work
-    from qkv.train.launch import cores
 
     torch.set_num_threads(max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     with process_group(), share_work():

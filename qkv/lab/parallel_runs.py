@@ -21,11 +21,10 @@ from qkv.config import Recipe, format_value, load_recipe
 from qkv.config.vectors import VectorsRecipe, learns_vectors, load_vectors_recipe
 from qkv.convert.detect import open_config
 from qkv.convert.files import some
-from qkv.device import pick_device
+from qkv.device import cores, pick_device
 from qkv.errors import FileError
 from qkv.train import checkpoint
 from qkv.train.extend import MAY_CHANGE, differences, old_recipe
-from qkv.train.launch import cores
 from qkv.train.loop import catch_signals
 from qkv.train.run import check_recipe
 from qkv.train.training_log import read_last_line

@@ -11,8 +11,9 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Any
 
+from qkv.device import cores
 from qkv.errors import QkvError
-from qkv.train.launch import cores, one_thread
+from qkv.train.launch import one_thread
 
 Job = tuple[Callable[..., Any], tuple[Any, ...]]
 """A module-level function and its arguments."""

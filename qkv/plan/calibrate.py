@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig
+from qkv.device import cores as usable_cores
 from qkv.models.build import build
 from qkv.models.flops import training_flops
 from qkv.objectives import causal, objective
@@ -21,7 +22,6 @@ from qkv.plan.network import network_size
 from qkv.plan.this_machine import ThisMachine, describe_host
 from qkv.plan.workers import call_on_workers
 from qkv.tasks.base import Say
-from qkv.train.launch import cores as usable_cores
 from qkv.train.loop import prepare, trained_model, use_bfloat16
 from qkv.train.step import gradients, loss_module, step
 

@@ -14,10 +14,10 @@ import torch
 
 from qkv.convert.files import read_json, write_json
 from qkv.data.fetch import cache
+from qkv.device import cores
 from qkv.errors import QkvError
 from qkv.plan.devices import USABLE
 from qkv.plan.traffic import RING
-from qkv.train.launch import cores
 from qkv.train.loop import use_bfloat16
 
 FILE = "machine.json"

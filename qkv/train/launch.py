@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from qkv.config import ModelConfig, Recipe
-from qkv.device import pick_device
+from qkv.device import cores, pick_device
 from qkv.distributed import WorkerLost, by_torchrun
 from qkv.models.build import skeleton
 from qkv.train import checkpoint
@@ -41,17 +41,15 @@ JOB, OUTCOME = "job.json", "outcome.json"
 def worker_count(recipe: Recipe, folder: Path) -> int:
     """How many workers train this recipe: those of the run's last checkpoint, those that the recipe sets, or one per core
     where data parallelism pays. A function of the recipe and the machine, not of the clock: results do not depend on load."""
-    if by_torchrun() or pick_device(recipe.train.device).type != "cpu":
-        return 1  # torchrun has started the workers; a GPU needs no second process
-    last = checkpoint.newest(folder)
+    if by_torchrun():
+        return 1  # torchrun has started the workers
+    device, last = pick_device(recipe.train.device).type, checkpoint.newest(folder)
     if last is not None:
-        return checkpoint.workers_of(last)
+        before = checkpoint.workers_of(last)
+        return before if device == "cpu" else max(1, min(before, torch.cuda.device_count()))
+    if device != "cpu":
+        return 1  # a GPU needs no second process
     return recipe.train.workers or (cores() if pays_off(recipe) else 1)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def pays_off(recipe: Recipe) -> bool:

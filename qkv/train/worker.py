@@ -15,9 +15,10 @@ import torch
 
 from qkv.config import Recipe
 from qkv.convert.files import write_text
+from qkv.device import cores
 from qkv.distributed import WorkerLost, end_with, is_first
 from qkv.errors import FileError, explain, is_memory_error
-from qkv.train.launch import JOB, OUTCOME, cores
+from qkv.train.launch import JOB, OUTCOME
 from qkv.train.outcome import RunOutcome, write_outcome
 from qkv.train.report import Report
 from qkv.train.run import train_as_worker

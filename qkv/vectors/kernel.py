@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 
 import numpy as np
 
+from qkv.device import cores
 from qkv.engine.native import Word2VecStruct, library
 from qkv.vectors import reference
 from qkv.vectors.corpus import sentence_bounds
@@ -17,7 +17,7 @@ def workers(requested: int) -> int:
     """Return the number of threads: as requested, 0 = one per available core; 1 without a compiler."""
     if library() is None:
         return 1
-    return requested or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    return requested or cores()
 
 
 def learn(m: Word2Vec, ids: np.ndarray, epoch: int, place: int) -> tuple[float, int]:
