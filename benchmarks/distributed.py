@@ -61,7 +61,7 @@ def by_qkv(folder: Path, changes: dict[str, object], workers: int = 2) -> list[s
     return [sys.executable, *TRAIN, str(folder), "--workers", str(workers), *restarts, *settings(changes)]
 
 
-def by_torchrun(folder: Path, changes: dict[str, object], *options: str) -> list[str]:
+def launched_by_agent(folder: Path, changes: dict[str, object], *options: str) -> list[str]:
     """torchrun, on one machine unless the options say otherwise."""
     where = options or ("--standalone", "--nproc-per-node", "2")
     torchrun = [sys.executable, "-m", "torch.distributed.run", *where, "--max-restarts", "1000"]
@@ -127,7 +127,7 @@ def kills(place: Path, given: argparse.Namespace) -> tuple[list[str], bool]:
         ["| launcher | workers killed | before the first update | runs | identical |", "|---|---:|---:|---:|---:|"],
         True,
     )
-    for name, command in (("torchrun", by_torchrun), ("qkv train --workers 2", by_qkv)):
+    for name, command in (("torchrun", launched_by_agent), ("qkv train --workers 2", by_qkv)):
         r, done, early, runs, same = random.Random(given.seed), 0, 0, 0, 0
         while done < given.kills:
             folder = place / f"{name.split()[0]}-{runs}"
@@ -208,7 +208,7 @@ def on_host(name: str, folder: Path) -> list[str]:
     interface = (
         f"GLOO_SOCKET_IFNAME=veth-{name[-1]}"  # both hosts have the name of this machine, which is not an address
     )
-    return ["ip", "netns", "exec", name, "env", interface, *by_torchrun(folder, changes, *options)]
+    return ["ip", "netns", "exec", name, "env", interface, *launched_by_agent(folder, changes, *options)]
 
 
 def wait_until(processes: list[subprocess.Popen[bytes]], condition: Callable[[], bool]) -> bool:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qkv.config import ModelConfig, TrainConfig
-from qkv.distributed import world
+from qkv.distributed import world_size
 from qkv.plan.calibrate import make_update
 from qkv.plan.this_machine import GLOO
 
@@ -65,7 +65,7 @@ def measure(c: ModelConfig, rows: int, tokens: int, fields: dict[str, Any], upda
         start = time.perf_counter()
         update()
         times.append(time.perf_counter() - start)
-    wire = (loopback() - before) / updates / world()
+    wire = (loopback() - before) / updates / world_size()
     return {
         "seconds": sorted(times)[updates // 2],
         "memory": memory.bytes - empty,

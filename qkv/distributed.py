@@ -55,7 +55,7 @@ waiting_group: dist.ProcessGroup | None = None
 def process_group(minutes: float = MINUTES, idle_minutes: float = IDLE_MINUTES) -> Iterator[None]:
     """Join the process group of the workers that an agent has started, if any. Timeouts: `minutes` within an update, `idle_minutes`
     outside of updates."""
-    if dist.is_initialized() or not by_torchrun():
+    if dist.is_initialized() or not launched_by_agent():
         yield
         return
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -153,7 +153,7 @@ def describe_loss(error: BaseException, minutes: float, idle_minutes: float) -> 
     return "another worker has ended, or the connection to it was interrupted; see its own message"
 
 
-def by_torchrun() -> bool:
+def launched_by_agent() -> bool:
     """Whether an agent, such as torchrun, has started this process with others."""
     return os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ
 
@@ -167,29 +167,29 @@ def rank() -> int:
     """Return the number of this worker, also before it joins the others; rank 0 writes."""
     if dist.is_initialized():
         return dist.get_rank()
-    return int(os.environ["RANK"]) if by_torchrun() else 0
+    return int(os.environ["RANK"]) if launched_by_agent() else 0
 
 
-def world() -> int:
+def world_size() -> int:
     """Return the number of workers."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def is_first() -> bool:
+def is_rank_zero() -> bool:
     return rank() == 0
 
 
 @contextmanager
 def rank_zero_first() -> Iterator[None]:
     """Let rank 0 run the block before the others, which can then use its results."""
-    if not is_first():
-        wait_for_first()
+    if not is_rank_zero():
+        wait_for_rank_zero()
     yield
-    if is_first():
-        wait_for_first()
+    if is_rank_zero():
+        wait_for_rank_zero()
 
 
-def wait_for_first() -> None:
+def wait_for_rank_zero() -> None:
     """Wait for rank 0, the only one that writes files, with the timeout for waiting outside of updates."""
     broadcast([0.0])
 
@@ -218,10 +218,10 @@ def broadcast(values: Sequence[float]) -> list[float]:
 
 
 def all_gather(value: Tensor) -> Tensor:
-    """Stack the tensors of all workers: (...) -> (world, ...)."""
+    """Stack the tensors of all workers: (...) -> (world_size, ...)."""
     if not dist.is_initialized():
         return value[None]
-    found = [torch.empty_like(value) for _ in range(world())]
+    found = [torch.empty_like(value) for _ in range(world_size())]
     dist.all_gather(found, value)
     return torch.stack(found)
 
@@ -232,7 +232,7 @@ def broadcast_data(value: Any) -> Any:
         return value
     data = to_bytes(value)
     (size,) = broadcast([len(data)])
-    data = data if is_first() else data.new_empty(int(size))
+    data = data if is_rank_zero() else data.new_empty(int(size))
     dist.broadcast(data, 0, waiting_group)
     return from_bytes(data)
 
@@ -242,7 +242,7 @@ def all_gather_data(value: Any) -> list[Any]:
     if not dist.is_initialized():
         return [value]
     own = to_bytes(value)
-    lengths = [torch.zeros(1, dtype=torch.long) for _ in range(world())]
+    lengths = [torch.zeros(1, dtype=torch.long) for _ in range(world_size())]
     dist.all_gather(lengths, torch.tensor([len(own)]), waiting_group)
     sizes = [int(length) for length in lengths]
     found = [own.new_empty(max(sizes)) for _ in sizes]

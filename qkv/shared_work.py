@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from qkv.distributed import all_gather_data, rank, world
+from qkv.distributed import all_gather_data, rank, world_size
 from qkv.errors import QkvError, explain
 
 Item = TypeVar("Item")
@@ -35,7 +35,7 @@ def share_work() -> Iterator[None]:
 
 def shares() -> int:
     """Return the number of workers that divide the work."""
-    return world() if sharing else 1
+    return world_size() if sharing else 1
 
 
 def shared_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
@@ -47,9 +47,9 @@ def shared_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Ite
     if shares() == 1:
         yield from map(function, items)
         return
-    found = [iter(own) for own in all_gather_data(results_of(function, items[rank() :: world()]))]
+    found = [iter(own) for own in all_gather_data(results_of(function, items[rank() :: world_size()]))]
     for number in range(len(items)):
-        result, problem = next(found[number % world()])
+        result, problem = next(found[number % world_size()])
         if problem:
             raise QkvError(problem)
         yield result

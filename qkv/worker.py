@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qkv.cli import app
 from qkv.commands.workers import EXIT_CODE
-from qkv.distributed import end_with, is_first
+from qkv.distributed import end_with, is_rank_zero
 from qkv.train.worker import write_error
 
 
@@ -21,7 +21,7 @@ def main(place: Path, agent: int, arguments: list[str]) -> int:
         code = app(arguments, standalone_mode=False) or 0
     except BaseException as error:
         return write_error(error)
-    if code and is_first():
+    if code and is_rank_zero():
         (place / EXIT_CODE).write_text(str(code))
     return 0
 

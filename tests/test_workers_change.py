@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from qkv.batch import Batch
 from qkv.config import Recipe
-from qkv.distributed import world
+from qkv.distributed import world_size
 from qkv.train import loop, step
 from qkv.train import run as training
 from qkv.train.report import Report
@@ -44,7 +44,7 @@ def learned_rows(rank: int, count: int, port: int, folder: Path, r: Recipe) -> l
         return rows, weight
 
     def record_all(model: object, optimizer: object, batches: list[Batch], *rest: object) -> object:
-        if world() == 1:
+        if world_size() == 1:
             seen.extend(row for batch in batches for row in rows_of(batch))
         return update(model, optimizer, batches, *rest)
 

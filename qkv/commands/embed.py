@@ -51,11 +51,11 @@ def run(
     [dim]qkv embed my-encoder texts.txt --pooling cls --layer -2 --out vectors.npy[/]
     """
     from qkv.api import load
-    from qkv.distributed import is_first
+    from qkv.distributed import is_rank_zero
     from qkv.tasks.embed import fits
 
     # the other workers may be on machines without the file
-    source: Source = check_file(file) if is_first() else []
+    source: Source = check_file(file) if is_rank_zero() else []
     if out is not None:
         fits(out)
     model = load(folder, device.value, precision)
@@ -100,12 +100,12 @@ def keep(embedder: Embedder, source: Source, out: Path, how: dict[str, Any], eac
     """Write all vectors to a file."""
     import torch
 
-    from qkv.distributed import is_first
+    from qkv.distributed import is_rank_zero
     from qkv.tasks.embed import Tokens, write, write_tokens
 
     found: list[Any] = []
     embed_lines(embedder, source, found.extend, how, each)
-    if not is_first():
+    if not is_rank_zero():
         return
     if each:
         write_tokens(out, [Tokens(pieces, vectors) for _, pieces, vectors in found], embedder.config.d_model)

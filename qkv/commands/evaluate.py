@@ -229,7 +229,7 @@ def score_model(what: Path, data: list[Path] | None, columns: str | None, confus
     """Score a model of a task other than translation on its own test set or on files; a language model, if `how` has its
     shots, with prompts of solved examples. Print the scores and draw the confusion matrix."""
     from qkv.convert.files import write_text
-    from qkv.distributed import is_first
+    from qkv.distributed import is_rank_zero
     from qkv.workflow import evaluate
 
     if how and how["shots"] is None:
@@ -244,7 +244,7 @@ def score_model(what: Path, data: list[Path] | None, columns: str | None, confus
         if picture is None:
             classes = "none" if found.report is None else f"{len(found.report.rows):,}"
             raise ConfigError(f"--confusion draws up to 50 classes, but {what} has {classes}: leave it out")
-        if is_first():
+        if is_rank_zero():
             write_text(confusion, picture)
     print(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found)
 
@@ -267,7 +267,7 @@ def translate_source(what: Path, texts: list[str] | None, beam: int | None, leng
     """Translate texts, with the model's own decoding settings unless given; without texts, read translations from a file."""
     from qkv.api import load
     from qkv.convert.files import write_text
-    from qkv.distributed import is_first
+    from qkv.distributed import is_rank_zero
     from qkv.evaluate.scores import read_sentences
     from qkv.shared_work import shared_parts
     from qkv.tasks.translation import one_line
@@ -278,7 +278,7 @@ def translate_source(what: Path, texts: list[str] | None, beam: int | None, leng
     model = load(what, device.value, precision)
     translate = lambda some: model.translate(some, beam=beam, length_penalty=length_penalty)  # noqa: E731
     found = [one_line(text) for text in shared_parts(translate, texts)]
-    if output is not None and is_first():
+    if output is not None and is_rank_zero():
         write_text(output, "".join(text + "\n" for text in found))
     return found
 

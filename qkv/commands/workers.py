@@ -35,9 +35,9 @@ def with_workers(command: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, workers: int = 1, **options: Any) -> None:
         if workers == 1 and "WORLD_SIZE" not in os.environ:
             return command(*arguments, **options)
-        from qkv.distributed import by_torchrun
+        from qkv.distributed import launched_by_agent
 
-        if workers > 1 and not by_torchrun():
+        if workers > 1 and not launched_by_agent():
             raise typer.Exit(start_workers(workers))
         with worker_group():
             return command(*arguments, **options)
@@ -64,12 +64,12 @@ def worker_group() -> Iterator[None]:
     import torch
 
     from qkv.device import cores
-    from qkv.distributed import is_first, process_group
+    from qkv.distributed import is_rank_zero, process_group
     from qkv.shared_work import share_work
 
     torch.set_num_threads(max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     with process_group(), share_work():
-        if is_first():
+        if is_rank_zero():
             yield
             return
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -78,9 +78,9 @@ def worker_group() -> Iterator[None]:
 
 def source_of_worker(source: Source) -> Source:
     """Return the source for rank 0, which reads it for all, and an empty one for the others, which may lack the file."""
-    from qkv.distributed import is_first
+    from qkv.distributed import is_rank_zero
 
-    return source if is_first() else []
+    return source if is_rank_zero() else []
 
 
 def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
@@ -96,9 +96,9 @@ def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[
             show(compute(done, chunk))
             done += len(chunk)
         return
-    from qkv.distributed import is_first
+    from qkv.distributed import is_rank_zero
 
-    if is_first():
+    if is_rank_zero():
         compute_on_first(compute, show, source, columns)
     else:
         compute_on_others(compute)
@@ -107,13 +107,13 @@ def compute_chunks(compute: Callable[[int, list[Line]], Result], show: Callable[
 def compute_on_first(compute: Callable[[int, list[Line]], Result], show: Callable[[Result], None], source: Source,
                      columns: Sequence[int | str]) -> None:  # fmt: skip
     """Read lines for all workers, compute a share of them, and show the results of all."""
-    from qkv.distributed import broadcast_data, world
+    from qkv.distributed import broadcast_data, world_size
     from qkv.errors import explain
     from qkv.shared_work import shared_map
 
     done = 0
     try:
-        for lines in chunks(source, columns, CHUNK * world()):
+        for lines in chunks(source, columns, CHUNK * world_size()):
             for result in shared_map(lambda part: compute(*part), broadcast_data(parts(done, lines))):
                 show(result)
             done += len(lines)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from qkv.convert.files import read_json, write_json
-from qkv.distributed import end_with, is_first, process_group
+from qkv.distributed import end_with, is_rank_zero, process_group
 from qkv.memory import keep_freed_memory
 from qkv.train.agent import run_workers
 from qkv.train.worker import write_error
@@ -51,7 +51,7 @@ def main(place: Path) -> int:
     try:
         with process_group():
             found = getattr(import_module(job["module"]), job["function"])(*job["arguments"])
-            if is_first():
+            if is_rank_zero():
                 write_json(place / RESULT, found)
         return 0
     except BaseException as error:

@@ -21,7 +21,7 @@ from qkv.convert.files import new_folder, read_headers, read_json, read_tensors,
 from qkv.convert.folder import put
 from qkv.convert.manifest import MARKER, checksums, seal, verify
 from qkv.data.batching import Position
-from qkv.distributed import all_gather, rank, wait_for_first, world
+from qkv.distributed import all_gather, rank, wait_for_rank_zero, world_size
 from qkv.errors import FileError, is_memory_error
 from qkv.models.weights import weights
 from qkv.parts.state import State
@@ -43,7 +43,7 @@ def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None)
     if rank() == 0:
         folder.parent.mkdir(parents=True, exist_ok=True)
         settle(folder.resolve())  # before the other workers write into it
-    wait_for_first()
+    wait_for_rank_zero()
     tensors = {**state_tensors(t), **random_states(), **carried_states(t.carried)}
     groups = t.optimizer.state_dict()["param_groups"]
     numbers = {"progress": asdict(t.progress), "groups": groups, "words": t.words, "data": t.data}
@@ -56,7 +56,7 @@ def save(folder: Path, t: Training, finished: Callable[[], None] = lambda: None)
             seal(new, (TENSORS, NUMBERS))
         finished()
     if not t.sharded:
-        wait_for_first()
+        wait_for_rank_zero()
 
 
 def finish_saving(t: Training) -> None:
@@ -90,7 +90,7 @@ def load(folder: Path, t: Training) -> None:
         t.optimizer.load_state_dict({"state": _unflatten(parts["optimizer"]), "param_groups": groups})
         t.progress = progress_of(numbers["progress"])
         put_average(t, parts["average"])
-        put_random_states(random, world() // t.sharded.model.replicas if t.sharded else 1)
+        put_random_states(random, world_size() // t.sharded.model.replicas if t.sharded else 1)
         t.carried = own_states(parts["carried"], next(t.network.parameters()).device)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
         if is_memory_error(error):
@@ -157,7 +157,7 @@ def inputs_of(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def random_states() -> dict[str, Tensor]:
-    """The random number generators of all workers, (world, n) bytes each."""
+    """The random number generators of all workers, (world_size, n) bytes each."""
     states = {"random": all_gather(torch.get_rng_state())}
     if torch.cuda.is_available():
         states["random_cuda"] = all_gather(torch.cuda.get_rng_state())
@@ -177,7 +177,7 @@ def workers_of(folder: Path) -> int:
 
 def put_random_states(states: dict[str, Tensor], group: int = 1) -> None:
     """Restore each worker's state, or that of the first worker of its group; with another number of workers all are new."""
-    if len(states["random"]) != world():
+    if len(states["random"]) != world_size():
         return
     own = rank() - rank() % group
     torch.set_rng_state(states["random"][own].clone())
@@ -196,11 +196,11 @@ def carried_states(carried: list[State]) -> dict[str, Tensor]:
 
 
 def gathered_rows(own: Tensor) -> Tensor:
-    """The rows of all workers in the order of their batch, in which worker r has the rows r, r + world, ...: (b, ...) -> (B, ...)."""
+    """The rows of all workers in the order of their batch, in which worker r has the rows r, r + world_size, ...: (b, ...) -> (B, ...)."""
     counts = all_gather(torch.tensor(len(own))).tolist()
     padded = own.new_zeros(max(counts), *own.shape[1:])  # messages of one size
     padded[: len(own)] = own
-    found = all_gather(padded).transpose(0, 1).flatten(0, 1)  # (b, world, ...) -> (b * world, ...)
+    found = all_gather(padded).transpose(0, 1).flatten(0, 1)  # (b, world_size, ...) -> (b * world_size, ...)
     return found[: sum(counts)].clone()
 
 
@@ -209,7 +209,7 @@ def own_states(flat: dict[str, Tensor], device: torch.device) -> list[State]:
     found: dict[int, dict[int, dict[str, Tensor]]] = {}
     for key, x in flat.items():
         number, layer, name = key.split(".")
-        found.setdefault(int(number), {}).setdefault(int(layer), {})[name] = x[rank() :: world()].to(device)
+        found.setdefault(int(number), {}).setdefault(int(layer), {})[name] = x[rank() :: world_size()].to(device)
     return [State(tuple(layers[i] for i in sorted(layers))) for _, layers in sorted(found.items())]
 
 

@@ -19,7 +19,7 @@ import torch
 
 from qkv.config import ModelConfig, Recipe
 from qkv.device import cores, pick_device
-from qkv.distributed import WorkerLost, by_torchrun
+from qkv.distributed import WorkerLost, launched_by_agent
 from qkv.models.build import skeleton
 from qkv.train import checkpoint
 from qkv.train.loop import Ending
@@ -41,7 +41,7 @@ JOB, OUTCOME = "job.json", "outcome.json"
 def worker_count(recipe: Recipe, folder: Path) -> int:
     """How many workers train this recipe: those of the run's last checkpoint, those that the recipe sets, or one per core
     where data parallelism pays. A function of the recipe and the machine, not of the clock: results do not depend on load."""
-    if by_torchrun():
+    if launched_by_agent():
         return 1  # torchrun has started the workers
     device, last = pick_device(recipe.train.device).type, checkpoint.newest(folder)
     if last is not None:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from qkv.batch import Batch
 from qkv.config import Interval, TrainConfig, TuneConfig, interval
 from qkv.device import isolate_random_state, pick_device
-from qkv.distributed import agree, broadcast, wait_for_first, world
+from qkv.distributed import agree, broadcast, wait_for_rank_zero, world_size
 from qkv.engine.training_kernels import quicken
 from qkv.errors import QkvError
 from qkv.memory import keep_freed_memory
@@ -31,7 +31,7 @@ from qkv.text.wording import format_duration
 from qkv.train import lora
 from qkv.train.optimizer import make_optimizer, moving_average
 from qkv.train.schedule import learning_rate, warmup_share
-from qkv.train.sharding import replica, shard, shards_of, whole_network
+from qkv.train.sharding import replica, shard, shards_of, unsharded_network
 from qkv.train.state import Progress, Training
 from qkv.train.step import Model, Objective, data_parallel, loss_module, step
 
@@ -81,7 +81,7 @@ def prepare(network: nn.Module, c: TrainConfig, tune: TuneConfig = TuneConfig())
     if c.compile:
         network.compile(dynamic=True)
     t = Training(network, make_optimizer(network, c, tune), average, half=half, sharded=sharded)
-    if world() > 1:
+    if world_size() > 1:
         torch.manual_seed(seed_of(c.seed, replica(t)))  # the weights are equal, but each draws its own dropout masks
     return t
 
@@ -152,7 +152,7 @@ class Clock:
     """When a run evaluates, saves and ends, decided equally on all workers."""
 
     def __init__(self, progress: Progress, c: TrainConfig, signals: list[signal.Signals]):
-        self.progress, self.c, self.signals, self.workers = progress, c, signals, world()
+        self.progress, self.c, self.signals, self.workers = progress, c, signals, world_size()
         self.start = time.monotonic() - progress.seconds
         self.mark: Mark = (progress.step, share_of_run(progress, c), progress.seconds / 60)
         self.signal, self.ending, self.evaluation_due, self.checkpoint_due = 0, end_reason(progress, c), False, False
@@ -241,7 +241,7 @@ def one_update(t: Training, task: Task, model: Model, batches: list[Batch], c: T
 def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
     """Score the held-out examples, of which each worker computes a share; keep these weights if they are the best so far."""
     device = next(t.network.parameters()).device
-    network = whole_network(t).eval()
+    network = unsharded_network(t).eval()
     with isolate_random_state(device):  # evaluation must not change the following updates
         with (
             parametrize.cached(),
@@ -256,7 +256,7 @@ def evaluate(t: Training, task: Task, hooks: Hooks) -> dict[str, Any]:
         if score >= t.progress.best:  # of equal scores (0, 100) keep the later one, which was trained longer
             t.progress.best, t.progress.best_step = score, t.progress.step
             hooks.best(network)
-            wait_for_first()
+            wait_for_rank_zero()
     return {f"valid_{name}": value for name, value in scores.items()}
 
 

@@ -68,7 +68,7 @@ def join_rows(states: list[Any]) -> Any:
     return State(tuple({name: torch.cat([layer[name] for layer in each]) for name in each[0]} for each in layers))
 
 
-def begin_again(random: Tensor, random_cuda: Tensor | None) -> None:
+def prepare_retry(random: Tensor, random_cuda: Tensor | None) -> None:
     """Free the memory of the failed pass, and restore the random state."""
     gc.collect()  # the frames of the error held its activations
     torch.set_rng_state(random)

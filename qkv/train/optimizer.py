@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from qkv.config import TrainConfig, TuneConfig
-from qkv.distributed import all_reduce, world
+from qkv.distributed import all_reduce, world_size
 from qkv.errors import ConfigError
 
 POLYNOMIAL = (3.4445, -4.7750, 2.0315)
@@ -236,7 +236,7 @@ def clip_shards(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     moving = [p for p in parameters if p.grad is not None]
     gradients = [local(p.grad) for p in moving]
     # the square of a number that several workers store is divided by their number
-    weights = [shard_count(p) / world() for p in moving]
+    weights = [shard_count(p) / world_size() for p in moving]
     squares = torch.stack(torch._foreach_norm(gradients)).square()
     norm = all_reduce((squares * squares.new_tensor(weights)).sum()).sqrt()
     torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from qkv.convert.huggingface import exportable
-from qkv.distributed import world
+from qkv.distributed import world_size
 from qkv.tasks.base import Task
 from qkv.text.wording import format_duration, plural
 from qkv.train.checkpoint import Training
@@ -88,9 +88,10 @@ class Report:
         budget += f", at most {epochs}" if epochs else ""
         some = "" if learned == count else f", {learned:,} of them learned"
         self.say(f"{c.family} of {count:,} parameters{some}, up to {self.train.steps:,} updates{budget}")
-        shared = f"; {world()} workers with a thread each share every batch" if world() > 1 else ""
+        workers = world_size()
+        shared = f"; {workers} workers with a thread each share every batch" if workers > 1 else ""
         self.say(
-            f"about {(world() * fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {world() * fixed / 1e6:,.0f} "
+            f"about {(workers * fixed + moving) / 1e6:,.0f} MB of memory beside the program and its text: {workers * fixed / 1e6:,.0f} "
             f"for weights, gradients and optimiser, {moving / 1e6:,.0f} for activations{shared}"
         )
         name, why = exportable(c)

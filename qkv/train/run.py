@@ -30,7 +30,15 @@ from qkv.convert.detect import open_config
 from qkv.convert.files import read_text, to_disk, write_text
 from qkv.convert.manifest import seal
 from qkv.data.corpora import describe_headers
-from qkv.distributed import broadcast_data, by_torchrun, is_first, process_group, rank_zero_first, restart_count, world
+from qkv.distributed import (
+    broadcast_data,
+    is_rank_zero,
+    launched_by_agent,
+    process_group,
+    rank_zero_first,
+    restart_count,
+    world_size,
+)
 from qkv.errors import ConfigError, FileError
 from qkv.look.charts import curves
 from qkv.tasks.base import Task, Words, task_of, unused
@@ -74,13 +82,13 @@ def run(recipe: Recipe, text: str, folder: Path, report: Report, workers: int | 
     changed_data: continue although the training data have changed since the run began.
     max_restarts: how often the workers may be restarted when one is lost; None = launch.RESTARTS.
     """
-    if by_torchrun() and (workers not in (None, 1) or max_restarts is not None):
+    if launched_by_agent() and (workers not in (None, 1) or max_restarts is not None):
         raise ConfigError(
             "torchrun has started the workers already: remove --workers, and pass --max-restarts to torchrun"
         )
     check_recipe(recipe)
-    with lock_folder(folder) if is_first() else nullcontext():
-        if is_first():
+    with lock_folder(folder) if is_rank_zero() else nullcontext():
+        if is_rank_zero():
             checkpoint.set_aside_damaged_checkpoints(folder, report.say)
             check_rules(folder, recipe)
             claim(folder, recipe, text, lambda path: load_recipe(path, None, open_config), report.say)
@@ -99,7 +107,7 @@ def train_as_worker(
     with report.heartbeat():
         with process_group(recipe.train.worker_timeout, recipe.train.idle_timeout):
             r = train_in_group(recipe, folder, report, changed_data)
-        if is_first():
+        if is_rank_zero():
             torch.set_num_threads(threads or torch.get_num_threads())
             conclude(r, report)
     return r
@@ -150,7 +158,7 @@ def conclude(r: Run, report: Report) -> None:
 
 def learn(r: Run, report: Report) -> Ending:
     """Train from the current state of the run. Rank 0 logs, reports and stores the best model; all workers save checkpoints."""
-    if not is_first():
+    if not is_rank_zero():
         silent = lambda *_: None  # noqa: E731
         return train(r.training, r.task, r.recipe.train, Hooks(silent, silent, lambda t: store(r, t), silent))
     report.begin(r.task, r.training)
@@ -176,19 +184,26 @@ def open_run(recipe: Recipe, folder: Path, report: Report, changed_data: bool = 
     torch.manual_seed(recipe.train.seed)
     network = task.network()
     if recipe.tune.start and last is None:
-        start_from(recipe.tune.start, config, task.kept(network), report.say if is_first() else lambda _: None)
+        start_from(recipe.tune.start, config, task.kept(network), report.say if is_rank_zero() else lambda _: None)
     training = prepare(network, recipe.train, recipe.tune)
     if last is not None:
         checkpoint.load(last, training)
         change_workers(checkpoint.workers_of(last), recipe.train.seed, training, report)
-    if is_first() and not end_reason(training.progress, recipe.train):
+    if is_rank_zero() and not end_reason(training.progress, recipe.train):
         training.words = word_checksums(folder)
         training.data = check_data(task.batches.source, old_data, changed_data, report.say)
-    if is_first():
+    if is_rank_zero():
         report_warnings(recipe, config, task, report)
         cut_log(folder, training.progress.step)
     return Run(
-        folder, recipe, training.progress, config=config, words=words, training=training, task=task, workers=world()
+        folder,
+        recipe,
+        training.progress,
+        config=config,
+        words=words,
+        training=training,
+        task=task,
+        workers=world_size(),
     )
 
 
@@ -198,7 +213,7 @@ def checkpoint_to_load(folder: Path, report: Report) -> Path | None:
     On a shared file system such as NFS, another machine may still see an older listing of the folder.
     """
     name = None
-    if is_first():
+    if is_rank_zero():
         if restart_count():
             checkpoint.set_aside_damaged_checkpoints(folder, report.say)
         last = checkpoint.newest(folder)
@@ -209,11 +224,13 @@ def checkpoint_to_load(folder: Path, report: Report) -> Path | None:
 
 def change_workers(before: int, seed: int, t: Training, report: Report) -> None:
     """Continue with another number of workers than wrote the checkpoint: each gets a new random state."""
-    if before == world():
+    if before == world_size():
         return
-    torch.manual_seed(seed_of(seed, replica(t), world(), t.progress.step))
-    if is_first():
-        report.say(f"continuing with {world()} workers instead of {before}: equal up to rounding and dropout masks")
+    torch.manual_seed(seed_of(seed, replica(t), world_size(), t.progress.step))
+    if is_rank_zero():
+        report.say(
+            f"continuing with {world_size()} workers instead of {before}: equal up to rounding and dropout masks"
+        )
 
 
 def report_warnings(recipe: Recipe, config: ModelConfig, task: Task, report: Report) -> None:
@@ -277,7 +294,7 @@ def draw(r: Run) -> None:
 
 def store(r: Run, t: Training) -> None:
     """Write a checkpoint, after the log; then delete those that are older than the ones to keep."""
-    if is_first():
+    if is_rank_zero():
         to_disk(r.folder / NAME)
     remove_old = lambda: checkpoint.remove_old(r.folder, r.recipe.train.keep)  # noqa: E731
     checkpoint.save(r.folder / f"checkpoint-{t.progress.step:07d}", t, remove_old)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from qkv.config import TrainConfig
-from qkv.distributed import rank, world
+from qkv.distributed import rank, world_size
 from qkv.errors import ConfigError
 from qkv.parts.attention import Attention
 from qkv.parts.feedforward import FeedForward
@@ -35,19 +35,19 @@ from qkv.train.step import loss_module
 
 def shard(network: nn.Module, c: TrainConfig, half: bool) -> Sharded | None:
     """Divide a network, which is the same on all workers, among them; None if the recipe does not divide it or there is one worker."""
-    if world() % c.tensor_parallel:
+    if world_size() % c.tensor_parallel:
         raise ConfigError(
-            f"train.tensor_parallel = {c.tensor_parallel} does not divide the number of workers, {world()}: "
+            f"train.tensor_parallel = {c.tensor_parallel} does not divide the number of workers, {world_size()}: "
             f"start a multiple of {c.tensor_parallel} with --workers or torchrun"
         )
-    if world() == 1 or (c.sharding == "none" and c.tensor_parallel == 1):
+    if world_size() == 1 or (c.sharding == "none" and c.tensor_parallel == 1):
         return None
     # imported here, because importing them takes a second
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)  # it warns about every layer
-    groups = world() // c.tensor_parallel
+    groups = world_size() // c.tensor_parallel
     shape = (1, groups) if c.sharding == "full" else (groups, 1)
     device = next(network.parameters()).device.type
     mesh = init_device_mesh(device, (*shape, c.tensor_parallel), mesh_dim_names=("replicate", "shard", "tensor"))
@@ -147,7 +147,7 @@ def without_memory(sharded: Sharded) -> Any:
     return replace_parameters(sharded.skeleton, numbers)
 
 
-def whole_network(t: Training) -> Any:
+def unsharded_network(t: Training) -> Any:
     """Return the network to evaluate and to save, with unsharded weights: their moving average if there is one.
 
     All workers must call it together, and each gets the network; for a sharded network it is a copy.

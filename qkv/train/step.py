@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from qkv.batch import Batch, Loss
-from qkv.distributed import all_reduce, rank, world
+from qkv.distributed import all_reduce, rank, world_size
 from qkv.errors import QkvError
 from qkv.models.output import Output
 from qkv.parts.experts import Experts
 from qkv.parts.state import State
 from qkv.parts.tap import record
-from qkv.train.memory_limit import DoesNotFit, begin_again, explain_memory_error, join_rows, parts, rows_of
+from qkv.train.memory_limit import DoesNotFit, explain_memory_error, join_rows, parts, prepare_retry, rows_of
 from qkv.train.optimizer import clip_shards
 
 Objective = Callable[[Output, Batch], Loss]
@@ -87,9 +87,9 @@ def data_parallel(module: LossModule) -> Model:
     `find_unused_parameters` also fixes the buckets in which gradients are exchanged. DistributedDataParallel otherwise regroups
     them after the first update of a process, and a resumed run would add in a different order: the results would differ in the last bits.
     """
-    if world() == 1:
+    if world_size() == 1:
         return module
-    module.replica, module.replicas = rank(), world()
+    module.replica, module.replicas = rank(), world_size()
     return DistributedDataParallel(
         module, forward_sync_buffers=False, find_unused_parameters=True, gradient_as_bucket_view=True
     )
@@ -129,7 +129,7 @@ def gradients(model: Model, batches: Sequence[Batch], carried: list[State] | Non
             break
         except DoesNotFit as error:
             module.limit = error.half()
-        begin_again(*random)
+        prepare_retry(*random)
     if carried:
         carried[:] = states
     return loss
@@ -163,7 +163,7 @@ def accumulate(model: Model, batches: Sequence[Batch], carried: list[State] | No
         states.append(found[0] if len(found) == 1 else join_rows(found))
     if module.replicas > 1:
         total = all_reduce(total) * (
-            module.replicas / world()
+            module.replicas / world_size()
         )  # the workers of a tensor-parallel group have the same rows
     if not total.isfinite():
         raise QkvError(f"the loss of {where} is {total.item()}; {UNCHANGED}")

@@ -16,7 +16,7 @@ import torch
 from qkv.config import Recipe
 from qkv.convert.files import write_text
 from qkv.device import cores
-from qkv.distributed import WorkerLost, end_with, is_first
+from qkv.distributed import WorkerLost, end_with, is_rank_zero
 from qkv.errors import FileError, explain, is_memory_error
 from qkv.train.launch import JOB, OUTCOME
 from qkv.train.outcome import RunOutcome, write_outcome
@@ -29,10 +29,10 @@ def work(place: Path, job: dict[str, Any]) -> RunOutcome:
     """Train as one rank of a run until it ends."""
     torch.set_num_threads(1)
     recipe, folder = Recipe.model_validate_json(job["recipe"]), Path(job["folder"])
-    report = Report(quiet=job["quiet"] or not is_first())
+    report = Report(quiet=job["quiet"] or not is_rank_zero())
     # rank 0 scores the model alone, when the other workers have ended
     r = train_as_worker(recipe, folder, report, job["changed_data"], threads=cores())
-    if is_first():
+    if is_rank_zero():
         write_outcome(place / OUTCOME, r)
     return r
 
