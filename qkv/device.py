@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import torch
 
 from qkv.errors import QkvError
+
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+"""Where Linux tells a container its limit."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -28,6 +32,15 @@ def pick_device(name: str) -> torch.device:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_size() -> int:
+    """Return the bytes of memory that this process may use: those of the machine, or a lower limit of its container."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(machine, int(CONTAINER_LIMIT.read_text()))
+    except (OSError, ValueError):  # no file, or "max"
+        return machine
 
 
 def isolate_random_state(device: torch.device) -> AbstractContextManager[None]:

@@ -23,10 +23,10 @@ sharing = False
 
 
 @contextmanager
-def share_work() -> Iterator[None]:
-    """Divide the work of `shared_map` and `shared_parts` over the workers within the block."""
+def share_work(divided: bool = True) -> Iterator[None]:
+    """Divide the work of `shared_map` and `shared_parts` over the workers within the block, or do not divide it."""
     global sharing
-    before, sharing = sharing, True
+    before, sharing = sharing, divided
     try:
         yield
     finally:
@@ -47,7 +47,11 @@ def shared_map(function: Callable[[Item], Result], items: Sequence[Item]) -> Ite
     if shares() == 1:
         yield from map(function, items)
         return
-    found = [iter(own) for own in all_gather_data(results_of(function, items[rank() :: world_size()]))]
+    with share_work(
+        False
+    ):  # what an item computes is its worker's own: the others would wait for calls that they do not make
+        own_results = results_of(function, items[rank() :: world_size()])
+    found = [iter(own) for own in all_gather_data(own_results)]
     for number in range(len(items)):
         result, problem = next(found[number % world_size()])
         if problem:

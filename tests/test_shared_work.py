@@ -78,9 +78,19 @@ def divided() -> dict[str, Any]:
         return x * x
 
     squares = list(shared_map(square, range(5)))
+    nested = list(
+        shared_map(lambda x: sum(shared_map(lambda y: x * y, range(x))), range(5))
+    )  # an item is one worker's own
     sums = shared_sums(lambda x: (x, 0.1 * x), range(7))
     parts = shared_parts(lambda some: [x + 1 for x in some], range(5))
-    return {"squares": squares, "sums": sums, "parts": parts, "mine": mine, "empty": list(shared_map(square, []))}
+    return {
+        "squares": squares,
+        "nested": nested,
+        "sums": sums,
+        "parts": parts,
+        "mine": mine,
+        "empty": list(shared_map(square, [])),
+    }
 
 
 def test_items_are_divided_and_results_are_in_order(pair: Pair) -> None:

@@ -3,7 +3,6 @@ the Python overhead of FSDP2 and DTensor."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from qkv.batch import Batch
 from qkv.config import ModelConfig, TrainConfig
 from qkv.device import cores as usable_cores
+from qkv.device import memory_size
 from qkv.models.build import build
 from qkv.models.flops import training_flops
 from qkv.objectives import causal, objective
@@ -63,10 +63,9 @@ def calibrate(say: Say = lambda _: None) -> ThisMachine:
         say(f"collectives of {workers} workers")
         for kind, seconds in call_on_workers(measure_collectives, workers).items():
             collectives.setdefault(kind, {})[str(workers)] = seconds
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     say("2 workers with a sharded network")
     overheads = call_on_workers(measure_divisions, 2)
-    return ThisMachine(describe_host(), cores, float(memory), peaks, rates, memory_rates, collectives, overheads)
+    return ThisMachine(describe_host(), cores, float(memory_size()), peaks, rates, memory_rates, collectives, overheads)
 
 
 # --- measurement

@@ -34,7 +34,7 @@ class ThisMachine:
     """Where it was measured: constants of another machine or version of PyTorch are not used."""
     cores: int
     memory: float
-    """Memory of the machine in bytes."""
+    """Bytes of memory that may be used."""
     peaks: dict[str, float]
     """Precision -> operations per second of a large matrix product on one core."""
     rates: dict[str, dict[str, dict[str, float]]]

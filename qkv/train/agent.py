@@ -197,7 +197,8 @@ def inherits_stderr() -> bool:
 
 @contextmanager
 def own_signals(agent: Agent) -> Iterator[None]:
-    """Let the agent handle SIGINT and SIGTERM within the block, and restore their handlers afterwards. Its warnings are suppressed."""
+    """Let the agent handle SIGINT and SIGTERM within the block, and restore their handlers afterwards. Torch's own handlers and
+    its warnings of lost workers stay off in this process."""
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "none"  # of torch's handlers
     for name in ("multiprocessing.api", "agent.server.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def load(folder: Path, t: Training) -> None:
     """Restore the state of training; `set_aside_damaged_checkpoints` has verified the files."""
     numbers = read_json(folder / NUMBERS)
     try:
-        tensors = read_state(folder, lambda *entry: empty_like_state(t, *entry), t.sharded is not None)
+        weights = dict(t.network.named_parameters())
+        tensors = read_state(folder, lambda *entry: empty_like_state(t, weights, *entry), t.sharded is not None)
         random = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random")}
         parts: dict[str, dict[str, Tensor]] = {"optimizer": {}, "weights": {}, "average": {}, "carried": {}}
         for key, x in tensors.items():
@@ -107,7 +108,9 @@ def read_state(folder: Path, create: Create = whole_tensor, divided: bool = Fals
     return read_shards(folder, create)
 
 
-def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def empty_like_state(
+    t: Training, weights: Mapping[str, Tensor], key: str, shape: torch.Size, dtype: torch.dtype
+) -> Tensor:
     """Return a tensor to read an entry into: sharded like the parameter that it is or belongs to, or unsharded."""
     part, _, name = key.partition(".")
     like: Any = None
@@ -115,7 +118,7 @@ def empty_like_state(t: Training, key: str, shape: torch.Size, dtype: torch.dtyp
         learned = [p for group in t.optimizer.param_groups for p in group["params"]]
         like = learned[int(name.partition(".")[0])]
     elif part in ("weights", "average"):
-        like = dict(t.network.named_parameters()).get(name)
+        like = weights.get(name)
     if like is None or like.shape != shape:
         return whole_tensor(key, shape, dtype)
     return torch.empty_like(like.detach(), dtype=dtype)

@@ -306,8 +306,8 @@ __attribute__((noinline)) static void group_sums_of_many(const uint8_t* w, long 
     group_sums<Type, rows, panels, 1>(w, panel, x, width, inputs, sums_of_x, groups, totals);
 }
 
-// y (rows, panels x 16) = x W^T + b for the first `rows` rows of x; scales and bias are those of these panels
-// for groups of `size` inputs, or of any number of them if it is 0
+// y (rows, panels x 16) = x W^T + b for `rows` rows of x and the panels from `column` on. Groups have `size` inputs, or if it is 0 as
+// many as in `l`.
 template <class Type, int rows, int panels, int ways, long size = 0>
 static void tile_integers(const Linear& l, const QuantizedRows& x, long row, long column, float* y, long step, bool add) {
     long width = QuantizedRows::width(l), groups = groups_of(l), panel = up(l.in, Type::inputs) / Type::inputs * 64;

@@ -49,7 +49,7 @@ struct Pass {  // T more tokens of each of R rows
     const bool* source_real;    // (sentences, source); null = all
     const float *cosine, *sine;  // (R or 1, T, D / 2): rotary positions; null = none
     long rotation_row;           // from one row to the next, 0 = the same for all
-    bool interleaved;            // neighbours are rotated heads_per_task, otherwise numbers that are half a head apart
+    bool interleaved;            // neighbours are rotated as pairs, otherwise numbers that are half a head apart
     const float* bias;           // (R or 1, heads, T, past + T), added to the scaled scores; null = none
     long bias_row;
     const long* spans;  // (n, 3): row, first token and end of the texts, where nothing is kept
