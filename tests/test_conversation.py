@@ -312,7 +312,7 @@ def test_any_chat_model_reads_conversations_and_plain_text(trained: Path, tmp_pa
     ({"model": {"family": "encoder-decoder"}}, "conversation needs"),
     ({"data": {"max_length": 1000}}, "do not fit model.max_length"),
     ({"data": {"train": [{"text": "hello"}]}}, "not for conversation"),
-    ({"data": {"carry": True}}, "data.carry means nothing"),
+    ({"data": {"carry": True}}, "data.carry does not apply to task"),
     ({"data": {"train": [{"files": ["talk.txt"]}]}}, "give one .jsonl file"),
     ({"data": {"train": [{"table": "none.jsonl"}]}}, "none.jsonl"),
     ({"data": {"train": [{"table": "labels.jsonl"}]}}, "not clear which of them conversation reads as messages"),

@@ -155,7 +155,7 @@ def test_a_model_that_knows_the_words_is_right(trained: Path, run: Run) -> None:
 @pytest.mark.parametrize(("options", "message"), [
     (["--shots", "2"], "give it with --data FILE"),
     (["--data", "dev.tsv", "--shots", "12"], "there are 9 other examples"),
-    (["--data", "dev.tsv", "--shots", "1", "--template", "{label} {text}"], "needs {text} and behind it {label}"),
+    (["--data", "dev.tsv", "--shots", "1", "--template", "{label} {text}"], "needs {text} and after it {label}"),
     (["--data", "dev.tsv", "--shots", "1", "--template", "chat"], "no chat template"),
     (["--data", "dev.tsv", "--shots", "1", "--beam", "2"], "--beam does not apply with --shots"),
     (["--data", "dev.tsv", "--template", "x"], "need --shots K"),

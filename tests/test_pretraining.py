@@ -533,7 +533,7 @@ def test_electra_s_loss_is_the_sum_of_two_means() -> None:
     ("masked", {"model.head": '"tags"'}, "head 'masked' or 'masked-next'"),
     ("spans", {"model.family": '"decoder"', "model.tie": '"output"'}, "family 'encoder-decoder'"),
     ("masked", {"data.max_length": 1000}, "do not fit model.max_length"),
-    ("replaced", {"data.test": "{ grammar = 5 }"}, "generator, which is not kept"),
+    ("replaced", {"data.test": "{ grammar = 5 }"}, "generator, which is not stored"),
     ("spans", {"corrupt.rate": 0.6, "corrupt.span": 1.0, "data.max_length": 40, "model.max_length": 40}, "makes up to 43"),
 ])  # fmt: skip
 def test_impossible_recipes_are_refused(name: str, changes: dict[str, object], message: str) -> None:
@@ -544,7 +544,7 @@ def test_impossible_recipes_are_refused(name: str, changes: dict[str, object], m
 
 def test_a_discriminator_alone_cannot_be_measured() -> None:
     task = begun(recipe("replaced"))
-    with pytest.raises(QkvError, match="its generator, which is not kept"):
+    with pytest.raises(QkvError, match="its generator, which is not stored"):
         task.evaluate(task.kept(task.network()))
 
 
