@@ -174,7 +174,7 @@ def test_missing(tmp_path):
 
 def test_missing_shard(tmp_path):
     (sharded(tmp_path) / "model-2.safetensors").unlink()
-    refused(tmp_path, "lacks model-2.safetensors", "fetch")
+    refused(tmp_path, "lacks model-2.safetensors", "download")
 
 
 def test_a_shard_without_its_tensor(tmp_path):
@@ -264,7 +264,7 @@ def test_cut_anywhere_is_refused(tmp_path):
     ],
 )
 def test_headers_that_lie(tmp_path, header, words):
-    refused(with_header(tmp_path / "model.safetensors", header, bytes(8)), words, "fetch")
+    refused(with_header(tmp_path / "model.safetensors", header, bytes(8)), words, "download")
 
 
 def test_a_header_longer_than_the_file(tmp_path):
