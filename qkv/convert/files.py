@@ -92,7 +92,7 @@ def weight_files(path: Path) -> dict[Path, set[str]]:
     if pickled:
         raise FileError(f"{path} holds {', '.join(pickled)} and no model.safetensors; {NO_PICKLE}")
     advice = (
-        f"found {', '.join(other)}: rename it or give the file itself" if other else "fetch them or correct the path"
+        f"found {', '.join(other)}: rename it or give the file itself" if other else "download them or correct the path"
     )
     raise FileError(f"no weights in {path}: looked for model.safetensors and model.safetensors.index.json; {advice}")
 
@@ -109,7 +109,7 @@ def _shards(index: Path) -> dict[Path, set[str]]:
         shards.setdefault(index.parent / name, set()).add(tensor)
     missing = sorted(file.name for file in shards if not file.is_file())
     if missing:
-        raise FileError(f"{index.parent} lacks {some(missing)}, listed in {index.name}; fetch the missing shards")
+        raise FileError(f"{index.parent} lacks {some(missing)}, listed in {index.name}; download the missing shards")
     return dict(sorted(shards.items()))
 
 
@@ -140,7 +140,7 @@ def _check_start(path: Path, start: bytes, length: int, size: int) -> None:
     if start.startswith(b"version https://git-lfs"):
         problem = "is a git-lfs pointer, not the file itself: run `git lfs pull` in its repository"
     elif start.lstrip().lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-        problem = "is a web page, not weights: the download went wrong (is a login needed?); fetch the file itself"
+        problem = "is a web page, not weights: the download went wrong (is a login needed?); download the file itself"
     elif start.startswith(b"PK\x03\x04"):
         problem = f"is a zip archive, not safetensors: unpack it; if it is a PyTorch checkpoint, {NO_PICKLE}"
     elif start.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
@@ -243,7 +243,7 @@ def read_bytes(path: str | Path, most: int) -> bytes:
         with open(path, "rb") as file:
             return file.read(most)
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}; correct the path or fetch the file") from None
+        raise FileError(f"cannot read {path}: {error.strerror}; correct the path or download the file") from None
 
 
 def read_text(path: str | Path, max_bytes: int = MAX_JSON) -> str:
@@ -255,7 +255,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_JSON) -> str:
             raise FileError(f"{path} is {size}; is it the right file?")
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise FileError(f"cannot read {path}: {error.strerror}; correct the path or fetch the file") from None
+        raise FileError(f"cannot read {path}: {error.strerror}; correct the path or download the file") from None
     except UnicodeDecodeError:
         raise FileError(f"{path} is not UTF-8 text; is it the right file?") from None
 

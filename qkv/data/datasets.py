@@ -32,7 +32,7 @@ def dataset(name: str, source: str, target: str, split: str, path: str | Path | 
     """Pairs (source, target) of a named data set: its `split` train, valid, test, or one that only this data set has."""
     local = None if path is None else Path(path)
     if local is not None and not local.exists():
-        raise FileError(f"{local} does not exist; correct the path, or leave it out to fetch {name}")
+        raise FileError(f"{local} does not exist; correct the path, or leave it out to download {name}")
     kind, _, rest = name.partition("/")
     if kind == "multi30k" and not rest:
         return multi30k(source, target, split, local)

@@ -104,7 +104,7 @@ def download(url: str, file: IO[bytes], most: int) -> None:
         with build_opener(*handlers).open(Request(url, headers={"User-Agent": "qkv"}), timeout=TIMEOUT) as answer:
             total = int(answer.headers.get("Content-Length") or 0)
             if total > most:
-                raise FileError(f"{url} has {total:,} bytes, more than the {most:,} it may have; fetch it yourself")
+                raise FileError(f"{url} has {total:,} bytes, more than the {most:,} it may have; download it yourself")
             done = copy(answer, file, most, url, total)
     except HTTPError as error:
         raise FileError(f"{url} cannot be fetched: {error.code} {error.reason}; {advice}") from None
@@ -125,7 +125,7 @@ def copy(answer: Any, file: IO[bytes], most: int, url: str, total: int) -> int:
         while piece := answer.read(CHUNK):
             done += len(piece)
             if done > most:
-                raise FileError(f"{url} goes on beyond the {most:,} bytes it may have; fetch it yourself")
+                raise FileError(f"{url} goes on beyond the {most:,} bytes it may have; download it yourself")
             file.write(piece)
             bar.update(task, completed=done)
     return done
@@ -138,7 +138,7 @@ def check(path: Path, url: str, most: int, sha256: str | None, md5: str | None) 
     """Compare with what is known of the file at `url`."""
     if md5 is not None and (found := digest(path, "md5")) != md5:
         raise FileError(
-            f"{url} is not the file it was: its MD5 is {found}, not {md5}; fetch it yourself and give its path"
+            f"{url} is not the file it was: its MD5 is {found}, not {md5}; download it yourself and give its path"
         )
     if sha256 is None:
         return
@@ -148,7 +148,7 @@ def check(path: Path, url: str, most: int, sha256: str | None, md5: str | None) 
         raise FileError(f"{url} is damaged ({error}); try again later") from None
     if found != sha256:
         raise FileError(
-            f"{url} is not the file it was: the SHA-256 of its text is {found}, not {sha256}; fetch it yourself and give its path"
+            f"{url} is not the file it was: the SHA-256 of its text is {found}, not {sha256}; download it yourself and give its path"
         )
 
 
