@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from conftest import Run
+from conftest import Run, needs_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,6 +213,7 @@ def test_as_hugging_face_answers(tmp_path: Path) -> None:
         assert found.score == pytest.approx(float(p), abs=1e-5)
 
 
+@needs_compiler  # bits in any batch are the kernels'
 def test_several_questions_about_one_text() -> None:
     r = reader()
     model = qkv.Model(r.config, r.network, TOKENIZERS["wordpiece"], "cpu")

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from conftest import needs_compiler
 
 pytest.importorskip("fastapi")
 from served import TEXTS, all_models, language_model, model, served
@@ -287,6 +288,7 @@ def test_a_failure_in_a_batch_fails_only_the_texts_in_it() -> None:
         assert 'qkv_failures_total{model="lm"} 1.0' in client.get("/metrics").text
 
 
+@needs_compiler
 def test_calls_that_wait_are_answered_together_and_a_bad_one_alone(client: TestClient) -> None:
     tagger = next(one for one in client.service.models if one.name == "tags")  # type: ignore[attr-defined]
     sizes, tag = [], tagger.model.tag

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import needs_compiler
 
 pytest.importorskip("fastapi")
 from served import all_models, language_model, model, served
@@ -111,6 +112,7 @@ CROSSED_IN_SERVE = {"/translate": (12, 55), "/api/generate": (14, 63)}
 """The most files and functions that a request may cross, decoding included (with a small reserve) and in serve/ alone."""
 
 
+@needs_compiler  # without the kernels, the stack is computed layer by layer
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_request_crosses_few_functions(path: str) -> None:
     found = crossed(lambda: send(path, 1), lambda: send(path, 6), 5)
