@@ -23,12 +23,14 @@ from qkv.text.wording import format_duration
 Results = Mapping[str, Mapping[str, Any]]
 
 
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
 ROW = re.compile(r"^\| (C\d+(?:-full)?) \|.*\|$", re.M)
 
 
 def claims_table(results: Results, page: str = "") -> str:
     """Return the section of docs/results.md: one row per claim and version; those that are not in `results` are taken from `page`."""
-    dates = sorted({found["date"][:10] for found in results.values()})
+    before = DATE.findall(page.partition("`")[0])  # rows that stay are of these days
+    dates = sorted({*before, *(found["date"][:10] for found in results.values())})
     days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     lines = [
         "## Claims of the lectures",

@@ -47,33 +47,33 @@ def map_memory(size: int, huge: bool = False) -> mmap.mmap:
     return found
 
 
-class KeptBlocks:
-    """Large blocks of memory that are given out again when they are free, as keep_freed_memory has it for smaller ones.
+class BlockPool:
+    """A pool of large blocks of memory: freed ones are kept and reused, as keep_freed_memory has it for smaller ones.
 
     Pages that are new are zeroed by the system at their first touch, and a virtual machine may have to ask its host for them: of a
     prompt of 128 tokens in GPT-2 small, half of the time was spent there after a pause of some seconds.
     """
 
     LIMIT = 2**29
-    """Bytes of free blocks that are kept."""
+    """Bytes of free blocks that the pool keeps."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a block may come back in the middle of a request: the collector runs anywhere
+        self.lock = threading.RLock()  # the garbage collector may release a block in the middle of an allocation
         self.free: list[mmap.mmap] = []
         """Oldest first."""
 
-    def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """Return `size` bytes of any content. They come back when nothing refers to the array any more."""
+    def allocate(self, size: int) -> ctypes.Array[ctypes.c_char]:
+        """Return `size` uninitialised bytes; they are released to the pool when the array is freed."""
         with self.lock:
             fitting = [block for block in self.free if size <= len(block) <= 2 * size]
             block = min(fitting, key=len, default=None)
             self.free = [other for other in self.free if other is not block]  # a collection may have removed it already
         block = map_memory(size, huge=True) if block is None else block
         array = (ctypes.c_char * size).from_buffer(block)
-        weakref.finalize(array, self.take_back, block).atexit = False
+        weakref.finalize(array, self.release, block).atexit = False
         return array
 
-    def take_back(self, block: mmap.mmap) -> None:
+    def release(self, block: mmap.mmap) -> None:
         if len(block) > self.LIMIT:
             return
         with self.lock:
@@ -82,4 +82,4 @@ class KeptBlocks:
                 self.free.pop(0)
 
 
-KEPT_BLOCKS = KeptBlocks()
+BLOCK_POOL = BlockPool()

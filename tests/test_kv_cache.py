@@ -12,7 +12,7 @@ from qkv.engine.kv_cache import BLOCK, MAPPED, KVCache
 from qkv.engine.pack import pack
 from qkv.generate.continuous_batching import ContinuousBatch, make_batch
 from qkv.generate.sequence import Sampler
-from qkv.memory import KeptBlocks, keep_freed_memory
+from qkv.memory import BlockPool, keep_freed_memory
 from qkv.models.build import build
 from qkv.presets import tiny
 
@@ -83,7 +83,7 @@ def buffer_of(size: int) -> torch.Tensor:
 @torch.no_grad()
 def test_a_large_buffer_goes_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the allocator keeps, and as soon as no view of it is left."""
-    monkeypatch.setattr(KeptBlocks, "LIMIT", 32 * MAPPED)
+    monkeypatch.setattr(BlockPool, "LIMIT", 32 * MAPPED)
     keep_freed_memory()
     vectors = buffer_of(64 * MAPPED)
     vectors.fill_(1.0)
@@ -107,11 +107,11 @@ def test_the_memory_of_a_buffer_is_given_out_again() -> None:
 
 
 def test_kept_memory_has_a_limit() -> None:
-    blocks = KeptBlocks()
-    arrays = [blocks.lend(blocks.LIMIT // 4 + at) for at in range(6)]
+    blocks = BlockPool()
+    arrays = [blocks.allocate(blocks.LIMIT // 4 + at) for at in range(6)]
     del arrays
     assert 0 < sum(map(len, blocks.free)) <= blocks.LIMIT
-    assert len(blocks.lend(blocks.LIMIT // 4)) == blocks.LIMIT // 4 and len(blocks.free) == 2
+    assert len(blocks.allocate(blocks.LIMIT // 4)) == blocks.LIMIT // 4 and len(blocks.free) == 2
     before = list(blocks.free)
-    blocks.lend(2 * blocks.LIMIT)
+    blocks.allocate(2 * blocks.LIMIT)
     assert blocks.free == before

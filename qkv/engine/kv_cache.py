@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.memory import KEPT_BLOCKS
+from qkv.memory import BLOCK_POOL
 
 BLOCK = 16
 """Room for tokens is a multiple of this; a buffer has a quarter more than it needs at first, and a full one is copied into a larger."""
 SPARE = 2**25
 """Bytes up to which it has room for twice the tokens: a copy, in pages that are new, costs as much as several steps."""
 MAPPED = 2**20
-"""Bytes from which a buffer gets memory pages of its own (see KeptBlocks)."""
+"""Bytes from which a buffer gets memory pages of its own (see BlockPool)."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ class KVCache:
         size = shape.numel() * old.element_size()
         if old.device.type != "cpu" or size < MAPPED:
             return old.new_empty(shape)
-        return torch.frombuffer(KEPT_BLOCKS.lend(size), dtype=old.dtype).view(shape)
+        return torch.frombuffer(BLOCK_POOL.allocate(size), dtype=old.dtype).view(shape)
 
     def dense(self) -> Tensor:
         """Return keys and values with every row in order, (layers, R, H_kv, length, 2, D); a view where they already are."""

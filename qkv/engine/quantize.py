@@ -82,7 +82,7 @@ def place_integers(network: nn.Module) -> None:
 
 
 def place_buffers(network: nn.Module, name: str) -> None:
-    """Do so with the buffers of this name of all quantised layers."""
+    """Move the buffers called `name` of all quantised layers."""
     placed: dict[int, Tensor] = {}  # by their address before: an embedding and a vocabulary may share them
     for module in network.modules():
         layers = joined_layers(module) if type(module) in (Attention, FeedForward) else []
